@@ -1,0 +1,92 @@
+"""One class per failure a user can cause. Each message is one line that says what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TilewrightError(Exception):
+    """A mistake the user can mend. The command line prints the message alone and exits with 2."""
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+
+
+class UnknownOp(TilewrightError):
+    def __init__(self, name: str, known: Iterable[str]):
+        super().__init__(f"no operation named '{name}'; {_nearest(name, known)}")
+
+
+class UnknownKernel(TilewrightError):
+    def __init__(self, op: str, name: str, known: Iterable[str]):
+        super().__init__(f"{op} has no kernel named '{name}'; {_nearest(name, known)}")
+
+
+class UnknownGPU(TilewrightError):
+    def __init__(self, name: str, known: Iterable[str]):
+        super().__init__(f"no datasheet for a GPU named '{name}'; {_nearest(name, known)}")
+
+
+class UnknownDtype(TilewrightError):
+    def __init__(self, name: str, known: Iterable[str]):
+        super().__init__(f"'{name}' is not a dtype of this operation; {_nearest(name, known)}")
+
+
+class BadCase(TilewrightError):
+    def __init__(self, text: str, why: str, example: str):
+        super().__init__(f"cannot read the case '{text}': {why}; write it like --case {example}")
+
+
+class FileMissing(TilewrightError):
+    def __init__(self, path: object):
+        super().__init__(f"no file at '{path}'; give the path of a Python file that holds the kernel")
+
+
+class FileBroken(TilewrightError):
+    def __init__(self, path: object, line: int | None, why: str):
+        where = f"{path}, line {line}" if line else str(path)
+        super().__init__(f"{where}: {why}; mend the file and run the command again")
+
+
+class NoFunction(TilewrightError):
+    def __init__(self, path: object, op: str):
+        super().__init__(
+            f"{path} holds no kernel for {op}: define a function named '{op}', "
+            f'or mark one with @tilewright.kernel("{op}")'
+        )
+
+
+class WrongArguments(TilewrightError):
+    def __init__(self, path: object, op: str, why: str, expected: str):
+        super().__init__(f"{path}: {op} cannot be called: {why}; it is called as {op}({expected})")
+
+
+class FileUnusable(TilewrightError):
+    """What a worker process found wrong with a user's file, in its words."""
+
+
+class CannotWrite(TilewrightError):
+    def __init__(self, path: object, why: str):
+        super().__init__(f"cannot write '{path}': {why}; name a file you may write to")
+
+
+class CorruptRecords(TilewrightError):
+    def __init__(self, path: object, lines: list[int]):
+        numbers = ", ".join(map(str, lines))
+        super().__init__(
+            f"{path}: line {numbers} is not a record; the other lines were read, mend or delete the bad one"
+        )
+
+
+class NoGPU(TilewrightError):
+    def __init__(self, what: str):
+        super().__init__(f"{what} needs a GPU and this machine has none; run it where torch.cuda.is_available()")
+
+
+class MissingPackage(TilewrightError):
+    def __init__(self, what: str, package: str):
+        super().__init__(f"{what} needs the package '{package}'; install it with: pip install {package}")

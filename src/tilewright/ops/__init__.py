@@ -1,0 +1,1 @@
+"""One operation a file, told whole: mathematics, cost, cases, kernels, gradients, and the function users call."""

@@ -1,0 +1,31 @@
+"""When a call may leave torch's own path for ours."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd import forward_ad
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+INTERPRETED = bool(triton.knobs.runtime.interpret)  # Triton reads it once too, when it decorates
+
+
+def runs_here(*tensors: Tensor) -> bool:
+    """Whether our kernels can take these tensors as torch would: floats of one dtype on one GPU (or interpreted).
+
+    What only torch can do goes to torch: autocast's casts, forward-mode and functional transforms, tensor subclasses.
+    """
+    first = tensors[0]
+    return (
+        (first.is_cuda or (INTERPRETED and first.device.type == "cpu"))
+        and first.dtype in FLOATS
+        and all(_plain(t) and t.dtype == first.dtype and t.device == first.device for t in tensors)
+        and not torch.is_autocast_enabled(first.device.type)
+        and not torch._C._are_functorch_transforms_active()
+        and forward_ad._current_level < 0
+    )
+
+
+def _plain(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter

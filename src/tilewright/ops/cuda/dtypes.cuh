@@ -1,0 +1,45 @@
+// The three dtypes as C++ types, in bits of our own: NVRTC then needs no headers from a CUDA toolkit.
+#pragma once
+
+#define INFINITY __int_as_float(0x7f800000)
+
+struct half {
+    unsigned short bits;
+};
+
+struct bfloat16 {
+    unsigned short bits;
+};
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+
+__device__ __forceinline__ float to_float(half x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+
+__device__ __forceinline__ float to_float(bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
+
+template <typename T> __device__ __forceinline__ T from_float(float x);
+
+template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
+
+template <> __device__ __forceinline__ half from_float<half>(float x) {
+    half y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+template <> __device__ __forceinline__ bfloat16 from_float<bfloat16>(float x) {
+    bfloat16 y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y.bits) : "f"(x));
+    return y;
+}
+
+// VECTOR elements fill one 16-byte access.
+template <typename T> constexpr int VECTOR = 16 / sizeof(T);
+
+template <typename T> struct alignas(16) Pack {
+    T at[VECTOR<T>];
+};

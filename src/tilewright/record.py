@@ -1,0 +1,92 @@
+"""Records: versioned JSON lines with their provenance, appended safely and read whatever state a file is in."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from tilewright import source
+from tilewright.errors import CannotWrite
+
+SCHEMA = 1
+REQUIRED = ("schema", "kind", "op", "kernel", "date", "source")
+
+
+def stamp(kind: str, op: str, kernel: str, source_hash: str, **content: Any) -> dict[str, Any]:
+    """A record of the given kind, dated now."""
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return {"schema": SCHEMA, "kind": kind, "op": op, "kernel": kernel, "date": date, "source": source_hash, **content}
+
+
+def append(path: Path, records: list[dict[str, Any]]) -> None:
+    """Append under a lock, so that writers at once lose nothing, and on a line of its own after a torn write."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
+            file.write("".join(json.dumps(record) + "\n" for record in records).encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise CannotWrite(path, error.strerror or str(error)) from None
+
+
+def require_writable(path: Path) -> None:
+    """Raise before work begins rather than lose its result at the end."""
+    append(path, [])
+
+
+@dataclass
+class Read:
+    """The records of one file. `torn` lines were cut off by a killed writer; `corrupt` lines are something else."""
+
+    path: Path
+    records: list[dict[str, Any]] = field(default_factory=list)
+    torn: list[int] = field(default_factory=list)
+    corrupt: list[int] = field(default_factory=list)
+
+
+def read(path: Path) -> Read:
+    """Every record in a file; lines that are none are told apart, never hidden."""
+    result = Read(path)
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            cut_short = line.startswith("{") and not line.rstrip().endswith("}")
+            (result.torn if cut_short else result.corrupt).append(number)
+            continue
+        if isinstance(record, dict) and all(key in record for key in REQUIRED) and record["schema"] <= SCHEMA:
+            result.records.append(record)
+        else:
+            result.corrupt.append(number)
+    return result
+
+
+def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The newest record of each op, kernel, case, dtype and direction, in the order of first appearance."""
+    newest: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for record in records:
+        key = (record["op"], record["kernel"], str(record.get("case")), record.get("dtype"), record.get("direction"))
+        if key not in newest or record["date"] >= newest[key]["date"]:
+            newest[key] = record
+    yield from newest.values()
+
+
+def is_stale(record: dict[str, Any]) -> bool:
+    """Whether the kernel's source has changed since; a kernel that is not the project's own never is."""
+    if record["op"] not in source.op_files() or record.get("file"):
+        return False
+    return source.kernel_hash(record["op"], record["kernel"]) != record["source"]

@@ -1,0 +1,84 @@
+"""Finds operations in `ops/` and kernels in users' files."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tilewright import source
+from tilewright.errors import FileBroken, FileMissing, NoFunction, UnknownKernel, UnknownOp, WrongArguments
+from tilewright.spec import Kernel, Op
+
+
+def load(name: str) -> Op:
+    """The Op of that name."""
+    if name not in source.op_files():
+        raise UnknownOp(name, source.op_files())
+    return importlib.import_module(f"tilewright.ops.{name}").op
+
+
+def pick(op: Op, names: list[str]) -> list[Kernel]:
+    """The named kernels, or all of them."""
+    for name in names:
+        if name not in op.kernels:
+            raise UnknownKernel(op.name, name, op.kernels)
+    return [kernel for name, kernel in op.kernels.items() if not names or name in names]
+
+
+def require_python_file(path: Path) -> None:
+    """Raise unless the file is there and parses. Runs nothing of it."""
+    if not path.is_file():
+        raise FileMissing(path)
+    try:
+        ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise FileBroken(path, error.lineno, f"syntax error, {error.msg}") from None
+    except (UnicodeDecodeError, ValueError):
+        raise FileBroken(path, None, "not Python source text") from None
+    except PermissionError:
+        raise FileBroken(path, None, "no permission to read it") from None
+
+
+def load_file(path: Path, op: Op) -> Kernel:
+    """The kernel that a user's file holds for an Op. Runs the file."""
+    require_python_file(path)
+    spec = importlib.util.spec_from_file_location(f"_tilewright_user_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        line = error.__traceback__ and _last_line_in(error.__traceback__, path)
+        raise FileBroken(path, line, f"{type(error).__name__}: {error}") from error
+    fn = _find(module, op)
+    if fn is None:
+        raise NoFunction(path, op.name)
+    _require_callable(fn, path, op)
+    return Kernel(path.name, fn, "python", lambda *_: True, differentiable=False)
+
+
+def _find(module: object, op: Op) -> Callable[..., Any] | None:
+    marked = [fn for fn in vars(module).values() if getattr(fn, "__tilewright_op__", None) == op.name]
+    named = getattr(module, op.name, None)
+    return marked[0] if marked else named if callable(named) else None
+
+
+def _require_callable(fn: Callable[..., Any], path: Path, op: Op) -> None:
+    args = op.make(op.check[0], device="meta")
+    try:
+        inspect.signature(fn).bind(*args)
+    except TypeError as error:
+        raise WrongArguments(path, op.name, str(error), ", ".join(inspect.signature(op.reference).parameters)) from None
+    except ValueError:
+        return  # a builtin without a signature: calling it will tell
+
+
+def _last_line_in(traceback: Any, path: Path) -> int | None:
+    frames = [frame for frame in inspect.getinnerframes(traceback) if Path(frame.filename) == path]
+    return frames[-1].lineno if frames else None

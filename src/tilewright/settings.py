@@ -1,0 +1,36 @@
+"""The only reader of os.environ: a handful of typed knobs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def cache_dir() -> Path:
+    """Where compiled CUDA C++ is kept: TILEWRIGHT_CACHE, else the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("TILEWRIGHT_CACHE") or Path(home) / "tilewright")
+
+
+def results_dir() -> Path:
+    """Where recorded timings lie: TILEWRIGHT_RESULTS, else the checkout's, else the wheel's own."""
+    if named := os.environ.get("TILEWRIGHT_RESULTS"):
+        return Path(named)
+    package = Path(__file__).parent
+    checkout = package.parent.parent / "results"
+    return checkout if checkout.is_dir() else package / "results"
+
+
+def worker_environment(*, simulate: bool) -> Mapping[str, str]:
+    """The environment of a worker process. `simulate` runs Triton and Numba kernels without a GPU.
+
+    Both read their switch when a kernel is decorated, so it must be set before the process imports them.
+    """
+    environment = dict(os.environ)
+    package_root = str(Path(__file__).parent.parent)
+    inherited = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = f"{package_root}{os.pathsep}{inherited}" if inherited else package_root
+    if simulate:
+        environment |= {"TRITON_INTERPRET": "1", "NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1"}
+    return environment

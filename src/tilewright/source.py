@@ -1,0 +1,163 @@
+"""What an op file says, read as text: its summary, its kernels, and a hash of all code that each kernel reaches.
+
+Nothing is imported, so listing operations and marking stale records costs no torch. The hash covers the statement
+that registers a kernel, the reference, and every module-level name and CUDA file they lead to, in this file and its
+`_helpers`. Comments, docstrings and blank lines do not count; bench cases and dispatch rules are not reached.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+OPS = Path(__file__).parent / "ops"
+CUDA = OPS / "cuda"
+
+
+class OpSource:
+    """One op file or helper module."""
+
+    def __init__(self, path: Path):
+        self._text = path.read_text()
+        self._lines = _without_comments(self._text)
+        self._tree = ast.parse(self._text)
+        self.summary = (ast.get_docstring(self._tree) or "").partition("\n")[0]
+        self._definitions: dict[str, list[ast.stmt]] = {}
+        self._imports: dict[str, tuple[Path, str]] = {}
+        self._kernels: dict[str, ast.stmt] = {}
+        for statement in self._tree.body:
+            self._place(statement)
+
+    @property
+    def kernels(self) -> list[str]:
+        """Kernel names in the order a reader meets them; eager and compile stand for the reference."""
+        return ["eager", "compile", *self._kernels] if "reference" in self._definitions else []
+
+    def kernel_hash(self, kernel: str) -> str:
+        """A short hash of the code that this kernel, and the reference it is held against, run."""
+        roots = [*self._definitions["reference"]]
+        if kernel in self._kernels:
+            roots.append(self._kernels[kernel])
+        reached: set[str] = set()
+        seen: set[tuple[int, str]] = set()
+        for root in roots:
+            self._reach(root, reached, seen)
+        return hashlib.sha256("\n".join(sorted(reached)).encode()).hexdigest()[:16]
+
+    def _place(self, statement: ast.stmt) -> None:
+        if name := _registered_kernel(statement):
+            self._kernels[name] = statement
+        elif isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("tilewright.ops."):
+            helper = OPS / f"{(statement.module or '').rpartition('.')[2]}.py"
+            for alias in statement.names:
+                self._imports[alias.asname or alias.name] = (helper, alias.name)
+        else:
+            for name in _names_bound(statement):
+                self._definitions.setdefault(name, []).append(statement)
+
+    def _reach(self, statement: ast.AST, reached: set[str], seen: set[tuple[int, str]]) -> None:
+        reached.add(self._code(statement))
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".cu"):
+                reached.update(_cuda_text(CUDA / node.value))
+            if not isinstance(node, ast.Name) or (id(self), node.id) in seen or node.id == "op":
+                continue
+            seen.add((id(self), node.id))
+            if node.id in self._imports:
+                helper, name = self._imports[node.id]
+                module = read(helper)
+                for definition in module._definitions.get(name, []):
+                    module._reach(definition, reached, seen)
+            for definition in self._definitions.get(node.id, []):
+                self._reach(definition, reached, seen)
+
+    def _code(self, statement: ast.AST) -> str:
+        decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+        first = min([statement.lineno, *(d.lineno for d in decorators)])  # type: ignore[attr-defined]
+        skipped: set[int] = set()
+        for node in ast.walk(statement):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+                docstring = node.body[0]
+                skipped.update(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
+        last = statement.end_lineno  # type: ignore[attr-defined]
+        lines = (self._lines[n - 1] for n in range(first, last + 1) if n not in skipped)
+        return "\n".join(line for line in lines if line)
+
+
+@functools.cache
+def read(path: Path) -> OpSource:
+    return OpSource(path)
+
+
+def op_files() -> dict[str, Path]:
+    """The operations by name: every file of `ops/` that is not a helper."""
+    return {path.stem: path for path in sorted(OPS.glob("*.py")) if not path.stem.startswith("_")}
+
+
+def kernel_hash(op: str, kernel: str) -> str | None:
+    """The hash of a kernel as it stands now; None if it is gone."""
+    path = op_files().get(op)
+    if path is None or kernel not in read(path).kernels:
+        return None
+    return read(path).kernel_hash(kernel)
+
+
+def file_hash(path: Path) -> str:
+    """The hash of a user's file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _registered_kernel(statement: ast.stmt) -> str | None:
+    """'x' for `@op.kernel("x") def …` and for `op.kernel("x")(…)`."""
+    calls: list[ast.AST] = []
+    if isinstance(statement, ast.FunctionDef):
+        calls = [*statement.decorator_list]
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        calls = [statement.value.func]
+    for call in calls:
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "op.kernel":
+            return ast.literal_eval(call.args[0])
+    return None
+
+
+def _names_bound(statement: ast.stmt) -> Iterator[str]:
+    """The names a statement defines or, as `softmax.register_fake(…)` does, adds to."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        yield statement.name
+        for decorator in statement.decorator_list:
+            yield _root_name(decorator)
+    elif isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+    elif isinstance(statement, ast.AnnAssign | ast.Expr):
+        yield _root_name(statement.target if isinstance(statement, ast.AnnAssign) else statement.value)
+
+
+def _root_name(node: ast.AST) -> str:
+    while isinstance(node, ast.Attribute | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _without_comments(text: str) -> list[str]:
+    lines = text.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    return [line.rstrip() for line in lines]
+
+
+def _cuda_text(path: Path) -> Iterator[str]:
+    """A CUDA file and the files it includes from its own folder, without comments and blank lines."""
+    text = path.read_text()
+    for included in re.findall(r'#include "([^"]+)"', text):
+        yield from _cuda_text(path.parent / included)
+    bare = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+    yield "\n".join(line.rstrip() for line in bare.splitlines() if line.strip())

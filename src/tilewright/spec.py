@@ -1,0 +1,173 @@
+"""The nouns every part speaks: Op, Kernel, Case, Cost."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATS = ("float32", "float16", "bfloat16")
+Value = int | bool | str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A point in an Op's space: sizes and modes by name, and a dtype."""
+
+    point: tuple[tuple[str, Value], ...]
+    dtype: str = "float32"
+
+    def __getitem__(self, name: str) -> Value:
+        return dict(self.point)[name]
+
+    def with_dtype(self, dtype: str) -> Case:
+        return replace(self, dtype=dtype)
+
+    def __str__(self) -> str:
+        """The form `--case` takes."""
+        return ",".join(f"{name}={value}" for name, value in self.point)
+
+
+def grid(**axes: Sequence[Value]) -> list[Case]:
+    """Every combination of the axes' values."""
+    return [Case(tuple(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+
+
+def points(**axes: Sequence[Value]) -> list[Case]:
+    """The axes' values taken side by side."""
+    return [Case(tuple(zip(axes, values, strict=True))) for values in zip(*axes.values(), strict=True)]
+
+
+class Draw:
+    """Random inputs for one case; the seed decides every value."""
+
+    def __init__(self, case: Case, device: str, seed: int):
+        self.case = case
+        self.dtype: torch.dtype = getattr(torch, case.dtype)
+        self._device = device
+        self._generator = None if device == "meta" else torch.Generator(device).manual_seed(seed)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.case[name]
+
+    def randn(self, *dims: str | int, scale: float = 1.0) -> Tensor:
+        """Normal values of the given standard deviation; a dimension is a size or its name in the case."""
+        shape = [self.case[dim] if isinstance(dim, str) else dim for dim in dims]
+        values = torch.randn(shape, generator=self._generator, device=self._device, dtype=torch.float32)  # type: ignore[call-overload]
+        return (values if scale == 1.0 else values.mul_(scale)).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The least any kernel must spend on a case: bytes through device memory, and operations by unit.
+
+    Units: `fp32`, `special` (exp, tanh, …) and `tensor.<dtype>` (the matrix unit).
+    """
+
+    read: int
+    written: int
+    flops: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return self.read + self.written
+
+    def seconds(self, rates: Mapping[str, float]) -> dict[str, float]:
+        """The time each unit needs at the given rates (per second); units without a rate are left out."""
+        memory = "read" if self.written * 20 < self.read else "copy"
+        work = {memory: self.bytes, **self.flops}
+        return {unit: amount / rates[unit] for unit, amount in work.items() if rates.get(unit)}
+
+    def floor(self, rates: Mapping[str, float]) -> tuple[str, float]:
+        """The unit that binds and the seconds it needs: no kernel can be faster."""
+        by_unit = self.seconds(rates)
+        if not by_unit:
+            return "unknown", 0.0
+        unit = max(by_unit, key=by_unit.__getitem__)
+        return unit, by_unit[unit]
+
+
+def matrix_unit(dtype: torch.dtype) -> str:
+    """The unit that a matrix product of this dtype runs on under torch's present settings."""
+    if dtype == torch.float32:
+        return "tensor.tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
+    return "tensor." + str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One way to compute an Op."""
+
+    name: str
+    fn: Callable[..., Any]
+    language: str  # torch, triton, cuda, numba: decides where it can run
+    fits: Callable[..., bool]
+    differentiable: bool
+    builds_per_case: bool = False  # compiled anew for each shape, so check samples its cases
+
+
+def _always(*_: object) -> bool:
+    return True
+
+
+@dataclass
+class Op:
+    """An operation as mathematics. `reference` in float64 is the truth, in the case's dtype it sets the error
+    budget, as it is it is the `eager` kernel, and compiled it is the `compile` kernel."""
+
+    name: str
+    reference: Callable[..., Any]
+    cost: Callable[..., Cost]
+    inputs: Callable[[Draw], tuple[Any, ...]]
+    check: Sequence[Case]
+    bench: Sequence[Case]
+    backward_cost: Callable[..., Cost] | None = None  # None: the Op has no gradients
+    dtypes: tuple[str, ...] = FLOATS
+    bench_dtype: str = "bfloat16"
+    kernels: dict[str, Kernel] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.kernel("eager")(self.reference)
+        self.kernel("compile", builds_per_case=True)(_compiled(self.reference))
+
+    def kernel(
+        self,
+        name: str,
+        *,
+        language: str = "torch",
+        fits: Callable[..., bool] = _always,
+        differentiable: bool = True,
+        builds_per_case: bool = False,
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register a way to compute this Op: `fn` takes what `inputs` makes and returns what `reference` returns."""
+
+        def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+            has_gradients = differentiable and self.backward_cost is not None
+            self.kernels[name] = Kernel(name, fn, language, fits, has_gradients, builds_per_case)
+            return fn
+
+        return register
+
+    def make(self, case: Case, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]:
+        """The inputs of a case."""
+        return self.inputs(Draw(case, device, seed))
+
+
+def _compiled(reference: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = functools.cache(lambda: torch.compile(reference, fullgraph=True, dynamic=False))
+    return lambda *args: compiled()(*args)
+
+
+def kernel(op: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Mark a function of your own as a kernel of an Op, whatever its name: `@tilewright.kernel("softmax")`."""
+
+    def mark(fn: Callable[..., Any]) -> Callable[..., Any]:
+        fn.__tilewright_op__ = op  # type: ignore[attr-defined]
+        return fn
+
+    return mark

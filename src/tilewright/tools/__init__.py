@@ -1,0 +1,1 @@
+"""One folder a tool. Tools know Ops by what `spec` says of them, never by name."""

@@ -1,0 +1,214 @@
+"""Is a kernel right? A Verdict for each, on the evidence of every case."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright import registry
+from tilewright.errors import FileUnusable
+from tilewright.spec import Case, Kernel, Op
+from tilewright.tools.check.budget import Expected, Mismatch, compare, expect
+from tilewright.worker import KernelFailed, Worker, run_with_gradients
+
+# Without a GPU a case larger than this would take minutes; its elements, all inputs together.
+SIMULATED_ELEMENTS = {"triton": 2**21, "numba": 1100, "python": 2**21}
+SAMPLED_CASES = 2  # of a kernel that is built anew for each case
+NOT_RIGHT = ("wrong", "crashed", "timeout")
+
+Run = Callable[[tuple[Any, ...], Tensor | None], tuple[list[Tensor], list[Tensor]]]
+
+
+@dataclass
+class CaseVerdict:
+    case: str
+    dtype: str
+    verdict: str  # right, wrong, crashed, timeout, unsupported
+    max_error: float = 0.0
+    budget: float = 0.0
+    reason: str = ""
+
+
+@dataclass
+class Verdict:
+    op: str
+    kernel: str
+    verdict: str
+    reason: str = ""
+    labels: list[str] = field(default_factory=list)
+    cases: list[CaseVerdict] = field(default_factory=list)
+    seed: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check(
+    op: Op,
+    kernels: Sequence[Kernel] = (),
+    files: Sequence[Path] = (),
+    *,
+    device: str,
+    cases: Sequence[Case] | None = None,
+    dtypes: Sequence[str] | None = None,
+    seed: int | None = None,
+    on_case: Callable[[], None] = lambda: None,
+) -> Iterator[Verdict]:
+    """A Verdict for each kernel and each user's file, as it is reached. `on_case` is called after every case."""
+    seed = secrets.randbits(32) if seed is None else seed
+    questions = [case.with_dtype(dtype) for dtype in dtypes or op.dtypes for case in cases or op.check]
+    answers = _Answers(op, device, seed)
+    with contextlib.ExitStack() as stack:
+        shared = stack.enter_context(Worker(device=device))
+        for kernel in kernels:
+            if device == "cpu" and (reason := _gpu_only(kernel)):
+                yield Verdict(op.name, kernel.name, "unsupported", reason)
+                continue
+            in_process = device == "cuda" or kernel.language == "torch"
+            if not in_process:
+                shared.load(op.name, kernel=kernel.name)
+            run = _in_process(kernel) if in_process else shared.call
+            yield _judge(op, kernel, run, questions, answers, device, on_case)
+        for path in files:
+            registry.require_python_file(path)
+            own = stack.enter_context(Worker(device=device))
+            user = Kernel(path.name, own.call, "python", lambda *_: True, differentiable=op.backward_cost is not None)
+            try:
+                own.load(op.name, file=path)
+            except KernelFailed as failure:
+                if failure.kind == "usage":
+                    raise FileUnusable(str(failure)) from None
+                yield Verdict(op.name, path.name, failure.kind, f"while loading the file: {failure}")
+                continue
+            yield _judge(op, user, own.call, questions, answers, device, on_case)
+
+
+def case_count(op: Op, kernels: Sequence[Kernel], files: Sequence[Path], cases: Any, dtypes: Any) -> int:
+    """How many times `on_case` will be called at most."""
+    return (len(kernels) + len(files)) * len(cases or op.check) * len(dtypes or op.dtypes)
+
+
+class _Answers:
+    """Inputs and expected results by case, made once for all kernels."""
+
+    def __init__(self, op: Op, device: str, seed: int):
+        self._op, self._device, self.seed = op, device, seed
+        self._names = list(inspect.signature(op.reference).parameters)
+        self._known: dict[tuple[Case, bool], tuple[tuple[Any, ...], Tensor | None, list[Expected]]] = {}
+
+    def __call__(self, case: Case, with_gradients: bool) -> tuple[tuple[Any, ...], Tensor | None, list[Expected]]:
+        key = (case, with_gradients)
+        if key not in self._known:
+            args = self._op.make(case, self._device, self.seed)
+            grad = None
+            if with_gradients:
+                shape = self._op.reference(*args).shape
+                generator = torch.Generator(self._device).manual_seed(self.seed + 1)
+                grad = torch.randn(shape, generator=generator, device=self._device).to(getattr(torch, case.dtype))
+            leaves = [n for n, a in zip(self._names, args, strict=False) if _is_float(a)]
+            self._known[key] = (args, grad, expect(self._op.reference, args, grad, leaves))
+        return self._known[key]
+
+
+def _judge(
+    op: Op,
+    kernel: Kernel,
+    run: Run,
+    questions: list[Case],
+    answers: _Answers,
+    device: str,
+    on_case: Callable[[], None],
+) -> Verdict:
+    verdict = Verdict(op.name, kernel.name, "right", seed=answers.seed)
+    todo = questions
+    if kernel.builds_per_case and len(questions) > SAMPLED_CASES:
+        todo = [questions[0], questions[-1]][:SAMPLED_CASES]
+        verdict.labels.append(f"{len(todo)} of {len(questions)} cases, since each is compiled anew")
+    for case in todo:
+        result = _judge_case(op, kernel, run, case, answers, device, verdict)
+        verdict.cases.append(result)
+        on_case()
+        if result.verdict in ("crashed", "timeout"):  # the rest would end the same way, only later
+            break
+    bad = [case for case in verdict.cases if case.verdict in NOT_RIGHT]
+    skipped = {case.reason for case in verdict.cases if case.verdict == "unsupported"}
+    if bad:
+        verdict.verdict = bad[0].verdict
+        verdict.reason = f"{bad[0].case} {bad[0].dtype}: {bad[0].reason}"
+    elif all(case.verdict == "unsupported" for case in verdict.cases):
+        verdict.verdict, verdict.reason = "unsupported", "; ".join(sorted(skipped))
+    else:
+        verdict.labels += sorted(skipped)
+    return verdict
+
+
+def _judge_case(
+    op: Op, kernel: Kernel, run: Run, case: Case, answers: _Answers, device: str, verdict: Verdict
+) -> CaseVerdict:
+    if reason := _cannot_simulate(op, kernel, case) if device == "cpu" else None:
+        return CaseVerdict(str(case), case.dtype, "unsupported", reason=reason)
+    args, grad, expected = answers(case, kernel.differentiable)
+    if not kernel.fits(*args):
+        return CaseVerdict(str(case), case.dtype, "unsupported", reason="does not fit some cases")
+    try:
+        outputs, gradients = run(args, grad)
+    except KernelFailed as failure:
+        return CaseVerdict(str(case), case.dtype, failure.kind, reason=str(failure))
+    got = [*outputs, *gradients]
+    if kernel.differentiable and not gradients and kernel.language == "python":
+        if "forward only" not in verdict.labels:
+            verdict.labels.append("forward only")
+        expected = expected[: len(outputs)]
+    if len(got) != len(expected):
+        reason = f"returned {len(got)} results, expected {len(expected)} ({', '.join(e.what for e in expected)})"
+        return CaseVerdict(str(case), case.dtype, "wrong", reason=reason)
+    worst = CaseVerdict(str(case), case.dtype, "right")
+    for tensor, wanted in zip(got, expected, strict=True):
+        found = compare(tensor, wanted)
+        if isinstance(found, Mismatch):
+            return CaseVerdict(str(case), case.dtype, "wrong", reason=found.reason)
+        if found.error * worst.budget >= worst.max_error * found.budget:
+            worst.max_error, worst.budget = found.error, found.budget
+    return worst
+
+
+def _gpu_only(kernel: Kernel) -> str | None:
+    if kernel.language == "cuda":
+        return "CUDA code needs a GPU"
+    if kernel.builds_per_case:
+        return "needs a GPU: compiled for a CPU it would be another program"
+    return None
+
+
+def _cannot_simulate(op: Op, kernel: Kernel, case: Case) -> str | None:
+    """Why this case cannot be checked without a GPU, if it cannot."""
+    if kernel.language == "torch":
+        return None
+    if case.dtype == "bfloat16":
+        return "bfloat16 needs a GPU: Triton's interpreter computes it wrongly"
+    elements = sum(a.numel() for a in op.make(case, device="meta") if isinstance(a, Tensor))
+    limit = SIMULATED_ELEMENTS[kernel.language]
+    return f"more than {limit} elements need a GPU" if elements > limit else None
+
+
+def _in_process(kernel: Kernel) -> Run:
+    def run(args: tuple[Any, ...], grad: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
+        try:
+            return run_with_gradients(kernel.fn, args, grad if kernel.differentiable else None)
+        except Exception as error:
+            text = str(error).strip().partition("\n")[0]
+            raise KernelFailed("crashed", f"{type(error).__name__}: {text}") from error
+
+    return run
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

@@ -1,0 +1,140 @@
+"""How far from the truth a kernel may be: derived from the case, not chosen.
+
+The truth is the reference in float64. Two things set the scale of an honest error: what plain PyTorch gets wrong
+beyond rounding its result, in the same dtype on the same inputs, and how much the truth itself moves when every input
+moves by one fp32 rounding. Both are pooled over elements of like size within their rows, so that a small element is
+never forgiven an error that only a large one may make. An element may differ by one rounding of the output dtype plus
+SLACK times that scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.worker import run_with_gradients
+
+SLACK = 8.0  # another order of summation is honest; another precision is a thousand times worse
+OCTAVES = 64
+POOL = 64  # elements that make the largest error among them a fair estimate
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The truth of one result and how far from it each element may be."""
+
+    what: str
+    truth: Tensor
+    budget: Tensor
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    reason: str
+
+
+@dataclass(frozen=True)
+class Match:
+    """The element that came nearest to its budget, or passed it by most."""
+
+    error: float
+    budget: float
+
+
+def expect(
+    reference: Callable[..., Any], args: tuple[Any, ...], grad: Tensor | None, leaves: list[str]
+) -> list[Expected]:
+    """What a right kernel returns for these inputs: outputs first, then the gradients of the named leaves."""
+    exact_grad = None if grad is None else grad.double()
+    truth, true_gradients = run_with_gradients(reference, [_double(a) for a in args], exact_grad)
+    moved, moved_gradients = run_with_gradients(reference, [_moved(_double(a)) for a in args], exact_grad)
+    plain, plain_gradients = run_with_gradients(reference, args, grad)
+    names = ["output"] if len(truth) == 1 else [f"output {i}" for i in range(len(truth))]
+    names += [f"gradient of {leaf}" for leaf, _ in zip(leaves, true_gradients, strict=False)]
+    return [
+        Expected(name, t, _budget(t, p, (m - t).abs()), p.dtype)
+        for name, t, m, p in zip(
+            names, truth + true_gradients, moved + moved_gradients, plain + plain_gradients, strict=True
+        )
+    ]
+
+
+def compare(got: Tensor, expected: Expected) -> Match | Mismatch:
+    """Shape, dtype, NaN and infinities first, then every element against its own budget."""
+    truth, what = expected.truth, expected.what
+    if tuple(got.shape) != tuple(truth.shape):
+        return Mismatch(f"{what} has shape {tuple(got.shape)}, expected {tuple(truth.shape)}")
+    if got.dtype != expected.dtype:
+        return Mismatch(f"{what} has dtype {_name(got.dtype)}, expected {_name(expected.dtype)}")
+    if truth.numel() == 0:
+        return Match(0.0, 0.0)
+    got = got.to(truth.device).double()
+    finite = truth.isfinite()
+    same = torch.where(finite, got.isfinite(), (got == truth) | (got.isnan() & truth.isnan()))
+    error = torch.where(finite & same, (got - truth).abs(), 0.0)
+    bad = ~same | (error > expected.budget)
+    if bad.any():
+        first = int(bad.reshape(-1).nonzero()[0])
+        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), truth.shape))
+        flat = [float(t.reshape(-1)[first]) for t in (got, truth, expected.budget)]
+        return Mismatch(
+            f"{what}{list(index)} is {flat[0]:.6g}, expected {flat[1]:.6g} ± {flat[2]:.2g} "
+            f"({int(bad.sum())} of {truth.numel()} elements are off)"
+        )
+    worst = int((error / expected.budget.clamp_min(1e-300)).argmax())
+    return Match(float(error.reshape(-1)[worst]), float(expected.budget.reshape(-1)[worst]))
+
+
+def _double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _moved(value: Any) -> Any:
+    """Every element moved by one rounding of fp32, up or down."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    generator = torch.Generator(value.device).manual_seed(0)
+    sign = torch.randint(0, 2, value.shape, generator=generator, device=value.device, dtype=torch.int8)
+    return value * (1 + (2.0 * sign - 1) * torch.finfo(torch.float32).eps)
+
+
+def _budget(truth: Tensor, plain: Tensor, moved_by: Tensor) -> Tensor:
+    if truth.numel() == 0:
+        return truth.clone()
+    magnitude = truth.nan_to_num(0.0, 0.0, 0.0).abs()
+    rounding = _rounding(magnitude, plain.dtype)
+    beyond = ((plain.double() - truth).abs() - rounding / 2).clamp_min(0)
+    error = torch.maximum(beyond, moved_by).nan_to_num(0.0, 0.0, 0.0)
+    row = magnitude.amax(dim=-1, keepdim=True) if truth.dim() else magnitude
+    row = torch.where(row > 0, row, 1.0)
+    octave = (-torch.log2((magnitude / row).clamp_min(2.0**-OCTAVES))).floor().clamp(0, OCTAVES - 1).long()
+    return rounding + SLACK * row * _pooled(error / row, octave)[octave]
+
+
+def _pooled(error: Tensor, octave: Tensor) -> Tensor:
+    """The largest error for each octave of magnitude, over at least POOL elements of the nearest octaves."""
+    largest = error.new_zeros(OCTAVES).scatter_reduce(0, octave.reshape(-1), error.reshape(-1), "amax").tolist()
+    count = torch.bincount(octave.reshape(-1), minlength=OCTAVES).tolist()
+    pooled = []
+    for centre in range(OCTAVES):
+        reach = 0
+        while sum(count[max(0, centre - reach) : centre + reach + 1]) < min(POOL, octave.numel()):
+            reach += 1
+        pooled.append(max(largest[max(0, centre - reach) : centre + reach + 1]))
+    return error.new_tensor(pooled)
+
+
+def _rounding(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gap between neighbouring values of the dtype at this magnitude."""
+    info = torch.finfo(dtype)
+    exponent = torch.floor(torch.log2(magnitude.clamp_min(info.tiny)))
+    return torch.exp2(exponent) * info.eps
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,247 @@
+"""A kernel in a process of its own: for the interpreter, whose switch is read at import, and for users' files.
+
+The parent sends inputs and receives outputs as JSON and raw bytes over pipes; nothing is unpickled, so nothing the
+child sends can run here. The child's own stdout is turned away from the pipe, and a child that crashes, hangs or
+outgrows its memory costs only itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import resource
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+from tilewright import registry, settings
+from tilewright.errors import TilewrightError
+
+HEADER = struct.Struct("<QQ")  # bytes of JSON, bytes of tensors
+START_SECONDS = 120.0  # importing torch on a cold, loaded machine
+
+
+class KernelFailed(Exception):
+    """The kernel did not return: `kind` is crashed, timeout or usage (the file itself cannot be used)."""
+
+    def __init__(self, kind: str, reason: str):
+        super().__init__(reason)
+        self.kind = kind
+
+
+class Worker:
+    """A child process that runs kernels of one Op on inputs sent to it."""
+
+    def __init__(self, *, device: str, seconds: float = 60.0, memory: int = 8 * 2**30):
+        self.device = device
+        self.seconds = seconds
+        self._memory = memory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._loaded: dict[str, Any] | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def load(self, op: str, *, kernel: str | None = None, file: Path | None = None) -> None:
+        """Choose what `call` runs: a kernel of the project or the one in a user's file."""
+        wanted = {"op": op, "kernel": kernel, "file": str(file.resolve()) if file else None}
+        if self._loaded != wanted or self._process is None:
+            self._loaded = wanted
+            self._load()
+
+    def call(self, args: tuple[Any, ...], grad: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
+        """The kernel's outputs and, if `grad` is given, the gradients of its floating-point tensor inputs."""
+        if self._process is None:  # the one before died: start again
+            self._load()
+        plain, tensors = _split([*args, grad])
+        reply, outputs = self._exchange({"do": "call", "args": plain}, tensors, self.seconds)
+        return outputs[: reply["outputs"]], outputs[reply["outputs"] :]
+
+    def _load(self) -> None:
+        if self._process is None:
+            self._process = self._start()
+            self._exchange({"do": "wake"}, [], START_SECONDS)  # so that the limit below is the file's own
+        self._exchange({"do": "load", **(self._loaded or {})}, [], self.seconds)
+
+    def close(self) -> None:
+        self._kill()
+        self._log.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tilewright.worker", self.device, str(self._memory)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env=settings.worker_environment(simulate=self.device == "cpu"),
+            start_new_session=True,
+        )
+
+    def _exchange(self, message: dict[str, Any], tensors: list[Tensor], seconds: float) -> tuple[Any, list[Tensor]]:
+        assert self._process is not None
+        deadline = time.monotonic() + seconds
+        try:
+            stdin, stdout = self._process.stdin, self._process.stdout
+            assert stdin is not None
+            assert stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # a dead child is told by its silence below
+                _send(stdin, message, tensors)
+            reply, outputs = _receive(stdout, deadline)
+        except TimeoutError:
+            self._kill()
+            raise KernelFailed("timeout", f"no answer within {seconds:.0f} s") from None
+        except (EOFError, ValueError, KeyError, TypeError, RuntimeError):
+            raise KernelFailed("crashed", self._obituary()) from None
+        if "error" in reply:
+            raise KernelFailed(reply["kind"], reply["error"])
+        return reply, outputs
+
+    def _obituary(self) -> str:
+        """Why the child died, in one line."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=2)
+        code = self._process.returncode
+        self._kill()
+        if code is not None and code < 0:
+            return f"the process was killed by {signal.Signals(-code).name}"
+        self._log.seek(0)
+        lines = self._log.read()[-4000:].decode(errors="replace").strip().splitlines()
+        return f"the process ended with code {code}" + (f": {lines[-1]}" if lines else "")
+
+    def _kill(self) -> None:
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close() if pipe else None
+        self._process = None
+
+
+def _split(values: list[Any]) -> tuple[list[Any], list[Tensor]]:
+    """Tensors apart from what JSON can carry."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return [{"tensor": None} if isinstance(value, Tensor) else value for value in values], tensors
+
+
+def _send(pipe: IO[bytes], message: dict[str, Any], tensors: list[Tensor]) -> None:
+    blobs, described = [], []
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        blobs.append(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        described.append({"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)})
+    header = json.dumps({"message": message, "tensors": described}).encode()
+    pipe.write(HEADER.pack(len(header), sum(map(len, blobs))) + header)
+    for blob in blobs:
+        pipe.write(blob)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes], deadline: float | None) -> tuple[Any, list[Tensor]]:
+    header_bytes, tensor_bytes = HEADER.unpack(_read(pipe, HEADER.size, deadline))
+    header = json.loads(_read(pipe, header_bytes, deadline))
+    body = memoryview(_read(pipe, tensor_bytes, deadline))
+    tensors, offset = [], 0
+    for described in header["tensors"]:
+        dtype = getattr(torch, described["dtype"])
+        size = math.prod(described["shape"]) * dtype.itemsize
+        raw = torch.frombuffer(body[offset : offset + size], dtype=torch.uint8) if size else torch.empty(0, dtype=dtype)
+        tensors.append(raw.view(dtype).reshape(described["shape"]))
+        offset += size
+    return header["message"], tensors
+
+
+def _read(pipe: IO[bytes], size: int, deadline: float | None) -> bytearray:
+    data = bytearray()
+    while len(data) < size:
+        if deadline is not None and not select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise TimeoutError
+        chunk = os.read(pipe.fileno(), min(size - len(data), 1 << 20))
+        if not chunk:
+            raise EOFError
+        data += chunk
+    return data
+
+
+def _serve(device: str, memory: int) -> None:
+    """The child's life: load and call until the parent closes the pipe."""
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a kernel that prints must not speak on the pipe
+    if device == "cpu":
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    kernel = None
+    while True:
+        try:
+            message, tensors = _receive(requests, None)
+        except EOFError:
+            return
+        try:
+            if message["do"] == "wake":
+                _send(replies, {}, [])
+            elif message["do"] == "load":
+                op = registry.load(message["op"])
+                file = message["file"]
+                kernel = registry.load_file(Path(file), op) if file else op.kernels[message["kernel"]]
+                _send(replies, {}, [])
+            else:
+                assert kernel is not None
+                supplied = iter(tensors)
+                values = [next(supplied).to(device) if isinstance(v, dict) else v for v in message["args"]]
+                outputs, gradients = run_with_gradients(kernel.fn, values[:-1], values[-1])
+                _send(replies, {"outputs": len(outputs)}, [*outputs, *gradients])
+        except TilewrightError as error:
+            _send(replies, {"error": str(error), "kind": "usage"}, [])
+        except Exception as error:
+            _send(replies, {"error": _first_line(error), "kind": "crashed"}, [])
+
+
+def run_with_gradients(fn: Any, args: Any, grad: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
+    """Outputs of `fn(*args)` and, if `grad` is given, gradients of the floating-point tensor arguments.
+
+    A function that torch cannot differentiate gives no gradients.
+    """
+    if grad is None:
+        with torch.no_grad():
+            return _as_list(fn(*args)), []
+    args = [a.detach().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in args]
+    outputs = _as_list(fn(*args))
+    leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
+    if not outputs[0].requires_grad:
+        return outputs, []
+    gradients = torch.autograd.grad(outputs[0], leaves, grad)
+    return [output.detach() for output in outputs], list(gradients)
+
+
+def _as_list(outputs: Any) -> list[Any]:
+    found = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+    for output in found:
+        if not isinstance(output, Tensor):
+            raise TypeError(f"returned {type(output).__name__}, not a tensor")
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], int(sys.argv[2]))

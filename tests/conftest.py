@@ -1,0 +1,23 @@
+"""Without a GPU the whole suite runs Triton in its interpreter and Numba in its simulator; with one, on the GPU."""
+
+import os
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+
+if not HAS_GPU:  # both are read when a kernel is decorated, so before any op is imported
+    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("gpu") and not HAS_GPU:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture
+def device() -> str:
+    return "cuda" if HAS_GPU else "cpu"

@@ -1,0 +1,64 @@
+"""What op tests share: tensors of every layout, and the promises every registered operator keeps."""
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tilewright.tools.check.budget import Mismatch, compare, expect
+
+few_examples = settings(
+    max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "expanded")
+
+
+def laid_out(shape: tuple[int, ...], layout: str, *, device: str, dtype: torch.dtype = torch.float32, seed: int = 0):
+    """A random tensor of this shape whose memory is laid out in the named way."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).to(device, dtype)
+
+    if layout == "transposed" and len(shape) > 1:
+        return randn(*reversed(shape)).permute(*reversed(range(len(shape))))
+    if layout == "sliced" and shape:
+        return randn(*shape[:-1], 2 * shape[-1] + 1)[..., : 2 * shape[-1] : 2]
+    if layout == "offset":  # not aligned to 16 bytes
+        count = torch.Size(shape).numel()
+        return randn(count + 1)[1:].view(shape)
+    if layout == "expanded" and shape:
+        return randn(1, *shape[1:]).expand(shape)
+    return randn(*shape)
+
+
+shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
+layouts = st.sampled_from(LAYOUTS)
+
+
+def assert_right(got: Tensor, reference, *args) -> None:
+    """Within the error budget that `check` derives for these inputs."""
+    with torch.no_grad():
+        (expected,) = expect(reference, args, None, [])
+    found = compare(got.detach(), expected)
+    assert not isinstance(found, Mismatch), found.reason
+
+
+def assert_gradients_match(fn, reference, *args) -> None:
+    """Gradients of `fn` against those of `reference` in float64, for a random incoming gradient."""
+    leaves = [a.detach().clone().requires_grad_() if isinstance(a, Tensor) else a for a in args]
+    tensors = [a for a in leaves if isinstance(a, Tensor)]
+    out = fn(*leaves)
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    got = torch.autograd.grad(out, tensors, grad)
+    expected = expect(reference, args, grad, [str(i) for i in range(len(tensors))])[1:]
+    for tensor, wanted in zip(got, expected, strict=True):
+        found = compare(tensor, wanted)
+        assert not isinstance(found, Mismatch), found.reason
+
+
+def assert_compiles(fn, *args) -> None:
+    """The same values from one graph as from eager."""
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*args), fn(*args), rtol=0, atol=0, equal_nan=True)
