@@ -34,3 +34,8 @@ def worker_environment(*, simulate: bool) -> Mapping[str, str]:
     if simulate:
         environment |= {"TRITON_INTERPRET": "1", "NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1"}
     return environment
+
+
+def debug() -> bool:
+    """TILEWRIGHT_DEBUG: show the traceback of an unexpected error."""
+    return bool(os.environ.get("TILEWRIGHT_DEBUG"))

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.errors import BadCase
+
 FLOATS = ("float32", "float16", "bfloat16")
 Value = int | bool | str
 
@@ -22,6 +24,23 @@ class Case:
     point: tuple[tuple[str, Value], ...]
     dtype: str = "float32"
 
+    @staticmethod
+    def parse(text: str, like: Case) -> Case:
+        """A case from the form `--case` takes; `like` says which names there are and of what kind."""
+        kinds = {name: type(value) for name, value in like.point}
+        given: dict[str, Value] = {}
+        for part in text.split(","):
+            name, equals, value = (piece.strip() for piece in part.partition("="))
+            if not equals or name not in kinds:
+                raise BadCase(text, f"'{part}' is not one of {', '.join(kinds)} with a value", str(like))
+            try:
+                given[name] = _parse_value(value, kinds[name])
+            except ValueError:
+                raise BadCase(text, f"'{value}' is no value of {name}", str(like)) from None
+        if missing := [name for name in kinds if name not in given]:
+            raise BadCase(text, f"it lacks {', '.join(missing)}", str(like))
+        return Case(tuple((name, given[name]) for name in kinds))
+
     def __getitem__(self, name: str) -> Value:
         return dict(self.point)[name]
 
@@ -31,6 +50,15 @@ class Case:
     def __str__(self) -> str:
         """The form `--case` takes."""
         return ",".join(f"{name}={value}" for name, value in self.point)
+
+
+def _parse_value(text: str, kind: type) -> Value:
+    if kind is bool and text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    value: Value = text.lower() == "true" if kind is bool else kind(text)
+    if kind is int and value < 0:  # type: ignore[operator]
+        raise ValueError(text)
+    return value
 
 
 def grid(**axes: Sequence[Value]) -> list[Case]:

@@ -1,0 +1,1 @@
+"""Records as tables: in the terminal and in Markdown."""

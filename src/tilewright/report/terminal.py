@@ -1,0 +1,73 @@
+"""Tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from tilewright.report.rows import Row
+from tilewright.tools.check import Verdict
+
+STYLE = {"right": "green", "wrong": "bold red", "crashed": "bold red", "timeout": "bold red", "unsupported": "dim"}
+
+
+def verdicts(found: Iterable[Verdict], title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in ("kernel", "verdict", "cases", "evidence"):
+        table.add_column(column)
+    for verdict in found:
+        right = sum(case.verdict == "right" for case in verdict.cases)
+        evidence = verdict.reason or "; ".join(verdict.labels) or _tightest(verdict)
+        table.add_row(
+            verdict.kernel,
+            Text(verdict.verdict, STYLE[verdict.verdict]),
+            f"{right}/{len(verdict.cases)}" if verdict.cases else "",
+            Text(evidence),
+        )
+    return table
+
+
+def timings(found: Sequence[Row], title: str) -> Table:
+    """One block of lines a case, fastest first; the fastest is starred."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in ("case", "kernel"):
+        table.add_column(column)
+    for column in ("time", "rate", "of ceiling", "vs eager"):
+        table.add_column(column, justify="right")
+    table.add_column("verdict")
+    for (case, dtype, direction), together in groupby(found, key=lambda r: (r.case, r.dtype, r.direction)):
+        name = f"{case} {dtype}" + (" backward" if direction == "backward" else "")
+        for row in together:
+            table.add_row(
+                name,
+                Text(f"{row.kernel} ★" if row.is_fastest else row.kernel, "bold" if row.is_fastest else ""),
+                f"{row.us:.1f} us" if row.us else "-",
+                row.rate,
+                f"{row.share:.0%}" if row.share else "",
+                f"{row.against_eager:.2f}x" if row.against_eager else "",
+                Text(_verdict(row), STYLE[row.verdict] if not row.is_stale else "yellow"),
+            )
+            name = ""
+        table.add_section()
+    return table
+
+
+def pairs(content: dict[str, Any], title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
+    for name, value in content.items():
+        table.add_row(name, str(value))
+    return table
+
+
+def _tightest(verdict: Verdict) -> str:
+    used = max((case.max_error / case.budget for case in verdict.cases if case.budget), default=0.0)
+    return f"largest error {used:.0%} of its budget"
+
+
+def _verdict(row: Row) -> str:
+    words = row.verdict if not row.reason else f"{row.verdict}: {row.reason}"
+    return f"{words}, stale: the source has changed since" if row.is_stale else words
