@@ -1,11 +1,17 @@
 """Without a GPU the whole suite runs Triton in its interpreter and Numba in its simulator; with one, on the GPU."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 HAS_GPU = torch.cuda.is_available()
+
+# Processes that tests start find the package in a bare checkout too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent.parent / "src"), os.environ.get("PYTHONPATH", "")]
+)
 
 if not HAS_GPU:  # both are read when a kernel is decorated, so before any op is imported
     os.environ["TRITON_INTERPRET"] = "1"

@@ -141,14 +141,14 @@ def bench(
     if direction not in ("forward", "backward", "both"):
         raise typer.BadParameter(f"'{direction}' is none of forward, backward, both.")
     op = _load(op_name, files)
-    cases, dtypes = _cases(op, case) or list(op.bench), _dtypes(op, dtype) or [op.bench_dtype]
-    cases = [c.with_dtype(d) for d in dtypes for c in cases]
+    cases, dtypes = _cases(op, case), _dtypes(op, dtype)
     if record:
         require_writable(record)
     if hardware.has_gpu():
-        _bench_here(op, files or [], kernel or [], cases, direction, samples, record, as_json)
+        timed = [c.with_dtype(d) for d in dtypes or [op.bench_dtype] for c in cases or op.bench]
+        _bench_here(op, files or [], kernel or [], timed, direction, samples, record, as_json)
     else:
-        _bench_recorded(op, files or [], kernel or [], direction, as_json)
+        _bench_recorded(op, files or [], kernel or [], cases, dtypes, direction, as_json)
 
 
 @app.command()
@@ -298,37 +298,55 @@ def _bench_here(
         raise typer.Exit(1)
 
 
-def _bench_recorded(op: Op, files: list[Path], kernel_names: list[str], direction: str, as_json: bool) -> None:
+def _bench_recorded(
+    op: Op,
+    files: list[Path],
+    kernel_names: list[str],
+    cases: list[Case] | None,
+    dtypes: list[str] | None,
+    direction: str,
+    as_json: bool,
+) -> None:
     from tilewright.record import is_stale, latest
-    from tilewright.report import terminal
-    from tilewright.report.rows import rows
 
-    console = _console()
     if not as_json:
-        console.print("No GPU here, so nothing is timed: kernels are checked, and recorded timings are shown.\n")
-    wrong = _check(op, files, kernel_names, None, None, None, as_json)
+        print("No GPU here, so nothing is timed: kernels are checked, and recorded timings are shown.\n")
+    wrong = _check(op, files, kernel_names, cases, dtypes, None, as_json)
+    points = [dict(case.point) for case in cases or []]
+
+    def is_wanted(r: dict[str, Any]) -> bool:
+        return (
+            r["op"] == op.name
+            and direction in (r["direction"], "both")
+            and (not kernel_names or r["kernel"] in kernel_names)
+            and (not points or r["case"] in points)
+            and (not dtypes or r["dtype"] in dtypes)
+        )
+
     with _recorded() as records:
-        wanted = ("forward", "backward") if direction == "both" else (direction,)
-        shown = [
-            r
-            for r in latest(records)
-            if r["op"] == op.name and r["direction"] in wanted and (not kernel_names or r["kernel"] in kernel_names)
-        ]
+        shown = [r for r in latest(records) if is_wanted(r)]
         if as_json:
             for r in shown:
                 print(json.dumps({**r, "recorded": True, "stale": is_stale(r)}))
-        elif shown:
-            for device in dict.fromkeys(r["device"]["name"] for r in shown):
-                here = [r for r in shown if r["device"]["name"] == device]
-                dates = sorted({r["date"][:10] for r in here})
-                title = f"\n{op.name}, RECORDED on {device}, {' to '.join(dict.fromkeys((dates[0], dates[-1])))}"
-                console.print(terminal.timings(list(rows(here)), title))
-                console.print(_ceilings_line(here[-1]["ceilings"]))
-            _next(f"on a machine with a GPU: tilewright bench {op.name}")
         else:
-            console.print(f"No recorded timings of {op.name} in {settings.results_dir()}.")
+            _show_recorded(op, shown)
     if wrong:
         raise typer.Exit(1)
+
+
+def _show_recorded(op: Op, records: list[dict[str, Any]]) -> None:
+    from tilewright.report import terminal
+    from tilewright.report.rows import rows
+
+    if not records:
+        print(f"\nNo such timings of {op.name} were recorded in {settings.results_dir()}.")
+    for device in dict.fromkeys(r["device"]["name"] for r in records):
+        here = [r for r in records if r["device"]["name"] == device]
+        dates = sorted({r["date"][:10] for r in here})
+        when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+        _console().print(terminal.timings(list(rows(here)), f"\n{op.name}, RECORDED on {device}, {when}"))
+        _console().print(_ceilings_line(here[-1]["ceilings"]))
+    _next(f"on a machine with a GPU: tilewright bench {op.name}")
 
 
 @contextmanager

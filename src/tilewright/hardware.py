@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,7 +148,7 @@ def has_gpu() -> bool:
 def short_name(device_name: str) -> str:
     """Our short name for what the driver calls a GPU; an unknown one keeps its own, made fit for a folder."""
     for gpu in DATASHEETS.values():
-        if any(match in device_name for match in gpu.matches):
+        if any(re.search(rf"\b{match}\b", device_name) for match in gpu.matches):
             return gpu.name
     return device_name.lower().removeprefix("nvidia ").replace(" ", "-")
 

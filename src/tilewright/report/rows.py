@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
 from tilewright import hardware, record
@@ -32,29 +32,16 @@ class Row:
 
 
 def rows(records: list[dict[str, Any]]) -> Iterator[Row]:
-    """One row a record, each case's fastest kernel marked."""
-
-    def case_of(r: dict[str, Any]) -> tuple[str, ...]:
-        return r["op"], str(r["case"]), r["dtype"], r["direction"], r["device"]["gpu"]
-
-    for _, group in groupby(sorted(records, key=_order), key=case_of):
-        together = list(group)
-        times = {r["kernel"]: r["median_us"] for r in together if r["median_us"] is not None}
-        fastest = min(times, key=times.__getitem__, default=None)
-        for r in together:
-            yield _row(r, times.get("eager"), r["kernel"] == fastest)
-
-
-def _order(r: dict[str, Any]) -> tuple[Any, ...]:
-    sizes = tuple(
-        (name, str(value) if isinstance(value, str) else f"{value:020d}") for name, value in r["case"].items()
-    )
-    slowest_last = r["median_us"] if r["median_us"] is not None else float("inf")
-    return r["device"]["gpu"], r["op"], r["direction"] == "backward", r["dtype"], _size(r), sizes, slowest_last
-
-
-def _size(r: dict[str, Any]) -> int:
-    return r["cost"]["read"] + r["cost"]["written"]
+    """One row a record: cases in the order they were first recorded, forward before backward, fastest first."""
+    together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for r in records:
+        key = (r["direction"] == "backward", r["device"]["gpu"], r["op"], r["dtype"], str(r["case"]))
+        together.setdefault(key, []).append(r)
+    for key in sorted(together, key=lambda key: key[0]):
+        by_time = sorted(together[key], key=lambda r: r["median_us"] or math.inf)
+        times = {r["kernel"]: r["median_us"] for r in by_time if r["median_us"]}
+        for r in by_time:
+            yield _row(r, times.get("eager"), is_fastest=r is by_time[0] and bool(times))
 
 
 def _row(r: dict[str, Any], eager_us: float | None, is_fastest: bool) -> Row:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -31,14 +32,14 @@ def verdicts(found: Iterable[Verdict], title: str) -> Table:
     return table
 
 
-def timings(found: Sequence[Row], title: str) -> Table:
-    """One block of lines a case, fastest first; the fastest is starred."""
+def timings(found: Sequence[Row], title: str) -> Group:
+    """One block of lines a case, fastest first and starred; below, why some have no time."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in ("case", "kernel"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for column in ("time", "rate", "of ceiling", "vs eager"):
-        table.add_column(column, justify="right")
-    table.add_column("verdict")
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
     for (case, dtype, direction), together in groupby(found, key=lambda r: (r.case, r.dtype, r.direction)):
         name = f"{case} {dtype}" + (" backward" if direction == "backward" else "")
         for row in together:
@@ -49,11 +50,17 @@ def timings(found: Sequence[Row], title: str) -> Table:
                 row.rate,
                 f"{row.share:.0%}" if row.share else "",
                 f"{row.against_eager:.2f}x" if row.against_eager else "",
-                Text(_verdict(row), STYLE[row.verdict] if not row.is_stale else "yellow"),
+                Text(
+                    f"{row.verdict}, stale" if row.is_stale else row.verdict,
+                    "yellow" if row.is_stale else STYLE[row.verdict],
+                ),
             )
             name = ""
         table.add_section()
-    return table
+    notes = dict.fromkeys(f"{row.kernel}: {row.verdict}, {row.reason}" for row in found if row.reason)
+    if any(row.is_stale for row in found):
+        notes["stale: the kernel's source has changed since it was measured"] = None
+    return Group(table, *(Text(note, "dim") for note in notes))
 
 
 def pairs(content: dict[str, Any], title: str) -> Table:
@@ -66,8 +73,3 @@ def pairs(content: dict[str, Any], title: str) -> Table:
 def _tightest(verdict: Verdict) -> str:
     used = max((case.max_error / case.budget for case in verdict.cases if case.budget), default=0.0)
     return f"largest error {used:.0%} of its budget"
-
-
-def _verdict(row: Row) -> str:
-    words = row.verdict if not row.reason else f"{row.verdict}: {row.reason}"
-    return f"{words}, stale: the source has changed since" if row.is_stale else words

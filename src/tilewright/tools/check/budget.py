@@ -20,7 +20,7 @@ from tilewright.worker import run_with_gradients
 
 SLACK = 8.0  # another order of summation is honest; another precision is a thousand times worse
 OCTAVES = 64
-POOL = 64  # elements that make the largest error among them a fair estimate
+POOL = 1024  # elements that make the largest error among them a fair estimate, even where errors have long tails
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,12 @@ def _budget(truth: Tensor, plain: Tensor, moved_by: Tensor) -> Tensor:
 
 
 def _pooled(error: Tensor, octave: Tensor) -> Tensor:
-    """The largest error for each octave of magnitude, over at least POOL elements of the nearest octaves."""
+    """The largest error for each octave of magnitude, over its neighbours too and at least POOL elements."""
     largest = error.new_zeros(OCTAVES).scatter_reduce(0, octave.reshape(-1), error.reshape(-1), "amax").tolist()
     count = torch.bincount(octave.reshape(-1), minlength=OCTAVES).tolist()
     pooled = []
     for centre in range(OCTAVES):
-        reach = 0
+        reach = 1
         while sum(count[max(0, centre - reach) : centre + reach + 1]) < min(POOL, octave.numel()):
             reach += 1
         pooled.append(max(largest[max(0, centre - reach) : centre + reach + 1]))

@@ -1,0 +1,54 @@
+# `make demo` and `make test` set up all they need in .venv, once.
+# PY=python3 make … uses an environment that has everything already, and installs nothing.
+
+VENV := .venv
+PYTHON ?= python3
+PLACE := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+
+ifdef PY
+RUN := PYTHONPATH=src $(PY)
+READY :=
+else
+RUN := $(VENV)/bin/python
+READY := $(VENV)/.ready-$(PLACE)
+endif
+
+.PHONY: help demo test lint types tests gpu-test pages clean
+
+help:
+	@echo "make demo      set up .venv, then: tilewright bench softmax"
+	@echo "make test      set up .venv, then: lint, types and all tests"
+	@echo "make gpu-test  the tests on this machine's GPU"
+	@echo "make pages     make the tables of README and docs anew from results/"
+
+demo: $(READY)
+	$(RUN) -m tilewright bench softmax
+
+test: lint types tests
+
+lint: $(READY)
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+types: $(READY)
+	$(RUN) -m pyright
+
+tests: $(READY)
+	$(RUN) -m pytest -n 2 --dist loadgroup
+
+gpu-test: $(READY)
+	$(RUN) -m pytest tests/ops tests/tools tests/test_hardware.py
+
+pages: $(READY)
+	$(RUN) -m tilewright report README.md docs/softmax.md
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.ready-$(PLACE): requirements/common.txt requirements/$(PLACE).txt pyproject.toml
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Tilewright needs Python 3.10 or newer: make PYTHON=python3.11 …')"
+	@echo "Setting up $(VENV) (requirements/$(PLACE).txt): a few minutes, once"
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/$(PLACE).txt
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@

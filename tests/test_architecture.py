@@ -1,0 +1,113 @@
+"""The folder tree is the architecture: imports point one way, ops and tools do not know each other."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tilewright import registry, source
+
+PACKAGE = Path(source.__file__).parent
+MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+# What each part may import of the package; the longest matching prefix counts. `cli` sees all.
+MAY_IMPORT = {
+    "errors": set(),
+    "settings": set(),
+    "source": set(),
+    "spec": {"errors"},
+    "hardware": {"errors", "__version__"},
+    "registry": {"errors", "source", "spec"},
+    "record": {"errors", "source"},
+    "worker": {"errors", "registry", "settings"},
+    "ops": {"spec", "errors", "settings", "ops._"},
+    "tools": set(),
+    "tools.check": {"errors", "registry", "spec", "worker", "tools.check"},
+    "tools.bench": {"registry", "spec", "tools.bench", "tools.check"},
+    "report": {"hardware", "record", "spec", "tools.check", "report"},
+    "__init__": {"ops", "spec"},
+    "__main__": {"cli"},
+}
+
+
+def _name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def _imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "tilewright":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tilewright."):
+            found.add(node.module.removeprefix("tilewright."))
+        elif isinstance(node, ast.Import):
+            found |= {a.name.removeprefix("tilewright.") for a in node.names if a.name.startswith("tilewright.")}
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_imports_point_one_way(path):
+    name = _name(path)
+    if name == "cli":
+        return
+    owner = max((key for key in MAY_IMPORT if f"{name}.".startswith(f"{key}.")), key=len, default=None)
+    assert owner is not None, f"{name} has no place in the architecture: give it one in MAY_IMPORT"
+    for imported in _imports(path):
+        allowed = any(f"{imported}.".startswith(ok if ok.endswith("_") else f"{ok}.") for ok in MAY_IMPORT[owner])
+        assert allowed, f"{name} may not import {imported}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_only_settings_reads_the_environment(path):
+    if _name(path) == "settings":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
+            assert node.attr not in ("environ", "getenv"), f"{path.name}, line {node.lineno}"
+
+
+def test_every_op_has_a_test_of_its_own():
+    tests = {path.stem.removeprefix("test_") for path in (Path(__file__).parent / "ops").glob("test_*.py")}
+    assert set(source.op_files()) == tests
+
+
+@pytest.mark.parametrize("name", source.op_files())
+def test_the_text_of_an_op_names_the_kernels_that_importing_it_registers(name):
+    text = source.read(source.op_files()[name])
+    assert text.summary.endswith(".")
+    assert text.kernels == list(registry.load(name).kernels)
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_importing_tilewright_loads_no_torch_and_prints_nothing():
+    done = _python("import sys, tilewright; assert 'torch' not in sys.modules; tilewright.__version__")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_importing_every_op_touches_no_gpu_and_compiles_nothing():
+    ops = "; ".join(f"import tilewright.ops.{name}" for name in source.op_files())
+    done = _python(
+        f"import subprocess, sys, torch; subprocess.Popen = None; {ops}; "
+        "assert not torch.cuda.is_initialized(); assert not {'numba', 'cuda.core'} & set(sys.modules)"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "ops", "bench --help"])
+def test_light_commands_need_no_torch(command):
+    done = _python(
+        "import sys; from tilewright.cli import main\n"
+        f"sys.argv = ['tilewright', *{command.split()!r}]\n"
+        "try: main()\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

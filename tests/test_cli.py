@@ -1,0 +1,218 @@
+"""The commands as a user types them: what they print, how they end, and one line for every mistake."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tilewright import cli, record, source
+
+RIGHT = "import torch\n\ndef softmax(x):\n    return torch.softmax(x, dim=-1)\n"
+MARKED = (
+    "import tilewright, torch\n\n@tilewright.kernel('softmax')\ndef whatever(x):\n    return torch.softmax(x, dim=-1)\n"
+)
+TRITON = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def _rows(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.program_id(0) * N + offs, mask=offs < N, other=-float("inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x, axis=0))
+    tl.store(y_ptr + tl.program_id(0) * N + offs, (e / tl.sum(e, axis=0)).to(y_ptr.dtype.element_ty), mask=offs < N)
+
+def softmax(x):
+    y = torch.empty_like(x)
+    _rows[(x.shape[0],)](x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+"""
+ONE_CASE = ("--case", "M=3,N=50", "--dtype", "float32")
+
+
+def run(*args, **env):
+    return subprocess.run(
+        [sys.executable, "-m", "tilewright", *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | env,
+    )
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text: str, name: str = "mine.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def assert_one_line(done, code: int, *words: str):
+    assert done.returncode == code, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    for word in words:
+        assert word in lines[0]
+
+
+def test_ops_lists_every_op_with_its_kernels():
+    lines = [json.loads(line) for line in run("ops", "--json").stdout.splitlines()]
+    assert [line["op"] for line in lines] == list(source.op_files())
+    assert all({"eager", "compile", "triton"} <= set(line["kernels"]) for line in lines)
+    assert "softmax" in run("ops").stdout
+
+
+def test_gpu():
+    sheet = json.loads(run("gpu", "h200", "--json").stdout)
+    assert sheet["sms"] == 132
+    assert "h200" in run("gpu", "h200").stdout
+    assert run("gpu").returncode == 0
+    assert_one_line(run("gpu", "h2000"), 2, "did you mean 'h200'")
+
+
+@pytest.mark.parametrize("text", [RIGHT, MARKED, TRITON], ids=["named", "marked", "triton"])
+def test_a_right_file_is_right(file, text):
+    done = run("check", "softmax", file(text), *ONE_CASE, "--json")
+    assert done.returncode == 0, done.stderr
+    (verdict,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (verdict["op"], verdict["kernel"], verdict["verdict"]) == ("softmax", "mine.py", "right")
+    assert verdict["cases"][0]["case"] == "M=3,N=50"
+
+
+def test_a_wrong_file_is_wrong_with_evidence(file):
+    done = run("check", "softmax", file("import torch\ndef softmax(x): return torch.zeros_like(x)\n"), *ONE_CASE)
+    assert done.returncode == 1
+    assert "wrong" in done.stdout
+    assert "expected" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_file_that_dies_is_a_verdict_and_the_next_one_is_still_checked(file):
+    dying = file("import os\ndef softmax(x): os._exit(0)\n", "dying.py")
+    done = run("check", "softmax", dying, file(RIGHT), *ONE_CASE, "--json")
+    verdicts = {v["kernel"]: v["verdict"] for v in map(json.loads, done.stdout.splitlines())}
+    assert verdicts == {"dying.py": "crashed", "mine.py": "right"}
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def softmax(x:\n", ("line 1", "syntax error")),
+        ("x = 1\n", ("define a function named 'softmax'", '@tilewright.kernel("softmax")')),
+        ("def softmax(): pass\n", ("too many positional arguments", "softmax(x)")),
+        ("def softmax(x, y): pass\n", ("missing a required argument: 'y'", "softmax(x)")),
+        ("import torch\n\nimport no_such_package\n", ("line 3", "no_such_package")),
+        ("\0", ()),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_one_line(file, text, words):
+    assert_one_line(run("check", "softmax", file(text), *ONE_CASE), 2, "mine.py", *words)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("check sofmax", ("did you mean 'softmax'",)),
+        ("check softmax -k tritn", ("did you mean 'triton'",)),
+        ("check softmax missing.py", ("no file at 'missing.py'",)),
+        ("check softmax --dtype float23", ("did you mean 'float32'",)),
+        ("check softmax --case M=3", ("lacks N", "--case M=")),
+        ("bench softmax --direction up", ("forward, backward, both",)),
+        ("bench softmax --samples 1", ("--samples",)),
+        ("bench softmax --record /", ("cannot write '/'",)),
+        ("bench", ("OP",)),
+        ("never", ("never",)),
+        ("report missing.md", ("no file at 'missing.md'",)),
+    ],
+)
+def test_every_mistake_is_one_line_and_code_2(command, words):
+    assert_one_line(run(*command.split()), 2, *words)
+
+
+def timing(kernel: str, us: float, **more):
+    return record.stamp(
+        "timing",
+        "softmax",
+        kernel,
+        source.kernel_hash("softmax", kernel),
+        case={"M": 3, "N": 50},
+        dtype="float32",
+        direction="forward",
+        cost={"read": 2**27, "written": 2**27, "flops": {}},
+        verdict="right",
+        reason="",
+        samples_us=[us],
+        median_us=us,
+        ceilings={"copy": 4e12, "read": 4e12},
+        device={"gpu": "h200", "name": "NVIDIA H200"},
+        versions={"torch": "2.11.0", "triton": "3.6.0"},
+        **more,
+    )
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    path = tmp_path / "results" / "h200" / "softmax.jsonl"
+    record.append(path, [timing("eager", 200.0), timing("triton", 80.0)])
+    return path
+
+
+without_gpu = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="shows what happens without")
+
+
+@without_gpu
+def test_bench_without_a_gpu_checks_and_shows_what_was_recorded(recorded):
+    done = run("bench", "softmax", "-k", "eager", *ONE_CASE, TILEWRIGHT_RESULTS=str(recorded.parent.parent))
+    assert done.returncode == 0, done.stderr
+    assert "No GPU here" in done.stdout
+    assert "RECORDED on NVIDIA H200" in done.stdout
+    assert "200.0 us" in done.stdout
+    assert "34%" in done.stdout
+    assert "80.0 us" not in done.stdout, "another kernel than the one asked for"
+    assert "stale" not in done.stdout
+
+
+@without_gpu
+def test_recorded_timings_of_changed_source_are_shown_as_stale_and_broken_lines_are_told(recorded):
+    record.append(recorded, [timing("eager", 170.0) | {"source": "0" * 16}])
+    with recorded.open("a") as out:
+        out.write('{"cut": "of\n')
+        out.write("not a record\n")
+    done = run("bench", "softmax", "-k", "eager", *ONE_CASE, TILEWRIGHT_RESULTS=str(recorded.parent.parent))
+    assert done.returncode == 2
+    assert "170.0 us" in done.stdout
+    assert "right, stale" in done.stdout
+    first, second = done.stderr.strip().splitlines()
+    assert "line 4 was cut off" in first
+    assert "line 5 is not a record" in second
+
+
+def test_report_fills_pages_from_records(recorded, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Softmax\n<!-- records: softmax forward -->\nold\n<!-- end -->\nafter\n")
+    done = run("report", page, TILEWRIGHT_RESULTS=str(recorded.parent.parent))
+    assert done.returncode == 0, done.stderr
+    text = page.read_text()
+    assert "old" not in text
+    assert "**80.0 us, 84%**" in text
+    assert "NVIDIA H200" in text
+    assert text.endswith("after\n")
+
+
+def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):
+    def broken():
+        raise RuntimeError("first line\nsecond line")
+
+    monkeypatch.setattr(source, "op_files", broken)
+    monkeypatch.setattr(sys, "argv", ["tilewright", "ops"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 3
+    assert capsys.readouterr().err.splitlines() == [
+        "tilewright: unexpected RuntimeError: first line; set TILEWRIGHT_DEBUG=1 to see where"
+    ]

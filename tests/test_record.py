@@ -1,0 +1,109 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tilewright import record, source
+from tilewright.errors import CannotWrite
+
+
+def entry(n: int = 0, **more):
+    return record.stamp("timing", "softmax", "triton", source.kernel_hash("softmax", "triton"), n=n, **more)
+
+
+def test_what_is_appended_is_read_back(tmp_path):
+    path = tmp_path / "deep" / "er" / "r.jsonl"
+    record.append(path, [entry(1)])
+    record.append(path, [entry(2), entry(3)])
+    found = record.read(path)
+    assert [r["n"] for r in found.records] == [1, 2, 3]
+    assert (found.torn, found.corrupt) == ([], [])
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tilewright import record
+for n in range(200):
+    record.append(Path(sys.argv[1]), [record.stamp("timing", sys.argv[2], "k", "h", n=n, padding="x" * 3000)])
+"""
+
+
+def _writer(path, name):
+    return subprocess.Popen([sys.executable, "-c", WRITER, str(path), name])
+
+
+def test_two_processes_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "r.jsonl"
+    writers = [_writer(path, name) for name in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    found = record.read(path)
+    for name in "ab":
+        assert [r["n"] for r in found.records if r["op"] == name] == list(range(200))
+    assert (found.torn, found.corrupt) == ([], [])
+
+
+def test_a_killed_writer_leaves_a_file_that_is_read_and_appended_to(tmp_path):
+    path = tmp_path / "r.jsonl"
+    writer = _writer(path, "a")
+    while not path.exists() or path.stat().st_size < 50_000:
+        assert writer.poll() is None
+        time.sleep(0.001)
+    os.kill(writer.pid, signal.SIGKILL)
+    writer.wait()
+    whole = len(record.read(path).records)
+    assert whole > 0
+    record.append(path, [entry()])
+    assert len(record.read(path).records) == whole + 1
+
+
+def test_a_line_cut_off_is_told_and_the_next_record_stands_on_its_own(tmp_path):
+    path = tmp_path / "r.jsonl"
+    record.append(path, [entry(1)])
+    with path.open("a") as file:
+        file.write(json.dumps(entry(2))[:40])
+    record.append(path, [entry(3)])
+    found = record.read(path)
+    assert [r["n"] for r in found.records] == [1, 3]
+    assert (found.torn, found.corrupt) == ([2], [])
+
+
+@pytest.mark.parametrize("line", ["nonsense", "[1, 2]", '{"schema": 1}', '{"a": }', '"text"'])
+def test_a_line_that_is_no_record_is_told_and_costs_no_other(tmp_path, line):
+    path = tmp_path / "r.jsonl"
+    record.append(path, [entry(1)])
+    with path.open("a") as file:
+        file.write(line + "\n")
+    record.append(path, [entry(2)])
+    found = record.read(path)
+    assert [r["n"] for r in found.records] == [1, 2]
+    assert found.corrupt == [2]
+
+
+def test_records_of_a_newer_version_are_not_misread(tmp_path):
+    path = tmp_path / "r.jsonl"
+    record.append(path, [entry() | {"schema": record.SCHEMA + 1}])
+    assert record.read(path).corrupt == [1]
+
+
+def test_a_folder_in_the_way_is_one_clear_error(tmp_path):
+    with pytest.raises(CannotWrite, match="name a file you may write to"):
+        record.require_writable(tmp_path)
+
+
+def test_the_newest_record_of_a_case_counts():
+    old, new = entry(1, case={"M": 1}), entry(2, case={"M": 1})
+    new["date"] = "9999-01-01"
+    other = entry(3, case={"M": 2})
+    assert [r["n"] for r in record.latest([new, old, other])] == [2, 3]
+
+
+def test_stale_when_the_source_changed_and_only_then():
+    assert not record.is_stale(entry())
+    assert record.is_stale(entry() | {"source": "0" * 16})
+    assert record.is_stale(entry() | {"kernel": "gone"})
+    assert not record.is_stale(entry() | {"source": "0" * 16, "file": "mine.py"})

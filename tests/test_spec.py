@@ -1,0 +1,77 @@
+import pytest
+import torch
+
+from tilewright.errors import BadCase
+from tilewright.spec import Case, Cost, Draw, Op, grid, kernel, matrix_unit, points
+
+
+def test_grid_crosses_and_points_pair():
+    assert [str(case) for case in grid(M=(1, 2), N=(3,))] == ["M=1,N=3", "M=2,N=3"]
+    assert [str(case) for case in points(M=(1, 2), N=(3, 4))] == ["M=1,N=3", "M=2,N=4"]
+    with pytest.raises(ValueError, match="shorter"):
+        points(M=(1, 2), N=(3,))
+
+
+def test_a_case_is_read_back_from_how_it_is_written():
+    like = Case((("M", 1), ("causal", False), ("form", "tanh")))
+    case = Case((("M", 64), ("causal", True), ("form", "none")))
+    assert Case.parse(str(case), like) == case
+
+
+@pytest.mark.parametrize("text", ["M=3,N", "M=3", "M=x,N=1", "M=-1,N=2", "M=1,Q=2", "", "M=1;N=2"])
+def test_a_case_that_does_not_parse_says_how_to_write_it(text):
+    with pytest.raises(BadCase, match="write it like --case M=1,N=2"):
+        Case.parse(text, grid(M=(1,), N=(2,))[0])
+
+
+def test_a_case_takes_true_or_false_for_a_mode():
+    like = grid(causal=(False,))[0]
+    assert Case.parse("causal=true", like)["causal"] is True
+    with pytest.raises(BadCase):
+        Case.parse("causal=maybe", like)
+
+
+def test_the_seed_decides_every_value():
+    case = grid(M=(4,), N=(5,))[0].with_dtype("float16")
+    first, again, other = (Draw(case, "cpu", seed).randn("M", "N", 2) for seed in (1, 1, 2))
+    assert first.shape == (4, 5, 2)
+    assert first.dtype == torch.float16
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_two_draws_of_one_case_differ():
+    draw = Draw(grid(M=(4,))[0], "cpu", 0)
+    assert not torch.equal(draw.randn("M"), draw.randn("M"))
+
+
+def test_the_floor_is_the_slowest_unit_and_reading_alone_has_its_own_ceiling():
+    rates = {"copy": 4.0, "read": 5.0, "fp32": 100.0}
+    assert Cost(read=20, written=20, flops={"fp32": 10}).floor(rates) == ("copy", 10.0)
+    assert Cost(read=100, written=1, flops={"fp32": 10}).floor(rates)[0] == "read"
+    assert Cost(read=1, written=1, flops={"fp32": 1000}).floor(rates) == ("fp32", 10.0)
+    assert Cost(read=1, written=1, flops={"unheard of": 1e9}).floor(rates) == ("copy", 0.5)
+    assert Cost(read=1, written=1).floor({}) == ("unknown", 0.0)
+
+
+def test_fp32_products_count_as_tensor_work_only_where_torch_allows_tf32():
+    assert matrix_unit(torch.bfloat16) == "tensor.bfloat16"
+    assert matrix_unit(torch.float32) == "fp32"
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        assert matrix_unit(torch.float32) == "tensor.tf32"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def test_an_op_has_eager_and_compile_from_its_reference():
+    op = Op("double", lambda x: x * 2, lambda x: Cost(0, 0), lambda draw: (draw.randn("N"),), grid(N=(3,)), [])
+    assert list(op.kernels) == ["eager", "compile"]
+    assert not op.kernels["eager"].differentiable, "no backward cost: no gradients to check"
+
+
+def test_the_mark_leaves_a_function_as_it_was():
+    def mine(x):
+        return x
+
+    assert kernel("softmax")(mine) is mine

@@ -1,0 +1,88 @@
+"""Whatever a file does, the parent lives on and says what happened."""
+
+import time
+
+import pytest
+import torch
+
+from tilewright.worker import KernelFailed, Worker
+
+FILE = """
+import os, sys, time, torch
+
+def softmax(x):
+    print("noise on stdout")
+    what = float(x[0, 0])
+    if what == 1: os._exit(0)
+    if what == 2: time.sleep(60)
+    if what == 3: os.abort()
+    if what == 4: raise ValueError("first line\\nsecond line")
+    if what == 5: return torch.empty(2**40)
+    if what == 6: return "text"
+    if what == 7: os.write(1, b"x" * 1000)
+    if what == 8: sys.exit(0)
+    if what == 9: return x.new_empty(0, 3)
+    return torch.softmax(x, -1)
+"""
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    path = tmp_path_factory.mktemp("user") / "mine.py"
+    path.write_text(FILE)
+    with Worker(device="cpu", seconds=8) as started:
+        started.load("softmax", file=path)
+        yield started
+
+
+def ask(worker, what: int):
+    x = torch.full((2, 3), float(what))
+    return worker.call((x,))
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "reason"),
+    [
+        (1, "crashed", "code 0"),
+        (2, "timeout", "within"),
+        (3, "crashed", "SIGABRT"),
+        (4, "crashed", "ValueError: first line"),
+        (5, "crashed", "Error"),
+        (6, "crashed", "returned str, not a tensor"),
+        (8, "crashed", "code 0"),
+    ],
+)
+def test_a_bad_end_is_told_and_the_next_call_works(worker, what, kind, reason):
+    if what == 2:
+        worker.seconds = 1
+    begin = time.monotonic()
+    with pytest.raises(KernelFailed, match=reason) as failure:
+        ask(worker, what)
+    assert failure.value.kind == kind
+    assert "\n" not in str(failure.value)
+    assert time.monotonic() - begin < 60
+    worker.seconds = 8
+    (y,), gradients = ask(worker, 0)
+    assert torch.equal(y, torch.softmax(torch.zeros(2, 3), -1))
+    assert gradients == []
+
+
+def test_printing_does_not_disturb_the_answer(worker):
+    (y,), _ = ask(worker, 7)
+    assert torch.equal(y, torch.softmax(torch.full((2, 3), 7.0), -1))
+
+
+def test_values_and_gradients_come_back_bit_for_bit(worker):
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        x = torch.randn(3, 5, dtype=dtype)
+        grad = torch.randn(3, 5, dtype=dtype)
+        (y,), (dx,) = worker.call((x,), grad)
+        leaf = x.clone().requires_grad_()
+        expected = torch.softmax(leaf, -1)
+        assert torch.equal(y, expected)
+        assert torch.equal(dx, torch.autograd.grad(expected, leaf, grad)[0])
+
+
+def test_results_without_elements_travel(worker):
+    (y,), _ = worker.call((torch.full((1, 1), 9.0),))
+    assert y.shape == (0, 3)

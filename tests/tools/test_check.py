@@ -1,0 +1,144 @@
+"""A verdict is worth what it refuses: kernels that are wrong in the usual ways, and right ones that look odd."""
+
+import pytest
+import torch
+
+from tilewright import registry
+from tilewright.spec import Cost, Kernel, Op, grid, points
+from tilewright.tools.check import check
+
+SOFTMAX = registry.load("softmax")
+
+
+def verdict(fn, op=SOFTMAX, *, differentiable=False, **more):
+    kernel = Kernel("mine", fn, "torch", lambda *_: True, differentiable)
+    return next(check(op, [kernel], device="cpu", **more))
+
+
+def in_pieces(x):
+    """Right, in another order of summation."""
+    e = torch.exp(x.float() - x.float().amax(-1, keepdim=True))
+    total = sum(part.sum(-1, keepdim=True) for part in e.flip(-1).split(97, dim=-1))
+    return (e / total).to(x.dtype)
+
+
+RIGHT = {
+    "the reference": lambda x: torch.softmax(x, -1),
+    "more accurate than torch": lambda x: torch.softmax(x.double(), -1).to(x.dtype),
+    "another order": in_pieces,
+    "through logarithms": lambda x: torch.log_softmax(x.float(), -1).exp().to(x.dtype),
+}
+WRONG = {
+    "zeros": torch.zeros_like,
+    "the mean": lambda x: torch.full_like(x, 1.0 / x.shape[-1]),
+    "computed in bfloat16": lambda x: torch.softmax(x.bfloat16(), -1).to(x.dtype),
+    "not normalised": lambda x: torch.exp(x - x.amax(-1, keepdim=True)),
+    "along the wrong dimension": lambda x: torch.softmax(x, 0),
+    "last column skipped": lambda x: torch.cat([torch.softmax(x, -1)[:, :-1], torch.zeros_like(x[:, -1:])], -1),
+    "shape that would broadcast": lambda x: torch.softmax(x, -1)[:1],
+    "another dtype": lambda x: torch.softmax(x.double(), -1),
+    "NaN": lambda x: torch.softmax(x, -1) * float("nan"),
+    "two results": lambda x: (torch.softmax(x, -1), x),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right(name):
+    found = verdict(RIGHT[name])
+    assert found.verdict == "right", found.reason
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong(name):
+    found = verdict(WRONG[name], dtypes=["float32"])
+    assert found.verdict == "wrong"
+    assert found.reason
+
+
+@pytest.mark.parametrize("dtype", SOFTMAX.dtypes)
+def test_zeros_fail_a_softmax_so_long_that_every_value_is_tiny(dtype):
+    found = verdict(torch.zeros_like, cases=points(M=(1,), N=(393216,)), dtypes=[dtype])
+    assert found.verdict == "wrong"
+
+
+def test_accumulating_in_half_precision_fails():
+    op = Op(
+        "total",
+        lambda x: x.float().sum(-1).to(x.dtype),
+        lambda x: Cost(0, 0),
+        lambda draw: (draw.randn("M", "N"),),
+        grid(M=(16,), N=(4096,)),
+        [],
+    )
+
+    def naive(x):
+        total = torch.zeros_like(x[:, 0])
+        for column in x.unbind(-1):
+            total += column
+        return total
+
+    assert verdict(naive, op, dtypes=["float16"]).verdict == "wrong"
+    assert verdict(lambda x: x.double().sum(-1).to(x.dtype), op).verdict == "right"
+
+
+def test_wrong_gradients_are_wrong_though_the_values_are_right():
+    class Halved(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = torch.softmax(x, -1)
+            ctx.save_for_backward(y)
+            return y
+
+        @staticmethod
+        def backward(ctx, dy):
+            (y,) = ctx.saved_tensors
+            return 0.5 * y * (dy - (y * dy).sum(-1, keepdim=True))
+
+    assert verdict(Halved.apply, dtypes=["float32"]).verdict == "right"
+    found = verdict(Halved.apply, differentiable=True, dtypes=["float32"])
+    assert found.verdict == "wrong"
+    assert "gradient of x" in found.reason
+
+
+def test_a_kernel_that_raises_has_crashed_and_says_where():
+    found = verdict(lambda x: x[:, 10**6])
+    assert (found.verdict, len(found.cases)) == ("crashed", 1)
+    assert "IndexError" in found.reason
+
+
+def test_evidence_names_the_element():
+    def off_by_one(x):
+        y = torch.softmax(x, -1)
+        y[-1, -1] += 1
+        return y
+
+    found = verdict(off_by_one, cases=grid(M=(3,), N=(5,)), dtypes=["float32"])
+    assert "output[2, 4]" in found.reason
+    assert "1 of 15 elements" in found.reason
+
+
+def test_a_kernel_that_fits_no_case_is_unsupported():
+    kernel = Kernel("mine", torch.zeros_like, "torch", lambda x: False, differentiable=False)
+    assert next(check(SOFTMAX, [kernel], device="cpu")).verdict == "unsupported"
+
+
+def test_the_seed_repeats_a_run():
+    seen = []
+
+    def spy(x):
+        seen.append(x.clone())
+        return torch.softmax(x, -1)
+
+    for seed in (7, 7, None, None):
+        verdict(spy, seed=seed, cases=grid(M=(2,), N=(3,)), dtypes=["float32"])
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[2], seen[3])
+
+
+@pytest.mark.parametrize("name", __import__("tilewright").source.op_files())
+def test_every_kernel_of_the_project_that_can_run_here_is_right(name, device):
+    op = registry.load(name)
+    for found in check(op, list(op.kernels.values()), device=device):
+        assert found.verdict in ("right", "unsupported"), f"{found.kernel}: {found.reason}"
+        if op.kernels[found.kernel].language == "triton":
+            assert found.verdict == "right", f"{found.kernel}: {found.reason}"
