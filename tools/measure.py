@@ -1,7 +1,7 @@
 """Times that users feel, measured on whole processes. Not tests: machines differ, and a test must not.
 
-    python tools/measure.py start-up    how long the command line takes to answer
-    python tools/measure.py make-test   `make test` in a fresh clone, installation included
+python tools/measure.py start-up    how long the command line takes to answer
+python tools/measure.py make-test   `make test` in a fresh clone, installation included
 """
 
 import os

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.report.rows import Row
-from tilewright.tools.check import Verdict
+if TYPE_CHECKING:
+    from tilewright.report.rows import Row
+    from tilewright.tools.check import Verdict
 
 STYLE = {"right": "green", "wrong": "bold red", "crashed": "bold red", "timeout": "bold red", "unsupported": "dim"}
 

@@ -1,0 +1,41 @@
+"""Every CUDA C++ file compiles to machine code, without a GPU: a typo in a .cu fails here."""
+
+import importlib
+
+import pytest
+
+from tilewright import source
+from tilewright.ops._cuda import Source
+
+ARCHITECTURES = ("sm_80", "sm_90")
+
+
+def sources() -> dict[str, Source]:
+    modules = [importlib.import_module(f"tilewright.ops.{name}") for name in source.op_files()]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Source)]
+    return {one.file: one for one in found}
+
+
+def test_every_file_belongs_to_an_op():
+    assert set(sources()) == {path.name for path in source.CUDA.glob("*.cu")}
+
+
+@pytest.mark.parametrize("file", [path.name for path in source.CUDA.glob("*.cu")])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_compiles(file, arch, tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    one = sources()[file]
+    code, symbols = one.cubin(arch)
+    assert code.startswith(b"\x7fELF")
+    assert len(symbols) == 3 * len(one.kernels)
+    assert one.cubin(arch) == (code, symbols), "the kept copy is the same"
+
+
+def test_a_typo_is_an_error(tmp_path, monkeypatch):
+    from tilewright.ops import _cuda
+
+    monkeypatch.setattr(_cuda, "FOLDER", tmp_path)
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    (tmp_path / "typo.cu").write_text("template <typename T> __global__ void f(T* x) { x[0] = ; }")
+    with pytest.raises(Exception, match="COMPILATION"):
+        Source("typo.cu", "f").cubin("sm_90")
