@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON lines instead of a ta
 
 def main() -> None:
     """Run the command line: errors are one line on stderr; 0 good, 1 the kernel is not, 2 the user's mistake."""
+    warnings.filterwarnings("ignore", module="torch")  # its advice to the author of a kernel is not the verdict
     try:
         code = app(standalone_mode=False)
     except TilewrightError as error:
@@ -307,7 +309,7 @@ def _bench_recorded(
     direction: str,
     as_json: bool,
 ) -> None:
-    from tilewright.record import is_stale, latest
+    from tilewright.record import is_stale
 
     if not as_json:
         print("No GPU here, so nothing is timed: kernels are checked, and recorded timings are shown.\n")
@@ -324,7 +326,7 @@ def _bench_recorded(
         )
 
     with _recorded() as records:
-        shown = [r for r in latest(records) if is_wanted(r)]
+        shown = [r for r in records if is_wanted(r)]
         if as_json:
             for r in shown:
                 print(json.dumps({**r, "recorded": True, "stale": is_stale(r)}))
@@ -351,14 +353,14 @@ def _show_recorded(op: Op, records: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def _recorded() -> Iterator[list[dict[str, Any]]]:
-    """All timing records; lines that cannot be read are told once the rest has been used."""
-    from tilewright.record import read
+    """The newest timing records; lines that cannot be read are told once the rest has been used."""
+    from tilewright.record import latest, read
 
     found = [read(path) for path in sorted(settings.results_dir().rglob("*.jsonl"))]
     for file in found:
         for number in file.torn:
             print(f"tilewright: {file.path}, line {number} was cut off while written; skipped", file=sys.stderr)
-    yield [r for file in found for r in file.records if r["kind"] == "timing"]
+    yield list(latest([r for file in found for r in file.records if r["kind"] == "timing"]))
     for file in found:
         if file.corrupt:
             raise CorruptRecords(file.path, file.corrupt)

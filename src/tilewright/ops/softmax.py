@@ -17,7 +17,7 @@ from tilewright.ops._dispatch import runs_here
 from tilewright.spec import Cost, Op, grid, points
 
 LONGEST_ROW = 32768  # elements of a row that one program can hold in registers; twice as many spill
-TILE = 4096  # elements of short rows that share a program
+TILE = 2048  # elements of short rows that share a program; 16 a thread, as in longer rows
 
 
 def reference(x: Tensor) -> Tensor:
@@ -147,28 +147,24 @@ CUDA = Source("softmax.cu", "softmax_fwd", "softmax_bwd")
 CUDA_THREADS = 256  # any whole number of warps is right
 
 
-def _loop_config(N: int) -> dict[str, int]:
-    block = min(8192, triton.next_power_of_2(N))
-    return {"BLOCK_N": block, "num_warps": min(16, max(4, block // 512))}
+def _loop_block(N: int) -> int:
+    return min(4096 if N <= 8192 else 8192, triton.next_power_of_2(N))
 
 
 def _tile_config(N: int) -> dict[str, int]:
     block = triton.next_power_of_2(N)
-    return {
-        "BLOCK_M": max(1, TILE // block),
-        "BLOCK_N": block,
-        "num_warps": min(32, max(4, block // 1024)),
-    }
+    rows = max(1, TILE // block)
+    return {"BLOCK_M": rows, "BLOCK_N": block, "num_warps": min(32, max(4, rows * block // 512))}
 
 
 def _three_pass(x: Tensor, y: Tensor) -> None:
     M, N = x.shape
-    _softmax_three_pass[(M,)](x, y, N, **_loop_config(N))
+    _softmax_three_pass[(M,)](x, y, N, BLOCK_N=_loop_block(N), num_warps=8 if N <= 8192 else 32)
 
 
 def _online(x: Tensor, y: Tensor) -> None:
     M, N = x.shape
-    _softmax_online[(M,)](x, y, N, **_loop_config(N))
+    _softmax_online[(M,)](x, y, N, BLOCK_N=_loop_block(N), num_warps=8)
 
 
 def _one_pass(x: Tensor, y: Tensor) -> None:
@@ -211,11 +207,11 @@ def softmax_backward(y: Tensor, dy: Tensor, form: str) -> Tensor:
         with torch.cuda.device_of(y):
             if form == "cuda":
                 CUDA.launch("softmax_bwd", y.dtype, (M,), CUDA_THREADS, y, dy, dx, N)
-            elif N <= LONGEST_ROW // 2:  # it holds two rows
+            elif N <= LONGEST_ROW:
                 config = _tile_config(N)
                 _softmax_bwd[(triton.cdiv(M, config["BLOCK_M"]),)](y, dy, dx, M, N, **config)
             else:
-                _softmax_bwd_long[(M,)](y, dy, dx, N, **_loop_config(N))
+                _softmax_bwd_long[(M,)](y, dy, dx, N, BLOCK_N=16384, num_warps=16)
     return dx
 
 

@@ -20,6 +20,7 @@ from tilewright.worker import run_with_gradients
 
 SLACK = 8.0  # another order of summation is honest; another precision is a thousand times worse
 OCTAVES = 64
+CANCELLED = 2.0**-44  # of a row's largest: what cancellation leaves of float64, so the truth itself is no better
 POOL = 1024  # elements that make the largest error among them a fair estimate, even where errors have long tails
 
 
@@ -113,7 +114,7 @@ def _budget(truth: Tensor, plain: Tensor, moved_by: Tensor) -> Tensor:
     row = magnitude.amax(dim=-1, keepdim=True) if truth.dim() else magnitude
     row = torch.where(row > 0, row, 1.0)
     octave = (-torch.log2((magnitude / row).clamp_min(2.0**-OCTAVES))).floor().clamp(0, OCTAVES - 1).long()
-    return rounding + SLACK * row * _pooled(error / row, octave)[octave]
+    return rounding + row * (SLACK * _pooled(error / row, octave)[octave] + CANCELLED)
 
 
 def _pooled(error: Tensor, octave: Tensor) -> Tensor:

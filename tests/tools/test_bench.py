@@ -1,0 +1,52 @@
+"""No time without a proof, and every sample kept."""
+
+import pytest
+import torch
+
+from tilewright import registry
+from tilewright.spec import Kernel, points
+from tilewright.tools import bench as tool
+
+SOFTMAX = registry.load("softmax")
+
+
+def test_directions_are_those_the_op_has():
+    assert tool.directions(SOFTMAX, "both") == ["forward", "backward"]
+    assert tool.directions(SOFTMAX, "backward") == ["backward"]
+
+
+def test_units_are_those_of_the_cost():
+    assert tool.units(SOFTMAX, SOFTMAX.bench) == {"fp32", "special"}
+
+
+@pytest.mark.gpu
+def test_right_kernels_are_timed_and_wrong_ones_are_not():
+    wrong = Kernel("wrong", torch.zeros_like, "torch", lambda *_: True, differentiable=False)
+    kernels = [SOFTMAX.kernels["eager"], SOFTMAX.kernels["triton"], wrong]
+    cases = [case.with_dtype("bfloat16") for case in points(M=(4096,), N=(1024,))]
+    found = list(tool.bench(SOFTMAX, kernels, [], timer=tool.Timer(), cases=cases, direction="both", samples=5))
+    by_key = {(timing.kernel, timing.direction): timing for timing in found}
+    for direction in ("forward", "backward"):
+        for kernel in ("eager", "triton"):
+            timing = by_key[kernel, direction]
+            assert len(timing.samples_us) == 5
+            assert timing.median_us > 1
+    assert by_key["wrong", "forward"].verdict == "wrong"
+    assert by_key["wrong", "forward"].samples_us == []
+
+
+@pytest.mark.gpu
+def test_a_file_is_timed_beside_the_kernels_of_the_project(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\n\ndef softmax(x):\n    return torch.softmax(x, -1)\n")
+    cases = [case.with_dtype("float32") for case in points(M=(512,), N=(256,))]
+    found = list(tool.bench(SOFTMAX, [SOFTMAX.kernels["eager"]], [path], timer=tool.Timer(), cases=cases, samples=3))
+    assert {timing.kernel: len(timing.samples_us) for timing in found} == {"eager": 3, "mine.py": 3}
+
+
+@pytest.mark.gpu
+def test_ceilings_are_plausible():
+    rates = tool.measure(tool.Timer(), ["tensor.bfloat16"])
+    assert 1e11 < rates["copy"] < 2e13
+    assert rates["read"] > 0.8 * rates["copy"]
+    assert rates["tensor.bfloat16"] > 1e13
