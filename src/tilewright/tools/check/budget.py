@@ -57,11 +57,11 @@ def expect(
     plain, plain_gradients = run_with_gradients(reference, args, grad)
     names = ["output"] if len(truth) == 1 else [f"output {i}" for i in range(len(truth))]
     names += [f"gradient of {leaf}" for leaf, _ in zip(leaves, true_gradients, strict=False)]
+    exact = [*truth, *true_gradients]
+    largest = max((float(_finite(t).abs().max()) for t in exact if t.numel()), default=0.0)
     return [
-        Expected(name, t, _budget(t, p, (m - t).abs()), p.dtype)
-        for name, t, m, p in zip(
-            names, truth + true_gradients, moved + moved_gradients, plain + plain_gradients, strict=True
-        )
+        Expected(name, t, _budget(t, p, (m - t).abs(), largest), p.dtype)
+        for name, t, m, p in zip(names, exact, moved + moved_gradients, plain + plain_gradients, strict=True)
     ]
 
 
@@ -104,17 +104,23 @@ def _moved(value: Any) -> Any:
     return value * (1 + (2.0 * sign - 1) * torch.finfo(torch.float32).eps)
 
 
-def _budget(truth: Tensor, plain: Tensor, moved_by: Tensor) -> Tensor:
+def _budget(truth: Tensor, plain: Tensor, moved_by: Tensor, largest: float) -> Tensor:
     if truth.numel() == 0:
         return truth.clone()
-    magnitude = truth.nan_to_num(0.0, 0.0, 0.0).abs()
+    magnitude = _finite(truth).abs()
     rounding = _rounding(magnitude, plain.dtype)
     beyond = ((plain.double() - truth).abs() - rounding / 2).clamp_min(0)
-    error = torch.maximum(beyond, moved_by).nan_to_num(0.0, 0.0, 0.0)
+    error = _finite(torch.maximum(beyond, moved_by))
     row = magnitude.amax(dim=-1, keepdim=True) if truth.dim() else magnitude
-    row = torch.where(row > 0, row, 1.0)
+    # A row of zeros is what is left when equal terms cancel. They were of the size of the results, at most.
+    error = torch.where(row > 0, error, error.clamp_min(largest * torch.finfo(torch.float32).eps))
+    row = torch.where(row > 0, row, largest or 1.0)
     octave = (-torch.log2((magnitude / row).clamp_min(2.0**-OCTAVES))).floor().clamp(0, OCTAVES - 1).long()
     return rounding + row * (SLACK * _pooled(error / row, octave)[octave] + CANCELLED)
+
+
+def _finite(x: Tensor) -> Tensor:
+    return x.nan_to_num(0.0, 0.0, 0.0)
 
 
 def _pooled(error: Tensor, octave: Tensor) -> Tensor:

@@ -1,0 +1,66 @@
+"""Every Triton kernel compiles for an H200 as its launch would compile it, without a GPU.
+
+The interpreter runs Python: it accepts what the compiler refuses. Launches are turned into compilations in a process
+that is not interpreted; memory is never touched, so the bench cases serve as they are.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tilewright import source
+
+COMPILE = """
+import sys
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import JITFunction, create_function_from_signature
+from tilewright import registry
+from tilewright.spec import Draw
+from tilewright.worker import run_with_gradients
+
+TARGET = GPUTarget("cuda", 90, 32)
+SHARED = 227 * 1024
+launches = 0
+
+def compile_instead(fn, *args, grid, warmup, **kwargs):
+    global launches
+    launches += 1
+    backend = make_backend(TARGET)
+    kwargs |= {"debug": False, "instrumentation_mode": ""}
+    bound, specialization, options = create_function_from_signature(fn.signature, fn.params, backend)(*args, **kwargs)
+    options, signature, constants, attributes = fn._pack_args(backend, kwargs, bound, specialization, options)
+    made = triton.compile(ASTSource(fn, signature, constants, attributes), target=TARGET, options=options.__dict__)
+    assert made.metadata.shared <= SHARED, f"{fn.__name__}: {made.metadata.shared} bytes of shared memory"
+
+JITFunction.run = compile_instead
+
+class Untouched(Draw):
+    def randn(self, *dims, scale=1.0):
+        return torch.empty([self.case[d] if isinstance(d, str) else d for d in dims], dtype=self.dtype)
+
+op = registry.load(sys.argv[1])
+cases = [case.with_dtype(op.bench_dtype) for case in op.bench]
+cases += [case.with_dtype(dtype) for case in (op.check[0], op.check[-1]) for dtype in op.dtypes]
+for kernel in op.kernels.values():
+    for case in cases:
+        args = op.inputs(Untouched(case, "meta", 0))
+        if kernel.language == "triton" and kernel.fits(*args):
+            shape = op.reference(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args)).shape
+            grad = torch.empty(shape, dtype=args[0].dtype) if kernel.differentiable else None
+            run_with_gradients(kernel.fn, args, grad)
+print(launches)
+"""
+
+
+@pytest.mark.parametrize("name", source.op_files())
+def test_compiles(name):
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, name], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert int(done.stdout) > 0
