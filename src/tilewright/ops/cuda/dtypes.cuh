@@ -40,6 +40,8 @@ template <> __device__ __forceinline__ bfloat16 from_float<bfloat16>(float x) {
 // VECTOR elements fill one 16-byte access.
 template <typename T> constexpr int VECTOR = 16 / sizeof(T);
 
-template <typename T> struct alignas(16) Pack {
-    T at[VECTOR<T>];
+template <typename T, int WIDTH = VECTOR<T>> struct alignas(WIDTH * sizeof(T)) Pack {
+    T at[WIDTH];
 };
+
+__device__ __forceinline__ bool aligned(const void* pointer) { return (unsigned long long)pointer % 16 == 0; }

@@ -25,15 +25,11 @@ template <bool IS_MAX> __device__ __forceinline__ float block_reduce(float x) {
     return IS_MAX ? warp_max(x) : warp_sum(x);
 }
 
-template <typename T, int WIDTH> struct alignas(WIDTH * sizeof(T)) Span {
-    T at[WIDTH];
-};
-
 // A maximum of -inf means only -inf was seen: shifting by it would make NaN of -inf + inf.
 __device__ __forceinline__ float shift_of(float m) { return m == -INFINITY ? 0.0f : m; }
 
 template <typename T, int WIDTH> __device__ __forceinline__ void forward_row(const T* x, T* y, long long N) {
-    using Part = Span<T, WIDTH>;
+    using Part = Pack<T, WIDTH>;
     const Part* source = reinterpret_cast<const Part*>(x);
     float m = -INFINITY, total = 0.0f;
     for (long long n = threadIdx.x; n < N / WIDTH; n += blockDim.x) {
@@ -55,7 +51,7 @@ template <typename T, int WIDTH> __device__ __forceinline__ void forward_row(con
 }
 
 template <typename T, int WIDTH> __device__ __forceinline__ void backward_row(const T* y, const T* dy, T* dx, long long N) {
-    using Part = Span<T, WIDTH>;
+    using Part = Pack<T, WIDTH>;
     const Part *outputs = reinterpret_cast<const Part*>(y), *grads = reinterpret_cast<const Part*>(dy);
     float total = 0.0f;
     for (long long n = threadIdx.x; n < N / WIDTH; n += blockDim.x) {
@@ -69,8 +65,6 @@ template <typename T, int WIDTH> __device__ __forceinline__ void backward_row(co
         reinterpret_cast<Part*>(dx)[n] = a;
     }
 }
-
-template <typename T> __device__ __forceinline__ bool aligned(const T* p) { return (unsigned long long)p % 16 == 0; }
 
 template <typename T> __global__ void softmax_fwd(const T* x, T* y, long long N) {
     x += blockIdx.x * N;

@@ -1,0 +1,157 @@
+"""Sum of two tensors, element by element: out = x + y.
+
+The least a GPU can do: three moves through memory and one operation for each element. What is left to get right is
+the shape of those moves: 16 bytes an access, several in flight, and offsets that pass 2**31.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tilewright.ops._cuda import Source
+from tilewright.ops._flat import takes
+from tilewright.ops._numba import launch, numba_cuda
+from tilewright.spec import Cost, Op, grid
+
+
+def reference(x: Tensor, y: Tensor) -> Tensor:
+    return torch.add(x, y)
+
+
+def cost(x: Tensor, y: Tensor) -> Cost:
+    return Cost(read=x.nbytes + y.nbytes, written=x.nbytes, flops={"fp32": x.numel()})
+
+
+def backward_cost(x: Tensor, y: Tensor) -> Cost:
+    return Cost(read=0, written=0)  # the incoming gradient is both results
+
+
+op = Op(
+    "add",
+    reference,
+    cost,
+    inputs=lambda draw: (draw.randn("N"), draw.randn("N")),
+    check=grid(N=(1, 2, 509, 4096, 200003)),
+    bench=grid(N=(2**20, 2**24, 2**28)),
+    backward_cost=backward_cost,
+)
+
+
+@triton.jit
+def _add_fwd(x_ptr, y_ptr, out_ptr, N, BLOCK_N: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * BLOCK_N  # int64: N may pass 2**31
+    offs_n = start + tl.arange(0, BLOCK_N)
+    if start + BLOCK_N <= N:  # without a mask the accesses stay 16 bytes wide whatever N is
+        x = tl.load(x_ptr + offs_n).to(tl.float32)
+        y = tl.load(y_ptr + offs_n).to(tl.float32)
+        tl.store(out_ptr + offs_n, (x + y).to(out_ptr.dtype.element_ty))
+    else:
+        x = tl.load(x_ptr + offs_n, mask=offs_n < N).to(tl.float32)
+        y = tl.load(y_ptr + offs_n, mask=offs_n < N).to(tl.float32)
+        tl.store(out_ptr + offs_n, (x + y).to(out_ptr.dtype.element_ty), mask=offs_n < N)
+
+
+BLOCK_N = 2048
+
+
+def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
+    N = x.numel()
+    _add_fwd[(triton.cdiv(N, BLOCK_N),)](x, y, out, N, BLOCK_N=BLOCK_N, num_warps=4)
+
+
+CUDA = Source("add.cu", "add_fwd")
+CUDA_THREADS = 256
+CUDA_BYTES = 32  # of each input that a thread takes at a time
+
+
+def _cuda(x: Tensor, y: Tensor, out: Tensor) -> None:
+    blocks = triton.cdiv(x.nbytes, CUDA_THREADS * CUDA_BYTES)
+    CUDA.launch("add_fwd", x.dtype, (blocks,), CUDA_THREADS, x, y, out, x.numel())
+
+
+NUMBA_THREADS = 128
+NUMBA_EACH = 4  # elements a thread
+
+
+@functools.cache
+def _numba_kernel() -> Any:
+    global nb
+    nb = numba_cuda()
+
+    @nb.jit
+    def add(x, y, out):
+        width = nb.blockDim.x
+        n = nb.blockIdx.x * width * NUMBA_EACH + nb.threadIdx.x
+        if n + 3 * width < out.size:  # all loads before the first store, so that they are in flight together
+            a, b = x[n] + y[n], x[n + width] + y[n + width]
+            c, d = x[n + 2 * width] + y[n + 2 * width], x[n + 3 * width] + y[n + 3 * width]
+            out[n], out[n + width] = a, b
+            out[n + 2 * width], out[n + 3 * width] = c, d
+        else:
+            for m in range(n, min(n + NUMBA_EACH * width, out.size), width):
+                out[m] = x[m] + y[m]
+
+    return add
+
+
+def _numba(x: Tensor, y: Tensor, out: Tensor) -> None:
+    blocks = triton.cdiv(x.numel(), NUMBA_THREADS * NUMBA_EACH)
+    launch(_numba_kernel(), (blocks,), NUMBA_THREADS, x.view(-1), y.view(-1), out.view(-1))
+
+
+FORMS = {"triton": _triton, "cuda": _cuda, "numba": _numba}
+
+
+@torch.library.custom_op("tilewright::add", mutates_args=())
+def add_forward(x: Tensor, y: Tensor, form: str) -> Tensor:
+    """The sum of two tensors of one shape and dtype by the named form."""
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.numel():
+        with torch.cuda.device_of(x):
+            FORMS[form](x.contiguous(), y.contiguous(), out)
+    return out
+
+
+@add_forward.register_fake
+def _(x: Tensor, y: Tensor, form: str) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _backward(ctx, grad: Tensor):
+    return grad, grad, None
+
+
+add_forward.register_autograd(_backward)
+
+
+@op.kernel("triton", language="triton")
+def triton_add(x: Tensor, y: Tensor) -> Tensor:
+    return add_forward(x, y, "triton")
+
+
+@op.kernel("cuda", language="cuda")
+def cuda(x: Tensor, y: Tensor) -> Tensor:
+    return add_forward(x, y, "cuda")
+
+
+@op.kernel("numba", language="numba", fits=lambda x, y: x.dtype == torch.float32, differentiable=False)
+def numba(x: Tensor, y: Tensor) -> Tensor:
+    return add_forward(x, y, "numba")
+
+
+SMALLEST = 2**24  # elements; below this torch's launch costs less than ours saves
+
+
+def add(input: Any, other: Any, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
+    """As `torch.add`: the fast kernel where it fits, torch elsewhere."""
+    plain = out is None and type(alpha) in (int, float) and alpha == 1
+    # Inductor fuses torch's add with its neighbours; it could not look into ours.
+    if torch.compiler.is_compiling() or not plain or not takes(SMALLEST, input, other):
+        return torch.add(input, other, alpha=alpha, out=out)
+    return add_forward(input, other, "triton")

@@ -1,0 +1,6 @@
+// Sum of two tensors, element by element.
+#include "elementwise.cuh"
+
+template <typename T> __global__ void add_fwd(const T* x, const T* y, T* out, long long N) {
+    map({x, y}, out, N, [](const float (&in)[2]) { return in[0] + in[1]; });
+}

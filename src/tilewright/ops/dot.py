@@ -1,0 +1,173 @@
+"""Dot product of two vectors: out = sum of x * y.
+
+Each program multiplies and adds its piece of both vectors and leaves one number; a second kernel adds those in a fixed
+order. No atomics, so the same input always gives the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tilewright.ops._cuda import Source
+from tilewright.ops._flat import takes
+from tilewright.ops._numba import launch, numba_cuda
+from tilewright.ops._reduce import NUMBA_THREADS, numba_sum_chunks, numba_tree_sum, split, sum_tiles
+from tilewright.spec import Cost, Op, grid
+
+
+def reference(x: Tensor, y: Tensor) -> Tensor:
+    if x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16):
+        return torch.dot(x.float(), y.float()).to(x.dtype)  # torch's own raises on CPUs whose AMX is switched off
+    return torch.dot(x, y)
+
+
+def cost(x: Tensor, y: Tensor) -> Cost:
+    return Cost(read=x.nbytes + y.nbytes, written=x.element_size(), flops={"fp32": 2 * x.numel()})
+
+
+def backward_cost(x: Tensor, y: Tensor) -> Cost:
+    return Cost(read=x.nbytes + y.nbytes, written=x.nbytes + y.nbytes, flops={"fp32": 2 * x.numel()})
+
+
+op = Op(
+    "dot",
+    reference,
+    cost,
+    inputs=lambda draw: (draw.randn("N"), draw.randn("N")),
+    check=grid(N=(1, 2, 509, 4097, 300007)),
+    bench=grid(N=(2**20, 2**24, 2**28)),
+    backward_cost=backward_cost,
+    bench_dtype="float32",
+)
+
+
+@triton.jit
+def _dot_chunk(x_ptr, y_ptr, partial_ptr, N, chunk, BLOCK_N: tl.constexpr):
+    piece = tl.program_id(0).to(tl.int64)  # int64: N may pass 2**31
+    begin = piece * chunk
+    end = tl.minimum(begin + chunk, N)
+    rest = begin + (end - begin) // BLOCK_N * BLOCK_N
+    offs_n = tl.arange(0, BLOCK_N)
+    total = tl.zeros([BLOCK_N], tl.float32)
+    for start in range(begin, rest, BLOCK_N):  # without a mask the accesses stay 16 bytes wide whatever N is
+        x = tl.load(x_ptr + start + offs_n).to(tl.float32)
+        total += x * tl.load(y_ptr + start + offs_n).to(tl.float32)
+    if rest < end:
+        x = tl.load(x_ptr + rest + offs_n, mask=rest + offs_n < end, other=0.0).to(tl.float32)
+        total += x * tl.load(y_ptr + rest + offs_n, mask=rest + offs_n < end, other=0.0).to(tl.float32)
+    tl.store(partial_ptr + piece, tl.sum(total, axis=0))
+
+
+BLOCK_N = 4096
+
+
+def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
+    chunk, chunks = split(1, x.numel(), BLOCK_N)
+    partial = torch.empty(1, chunks, dtype=torch.float32, device=x.device)
+    _dot_chunk[(chunks,)](x, y, partial, x.numel(), chunk, BLOCK_N=BLOCK_N, num_warps=4)
+    sum_tiles(partial, out)
+
+
+CUDA = Source("dot.cu", "dot_chunks", "dot_partials")
+CUDA_THREADS = 256  # any number is right
+CUDA_BLOCK = 16384  # pieces are multiples of it
+
+
+def _cuda(x: Tensor, y: Tensor, out: Tensor) -> None:
+    chunk, chunks = split(1, x.numel(), CUDA_BLOCK)
+    partial = torch.empty(chunks, dtype=torch.float32, device=x.device)
+    room = 4 * CUDA_THREADS  # bytes of shared memory: a float for each thread
+    CUDA.launch("dot_chunks", x.dtype, (chunks,), CUDA_THREADS, x, y, partial, x.numel(), chunk, shared=room)
+    CUDA.launch("dot_partials", x.dtype, (1,), CUDA_THREADS, partial, out, chunks, shared=room)
+
+
+@functools.cache
+def _numba_kernel() -> Any:
+    global nb
+    nb = numba_cuda()
+    from numba import float32
+
+    tree_sum = numba_tree_sum()
+
+    @nb.jit
+    def dot_chunks(x, y, partial, chunk):
+        piece = nb.blockIdx.x
+        end = min((piece + 1) * chunk, x.size)
+        total = float32(0)
+        for n in range(piece * chunk + nb.threadIdx.x, end, nb.blockDim.x):
+            total += x[n] * y[n]
+        total = tree_sum(total)
+        if nb.threadIdx.x == 0:
+            partial[0, piece] = total
+
+    return dot_chunks
+
+
+def _numba(x: Tensor, y: Tensor, out: Tensor) -> None:
+    chunk, chunks = split(1, x.numel(), BLOCK_N)
+    partial = torch.empty(1, chunks, dtype=torch.float32, device=x.device)
+    launch(_numba_kernel(), (chunks,), min(x.numel(), NUMBA_THREADS), x, y, partial, chunk)
+    launch(numba_sum_chunks(), (1, 1), min(chunks, NUMBA_THREADS), partial, out.view(1, 1), chunks)
+
+
+FORMS = {"triton": _triton, "cuda": _cuda, "numba": _numba}
+
+
+@torch.library.custom_op("tilewright::dot", mutates_args=())
+def dot_forward(x: Tensor, y: Tensor, form: str) -> Tensor:
+    """The dot product of two vectors of one length and dtype by the named form."""
+    if x.numel() == 0:
+        return x.new_zeros(())
+    out = x.new_empty(())
+    with torch.cuda.device_of(x):
+        FORMS[form](x.contiguous(), y.contiguous(), out)
+    return out
+
+
+@dot_forward.register_fake
+def _(x: Tensor, y: Tensor, form: str) -> Tensor:
+    return x.new_empty(())
+
+
+def _save(ctx, inputs, output) -> None:
+    x, y, _ = inputs
+    ctx.save_for_backward(x, y)
+
+
+def _backward(ctx, grad: Tensor):
+    x, y = ctx.saved_tensors
+    return grad * y if ctx.needs_input_grad[0] else None, grad * x if ctx.needs_input_grad[1] else None, None
+
+
+dot_forward.register_autograd(_backward, setup_context=_save)
+
+
+@op.kernel("triton", language="triton")
+def triton_dot(x: Tensor, y: Tensor) -> Tensor:
+    return dot_forward(x, y, "triton")
+
+
+@op.kernel("cuda", language="cuda")
+def cuda(x: Tensor, y: Tensor) -> Tensor:
+    return dot_forward(x, y, "cuda")
+
+
+@op.kernel("numba", language="numba", fits=lambda x, y: x.dtype == torch.float32, differentiable=False)
+def numba(x: Tensor, y: Tensor) -> Tensor:
+    return dot_forward(x, y, "numba")
+
+
+SMALLEST = 2**24  # elements; below this torch's launch costs less than ours saves
+
+
+def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """As `torch.dot`: the fast kernel where it fits, torch elsewhere."""
+    if out is not None or not takes(SMALLEST, input, tensor) or input.dim() != 1:
+        return torch.dot(input, tensor, out=out)
+    return dot_forward(input, tensor, "triton")
