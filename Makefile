@@ -31,7 +31,7 @@ lint: $(READY)
 	$(RUN) -m ruff format --check .
 
 types: $(READY)
-	$(RUN) -m pyright
+	$(RUN) -m pyright --pythonpath $$($(RUN) -c "import sys; print(sys.executable)")
 
 tests: $(READY)
 	$(RUN) -m pytest -n 2 --dist loadgroup

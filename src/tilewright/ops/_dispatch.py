@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd import forward_ad
+from triton import knobs
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-INTERPRETED = bool(triton.knobs.runtime.interpret)  # Triton reads it once too, when it decorates
+INTERPRETED = bool(knobs.runtime.interpret)  # Triton reads it once too, when it decorates
 
 
 def runs_here(*tensors: Tensor) -> bool:
@@ -28,4 +28,5 @@ def runs_here(*tensors: Tensor) -> bool:
 
 
 def _plain(tensor: Tensor) -> bool:
-    return type(tensor) is Tensor or type(tensor) is torch.nn.Parameter
+    is_subclass = type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter
+    return tensor.layout == torch.strided and not is_subclass and not tensor.is_nested

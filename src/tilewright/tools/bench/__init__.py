@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import config as functorch_config
 
 from tilewright import registry
 from tilewright.spec import Case, Cost, Kernel, Op
@@ -76,7 +77,7 @@ def bench(
     sound = [k for k in everyone if k.name not in verdicts or verdicts[k.name].verdict == "right"]
     for case in cases:
         torch._dynamo.reset()  # else the ninth shape would silently run uncompiled
-        with torch._functorch.config.patch(donated_buffer=False):  # one compiled graph is run backward many times
+        with functorch_config.patch(donated_buffer=False):  # one compiled graph is run backward many times
             on_step(f"checking {case}")
             here = verdicts | _check_timed_case(op, sound, case)
             for toward in directions(op, direction):

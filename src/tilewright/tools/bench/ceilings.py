@@ -1,5 +1,7 @@
 """How fast this GPU really is: bandwidth and matrix rates, measured by the same timer as the kernels."""
 
+# pyright: reportCallIssue=false, reportIndexIssue=false
+# Type checkers take a @triton.jit function for a plain one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable

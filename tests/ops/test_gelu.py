@@ -1,0 +1,192 @@
+"""Laws of GELU, for every form of it."""
+
+import inspect
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
+from hypothesis import given
+
+import tilewright as tw
+from support import (
+    LAYOUTS,
+    assert_compiles,
+    assert_gradients_match,
+    assert_right,
+    few_examples,
+    laid_out,
+    layouts,
+    shapes,
+)
+from tilewright.ops import _cuda
+from tilewright.ops import gelu as module
+
+FORMS = ["eager", "manual", "triton", pytest.param("cuda", marks=pytest.mark.gpu)]
+OURS = FORMS[2:]
+both = pytest.mark.parametrize("approximate", module.APPROXIMATIONS)
+inf, nan = float("inf"), float("nan")
+
+
+@pytest.fixture
+def fast_path(monkeypatch):
+    """The public function takes our kernels however small the input."""
+    monkeypatch.setattr(module, "SMALLEST", 0)
+
+
+@both
+@pytest.mark.parametrize("form", FORMS)
+def test_odd_part_is_half_of_x_and_large_x_is_itself(form, approximate, device):
+    gelu = module.op.kernels[form].fn
+    x = torch.linspace(-8, 8, 4001, device=device)
+    torch.testing.assert_close(gelu(x, approximate) - gelu(-x, approximate), x, rtol=1e-6, atol=1e-6)
+    large = torch.linspace(9, 1000, 100, device=device)
+    assert torch.equal(gelu(large, approximate), large)
+    assert gelu(-large, approximate).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("form", OURS)
+def test_left_tail_keeps_its_precision(form, device):
+    """Where torch's 1 + erf has cancelled to nothing, the exact form is still right to the last digits."""
+    x = torch.linspace(-12, 0, 5001, device=device)[:-1]
+    got = module.gelu_forward(x, "none", form)
+    truth = x.double() * 0.5 * torch.special.erfc(-x.double() / 2**0.5)
+    assert ((got.double() / truth - 1).abs() / (1 + x.double() ** 2)).max() < 5e-7
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_extreme_values(form, dtype, approximate, device):
+    x = torch.tensor([1e30, -1e30, 6e4, -6e4, 100, -100, 0.0, nan, -inf], device=device).to(dtype)
+    x = x[x != inf]
+    gelu = module.op.kernels[form].fn
+    torch.testing.assert_close(gelu(x, approximate), F.gelu(x, approximate=approximate), equal_nan=True)
+    if form in ("triton", "cuda"):  # torch's own exact form gives NaN for inf on the CPU and inf on a GPU
+        assert gelu(torch.tensor([inf], device=device, dtype=dtype), approximate).item() == inf
+
+
+@both
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("form", OURS)
+def test_gradient_of_extreme_values(form, dtype, approximate, device):
+    """One on the right and zero on the left, also where torch's tanh form has inf * 0."""
+    x = torch.tensor([100, 6e4, 1e30, -100, -6e4, -1e30], device=device).to(dtype)
+    x = x[x.isfinite()]
+    dx = module.gelu_backward(x, torch.full_like(x, 3), approximate, form)
+    assert torch.equal(dx, torch.where(x > 0, 3.0, 0.0).to(dtype))
+    assert module.gelu_backward(x[:1] * nan, x[:1], approximate, form).isnan().all()
+
+
+@both
+@pytest.mark.parametrize("form", OURS)
+@pytest.mark.parametrize("N", [2**13, 2**13 + 1])
+def test_whole_blocks_and_their_rest(form, N, approximate, device):
+    """Both paths of the kernels, also where memory is not aligned to 16 bytes."""
+    for layout in ("contiguous", "offset"):
+        x = laid_out((N,), layout, device=device, dtype=torch.float16)
+        assert_right(module.gelu_forward(x, approximate, form), module.reference, x, approximate)
+
+
+@few_examples
+@given(shape=shapes, layout=layouts)
+def test_any_shape_and_layout(shape, layout, device, fast_path):
+    x = laid_out(shape, layout, device=device)
+    for approximate in module.APPROXIMATIONS:
+        got = tw.gelu(x, approximate)
+        assert_right(got, module.reference, x, approximate)
+        assert got.stride() == F.gelu(x).stride()
+
+
+@both
+@pytest.mark.parametrize("form", ["manual", *OURS])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients(layout, form, approximate, device):
+    x = laid_out((6, 33), layout, device=device)
+    kernel = module.op.kernels[form].fn
+    assert_gradients_match(lambda x: kernel(x, approximate), lambda x: F.gelu(x, approximate=approximate), x)
+
+
+@both
+def test_gradients_of_gradients(approximate, device, fast_path):
+    x = torch.randn(3, 5, device=device, requires_grad=True)
+    (ours,) = torch.autograd.grad(tw.gelu(x, approximate).square().sum(), x, create_graph=True)
+    (theirs,) = torch.autograd.grad(F.gelu(x, approximate=approximate).square().sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(ours.sum(), x), torch.autograd.grad(theirs.sum(), x))
+
+
+@both
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3, 4)])
+def test_whatever_torch_takes(shape, approximate, device, fast_path):
+    x = torch.randn(shape, device=device)
+    torch.testing.assert_close(tw.gelu(x, approximate), F.gelu(x, approximate=approximate))
+    torch.testing.assert_close(tw.gelu(x.double(), approximate), F.gelu(x.double(), approximate=approximate))
+    assert module.gelu_forward(x, approximate, "triton").shape == shape
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls nested tensors a prototype
+def test_nested_tensors_as_torch(device, fast_path):
+    x = torch.randn(2, 3, device=device)
+    torch.testing.assert_close(tw.gelu(torch.nested.nested_tensor([x, x])).unbind()[0], F.gelu(x))
+
+
+def test_errors_are_torchs_own(device, fast_path):
+    x = torch.randn(4, device=device)
+    for bad in ((x, "sigmoid"), (x, None), (3, "none"), (x.int(), "none")):
+        with pytest.raises((RuntimeError, TypeError)) as theirs:
+            F.gelu(bad[0], approximate=bad[1])
+        with pytest.raises(theirs.type) as ours:
+            tw.gelu(*bad)
+        assert str(ours.value) == str(theirs.value)
+
+
+def test_autocast_and_functional_transforms_as_torch(device, fast_path):
+    x = torch.randn(4, 8, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert tw.gelu(x).dtype == F.gelu(x).dtype
+    torch.testing.assert_close(torch.func.vmap(tw.gelu)(x), F.gelu(x))
+    torch.testing.assert_close(torch.func.jvp(tw.gelu, (x,), (x,)), torch.func.jvp(F.gelu, (x,), (x,)))
+
+
+def test_small_inputs_go_to_torch(device, monkeypatch):
+    monkeypatch.setattr(module, "gelu_forward", lambda *_: pytest.fail("our kernel was launched"))
+    x = torch.randn(8, device=device)
+    torch.testing.assert_close(tw.gelu(x), F.gelu(x), rtol=0, atol=0)
+
+
+def test_registered_operators(device, fast_path):
+    x = torch.randn(4, 33, device=device, requires_grad=True)
+    plain = x.detach()
+    torch.library.opcheck(module.gelu_forward, (x, "tanh", "triton"))
+    torch.library.opcheck(module.gelu_forward, (plain.t(), "none", "triton"))
+    torch.library.opcheck(module.gelu_backward, (plain, plain.t().contiguous().t(), "none", "triton"))
+    assert_compiles(lambda x: module.gelu_forward(x, "tanh", "triton"), plain)
+
+
+def test_compiled_it_is_torchs_own(device, fast_path):
+    x = torch.randn(4, 33, device=device)
+    compiled = torch.compile(tw.gelu, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, "tanh"), F.gelu(x, approximate="tanh"), rtol=0, atol=0)
+
+
+def test_cuda_and_triton_share_their_constants():
+    """The CUDA form cannot run here; its formulas hold the numbers that are proven above in Triton's."""
+
+    def constants(text: str) -> set[float]:
+        return {float(number) for number in re.findall(r"\d+\.\d+(?:e-?\d+)?", text) if len(number) > 4}
+
+    formulas = (module._normal_tail, module._tanh_odds, module._gelu_slope)
+    in_triton = "".join(inspect.getsource(formula.fn) for formula in formulas)
+    cuda = (_cuda.FOLDER / "gelu.cu").read_text()
+    assert constants(cuda) == constants(in_triton)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["triton", "cuda"])
+def test_more_than_2_31_elements(form, device):
+    x = torch.zeros(2**31 + 9, device=device, dtype=torch.float16)
+    x[-9:] = torch.arange(9)
+    torch.testing.assert_close(module.gelu_forward(x, "tanh", form)[-20:], F.gelu(x[-20:], approximate="tanh"))
+    torch.testing.assert_close(
+        module.gelu_backward(x, x, "none", form)[-20:], torch.ops.aten.gelu_backward(x[-20:], x[-20:])
+    )
