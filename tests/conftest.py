@@ -13,6 +13,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parent.parent / "src"), os.environ.get("PYTHONPATH", "")]
 )
 
+# On a virtual machine that names AMX without granting it, oneDNN's bfloat16 products kill the process.
+torch.backends.mkldnn.set_flags(_enabled=False)
+
 if not HAS_GPU:  # both are read when a kernel is decorated, so before any op is imported
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"

@@ -218,6 +218,14 @@ def run_with_gradients(fn: Any, args: Any, grad: Tensor | None) -> tuple[list[Te
 
     A function that torch cannot differentiate gives no gradients.
     """
+    was_on, *_ = torch.backends.mkldnn.set_flags(_enabled=False)
+    try:  # on a virtual machine that names AMX without granting it, oneDNN's bfloat16 products kill the process
+        return _run_with_gradients(fn, args, grad)
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=was_on)
+
+
+def _run_with_gradients(fn: Any, args: Any, grad: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
     if grad is None:
         with torch.no_grad():
             return _as_list(fn(*args)), []

@@ -110,7 +110,7 @@ class _Answers:
             args = self._op.make(case, self._device, self.seed)
             grad = None
             if with_gradients:
-                shape = self._op.reference(*args).shape
+                shape = self._op.reference(*self._op.make(case, "meta")).shape
                 generator = torch.Generator(self._device).manual_seed(self.seed + 1)
                 grad = torch.randn(shape, generator=generator, device=self._device).to(getattr(torch, case.dtype))
             leaves = [n for n, a in zip(self._names, args, strict=False) if _is_float(a)]
