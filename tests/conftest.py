@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side: more threads only wait for each other
+
 import pytest
 import torch
 

@@ -618,14 +618,13 @@ def _config(kernel: str, q: Tensor, causal: bool) -> dict[str, object]:
     }
 
 
-def _heads_at_once(walked: Tensor, causal: bool, sharing: int) -> int:
-    """How many heads to work on side by side, given one of the two tensors a program walks over.
+def _heads_at_once(heads: int, walked: Tensor, causal: bool) -> int:
+    """How many heads to work on side by side; `walked` is one of the two tensors that programs walk over.
 
-    Causal programs differ in length, and the longest of many heads go first, as long as what those heads walk over
-    stays in the L2 cache. `sharing` heads walk over the same.
+    Causal programs differ in length. The longest of many heads go first, as long as what these heads walk over stays
+    in the L2 cache.
     """
-    head = 2 * walked.shape[2] * walked.shape[3] * walked.element_size()
-    return sharing * max(1, L2_SHARE // head) if causal else 1
+    return min(heads, max(1, L2_SHARE * heads // (2 * walked.nbytes))) if causal else 1
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -639,17 +638,16 @@ def _strides(*tensors: Tensor) -> list[int]:
 
 @torch.library.custom_op("tilewright::attention", mutates_args=())
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """The output, laid out as q, and the base-2 log-sum-exp of each row of scores."""
+    """The output, laid out as q, and the base-2 log-sum-exp of each row of scores. Nothing may be empty."""
     q, k, v = _rows(q), _rows(k), _rows(v)
     (B, H, LQ, D), (HKV, LK) = q.shape, k.shape[1:3]
     out, lse = torch.empty_like(q), q.new_empty(B, H, LQ, dtype=torch.float32)
     config = _config("fwd", q, causal)
-    if q.numel():
-        with torch.cuda.device_of(q):
-            _attention_fwd[(triton.cdiv(LQ, config["BLOCK_M"]) * B * H,)](
-                q, k, v, out, lse, *_strides(q, k, v, out), B, H, HKV, LQ, LK, D, scale * LOG2_E,
-                _heads_at_once(k, causal, H // HKV), HAS_TAIL=causal or LK % config["BLOCK_N"] != 0, **config,
-            )  # fmt: skip
+    with torch.cuda.device_of(q):
+        _attention_fwd[(triton.cdiv(LQ, config["BLOCK_M"]) * B * H,)](
+            q, k, v, out, lse, *_strides(q, k, v, out), B, H, HKV, LQ, LK, D, scale * LOG2_E,
+            _heads_at_once(B * H, k, causal), HAS_TAIL=causal or LK % config["BLOCK_N"] != 0, **config,
+        )  # fmt: skip
     return out, lse
 
 
@@ -675,8 +673,6 @@ def attention_backward(
     q, k, v, dout = _rows(q), _rows(k), _rows(v), _rows(dout)
     (B, H, LQ, D), (HKV, LK) = q.shape, k.shape[1:3]
     dq, dk, dv = _gradients(q, k, v, needs_q, needs_kv)
-    if not q.numel():
-        return dq, dk.zero_(), dv.zero_()
     delta = torch.empty_like(lse)
     sizes = (B, H, HKV, LQ, LK, D, scale, scale * LOG2_E)
     with torch.cuda.device_of(q):
@@ -688,13 +684,13 @@ def attention_backward(
             config = _config("dkdv", q, causal)
             _attention_bwd_dkdv[(triton.cdiv(LK, config["BLOCK_N"]) * B * HKV,)](
                 q, k, v, dout, lse, delta, dk, dv, *_strides(q, k, v, dout, dk, dv), *sizes,
-                max(1, _heads_at_once(q, causal, 1) // (H // HKV)), EVEN_M=LQ % config["BLOCK_M"] == 0, **config,
+                _heads_at_once(B * HKV, q, causal), EVEN_M=LQ % config["BLOCK_M"] == 0, **config,
             )  # fmt: skip
         if needs_q:
             config = _config("dq", q, causal)
             _attention_bwd_dq[(triton.cdiv(LQ, config["BLOCK_M"]) * B * H,)](
                 q, k, v, dout, lse, delta, dq, *_strides(q, k, v, dout, dq), *sizes,
-                _heads_at_once(k, causal, H // HKV), HAS_TAIL=causal or LK % config["BLOCK_N"] != 0, **config,
+                _heads_at_once(B * H, k, causal), HAS_TAIL=causal or LK % config["BLOCK_N"] != 0, **config,
             )  # fmt: skip
     return dq, dk, dv
 

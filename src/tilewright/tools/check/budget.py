@@ -2,9 +2,9 @@
 
 The truth is the reference in float64. Two things set the scale of an honest error: what plain PyTorch gets wrong
 beyond rounding its result, in the same dtype on the same inputs, and how much the truth itself moves when every input
-moves by one fp32 rounding. Both are pooled over elements of like size within their rows, so that a small element is
-never forgiven an error that only a large one may make. An element may differ by one rounding of the output dtype plus
-SLACK times that scale.
+moves by one fp32 rounding. Both are taken over elements of like size, in the same row and, relative to their rows, in
+all others, so that a small element is never forgiven an error that only a large one may make. An element may differ by
+one rounding of the output dtype plus SLACK times that scale.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ SLACK = 8.0  # another order of summation is honest; another precision is a thou
 FP32 = torch.finfo(torch.float32).eps  # what accumulating in fp32 rounds
 OCTAVES = 64
 CANCELLED = 2.0**-44  # of a row's largest: what cancellation leaves of float64, so the truth itself is no better
+MANY = 2**20  # elements: from here on moving the inputs often costs more than it tells
 POOL = 1024  # elements that make the largest error among them a fair estimate, even where errors have long tails
 
 
@@ -61,9 +62,13 @@ def expect(
     exact = [*truth, *true_gradients]
     moves = [_moves(reference, args, exact_grad, exact, seed) for seed in range(_draws(exact))]
     largest = max((float(_finite(t).abs().max()) for t in exact if t.numel()), default=0.0)
+    # A gradient's terms may cancel in a row down to nothing; they were of the size of the results.
+    floors = [0.0] * len(truth) + [FP32 * largest] * len(true_gradients)
     return [
-        Expected(name, t, _budget(t, p, functools.reduce(torch.maximum, m), largest), p.dtype)
-        for name, t, m, p in zip(names, exact, zip(*moves, strict=True), plain + plain_gradients, strict=True)
+        Expected(name, t, _budget(t, p, functools.reduce(torch.maximum, m), floor), p.dtype)
+        for name, t, m, p, floor in zip(
+            names, exact, zip(*moves, strict=True), plain + plain_gradients, floors, strict=True
+        )
     ]
 
 
@@ -99,7 +104,7 @@ def _double(value: Any) -> Any:
 
 def _draws(exact: list[Tensor]) -> int:
     """How often to move the inputs: a few elements may all be lucky, many are not."""
-    return 6 if min(t.numel() for t in exact) < POOL else 1
+    return 6 if sum(t.numel() for t in exact) < MANY else 2
 
 
 def _moves(
@@ -118,36 +123,41 @@ def _moved(value: Any, seed: int) -> Any:
     return value * (1 + (2.0 * sign - 1) * FP32)
 
 
-def _budget(truth: Tensor, plain: Tensor, moved_by: Tensor, largest: float) -> Tensor:
+def _budget(truth: Tensor, plain: Tensor, moved_by: Tensor, floor: float) -> Tensor:
     if truth.numel() == 0:
         return truth.clone()
-    magnitude = _finite(truth).abs()
+    columns = truth.shape[-1] if truth.dim() else 1
+    truth_rows, plain_rows, moved_rows = (t.reshape(-1, columns) for t in (truth, plain, moved_by))
+    magnitude = _finite(truth_rows).abs()
     rounding = _rounding(magnitude, plain.dtype)
-    beyond = ((plain.double() - truth).abs() - rounding / 2).clamp_min(0)
-    error = torch.maximum(_finite(torch.maximum(beyond, moved_by)), magnitude * FP32)
-    row = magnitude.amax(dim=-1, keepdim=True) if truth.dim() else magnitude
-    # A row of zeros is what is left when equal terms cancel. They were of the size of the results, at most.
-    error = torch.where(row > 0, error, error.clamp_min(largest * FP32))
-    row = torch.where(row > 0, row, largest or 1.0)
+    beyond = ((plain_rows.double() - truth_rows).abs() - rounding / 2).clamp_min(0)
+    error = torch.maximum(_finite(torch.maximum(beyond, moved_rows)), magnitude * FP32).clamp_min(floor)
+    row = magnitude.amax(dim=1, keepdim=True)
+    row = torch.where(row > 0, row, 1.0)
     octave = (-torch.log2((magnitude / row).clamp_min(2.0**-OCTAVES))).floor().clamp(0, OCTAVES - 1).long()
-    return rounding + row * (SLACK * _pooled(error / row, octave)[octave] + CANCELLED)
+    in_row = error.new_zeros(len(row), OCTAVES).scatter_reduce(1, octave, error, "amax")  # the largest of each octave
+    scale = torch.maximum(_with_neighbours(in_row), row * _pooled((in_row / row).amax(dim=0), octave))
+    return (rounding + SLACK * scale.gather(1, octave) + CANCELLED * row).reshape(truth.shape)
+
+
+def _with_neighbours(by_octave: Tensor) -> Tensor:
+    return torch.nn.functional.max_pool1d(by_octave, kernel_size=3, stride=1, padding=1)
 
 
 def _finite(x: Tensor) -> Tensor:
     return x.nan_to_num(0.0, 0.0, 0.0)
 
 
-def _pooled(error: Tensor, octave: Tensor) -> Tensor:
-    """The largest error for each octave of magnitude, over its neighbours too and at least POOL elements."""
-    largest = error.new_zeros(OCTAVES).scatter_reduce(0, octave.reshape(-1), error.reshape(-1), "amax").tolist()
-    count = torch.bincount(octave.reshape(-1), minlength=OCTAVES).tolist()
+def _pooled(largest: Tensor, octave: Tensor) -> Tensor:
+    """The largest error of each octave and its neighbours, over at least POOL elements."""
+    by_octave, count = largest.tolist(), torch.bincount(octave.reshape(-1), minlength=OCTAVES).tolist()
     pooled = []
     for centre in range(OCTAVES):
         reach = 1
         while sum(count[max(0, centre - reach) : centre + reach + 1]) < min(POOL, octave.numel()):
             reach += 1
-        pooled.append(max(largest[max(0, centre - reach) : centre + reach + 1]))
-    return error.new_tensor(pooled)
+        pooled.append(max(by_octave[max(0, centre - reach) : centre + reach + 1]))
+    return largest.new_tensor(pooled)
 
 
 def _rounding(magnitude: Tensor, dtype: torch.dtype) -> Tensor:
