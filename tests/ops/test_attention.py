@@ -228,7 +228,7 @@ def test_whatever_torch_takes(name, device, fast_path):
 
 def test_errors_are_torchs(device, fast_path):
     q, k, v = drawn(device, H=4, LQ=6)
-    for args in ((q, k[..., :5], v), (q, k.half(), v), (q, k[:, :3], v)):
+    for args in ((q, k[..., :5], v), (q, k.half(), v), (q, k[:, :3], v), (q, k[:, :2], v[:, :2])):
         with pytest.raises(RuntimeError):
             tw.scaled_dot_product_attention(*args)
     with pytest.raises(RuntimeError):

@@ -584,7 +584,7 @@ def _attention_bwd_dq(
     tl.store(dq_ptrs, (dq * scale).to(dq_ptr.dtype.element_ty), mask=mask)
 
 
-# BLOCK_M, BLOCK_N, num_warps, num_stages by the largest head they serve: none spills on an H200 up to a head of 128.
+# BLOCK_M, BLOCK_N, num_warps, num_stages by the largest head they serve.
 HALF = {
     "fwd": {64: (128, 64, 8, 3), 128: (128, 128, 8, 3), 256: (128, 64, 8, 2)},
     "dkdv": {64: (64, 64, 4, 3), 128: (64, 128, 8, 3), 256: (32, 64, 8, 2)},

@@ -62,8 +62,10 @@ def expect(
     exact = [*truth, *true_gradients]
     moves = [_moves(reference, args, exact_grad, exact, seed) for seed in range(_draws(exact))]
     largest = max((float(_finite(t).abs().max()) for t in exact if t.numel()), default=0.0)
-    # A gradient's terms may cancel in a row down to nothing; they were of the size of the results.
-    floors = [0.0] * len(truth) + [FP32 * largest] * len(true_gradients)
+    # A gradient's terms may cancel in a row down to nothing. They were of the size of the results, and computed from
+    # results that were rounded to the dtype.
+    floor = largest * max(FP32, torch.finfo(plain[0].dtype).eps / 32)
+    floors = [0.0] * len(truth) + [floor] * len(true_gradients)
     return [
         Expected(name, t, _budget(t, p, functools.reduce(torch.maximum, m), floor), p.dtype)
         for name, t, m, p, floor in zip(
