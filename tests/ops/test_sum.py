@@ -48,7 +48,7 @@ def test_is_linear_and_the_order_of_rows_is_kept(form, device):
     same(total(2 * x - y), 2 * total(x) - total(y))
     shuffled = torch.tensor([2, 0, 3, 1], device=device)
     noise = laid_out((4, 23), "contiguous", device=device)
-    same(total(noise[shuffled]), total(noise)[shuffled])
+    torch.testing.assert_close(total(noise[shuffled]), total(noise)[shuffled])  # a row's alignment may set its order
 
 
 @pytest.mark.parametrize("form", FORMS[1:])

@@ -281,7 +281,7 @@ def _fuses(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and weight.dim() == 2
         and input.shape[-1] == weight.shape[1]
         and (bias is None or bias.shape == weight.shape[:1])
-        and input.numel() * weight.shape[0] >= SMALLEST
+        and input.numel() * weight.shape[0] >= max(1, SMALLEST)  # of nothing to multiply, the vendor forgets the ReLU
         and runs_here(*tensors)
     )
 

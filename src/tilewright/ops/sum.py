@@ -162,7 +162,7 @@ def numba(x: Tensor) -> Tensor:
     return sum_forward(x, "numba")
 
 
-SMALLEST = 2**27  # elements; below this a call costs the host more than our kernel saves
+SMALLEST = 2**28  # elements; below this a call costs the host more than our kernel saves
 
 
 def _trailing(rank: int, dim: Any) -> int:
