@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "tools": set(),
     "tools.check": {"errors", "registry", "spec", "worker", "tools.check"},
     "tools.bench": {"registry", "spec", "tools.bench", "tools.check"},
-    "report": {"hardware", "record", "spec", "tools.check", "report"},
+    "report": {"hardware", "record", "source", "spec", "tools.check", "report"},
     "__init__": {"ops", "spec"},
     "__main__": {"cli"},
 }

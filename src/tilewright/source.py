@@ -100,12 +100,15 @@ def op_files() -> dict[str, Path]:
     return {path.stem: path for path in sorted(OPS.glob("*.py")) if not path.stem.startswith("_")}
 
 
+def kernels(op: str) -> list[str]:
+    """The kernels of an operation as they stand now; none if it is gone."""
+    path = op_files().get(op)
+    return read(path).kernels if path else []
+
+
 def kernel_hash(op: str, kernel: str) -> str | None:
     """The hash of a kernel as it stands now; None if it is gone."""
-    path = op_files().get(op)
-    if path is None or kernel not in read(path).kernels:
-        return None
-    return read(path).kernel_hash(kernel)
+    return read(op_files()[op]).kernel_hash(kernel) if kernel in kernels(op) else None
 
 
 def file_hash(path: Path) -> str:

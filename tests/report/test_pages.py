@@ -64,7 +64,7 @@ def test_a_marked_block_is_replaced_and_the_rest_kept():
     )
     assert filled.startswith("before\n")
     assert filled.endswith("\nafter")
-    assert "| N=1 | 4.0 us, 25% | **2.0 us, 50%** |" in filled
+    assert "| N=1 | **2.0 us, 50%** | 4.0 us, 25% |" in filled
     assert "Weird 9000, 2026-01-02" in filled
     assert "9.0" not in filled
     assert markdown.fill(filled, []) != filled, "without records the table must not survive"

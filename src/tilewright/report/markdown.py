@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from tilewright import source
 from tilewright.report.rows import Row, rows
 
 BLOCK = re.compile(r"(<!-- records: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -58,7 +59,9 @@ def _fastest(timed: Sequence[Row], prefixes: tuple[str, ...]) -> Row | None:
 
 def _all_kernels(found: Sequence[Row]) -> str:
     """One line a case, one column a kernel: time and share of the ceiling."""
-    kernels = list(dict.fromkeys(row.kernel for row in sorted(found, key=lambda r: r.kernel)))
+    timed = dict.fromkeys(row.kernel for row in found)
+    in_order = source.kernels(found[0].op) if found else []
+    kernels = [name for name in in_order if name in timed] + [name for name in timed if name not in in_order]
     lines = [f"| case | {' | '.join(kernels)} |", "|---|" + "--:|" * len(kernels)]
     for case, group in groupby(found, key=lambda r: r.case):
         by_kernel = {row.kernel: row for row in group}

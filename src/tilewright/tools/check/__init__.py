@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -139,25 +140,27 @@ def _judge(
         if result.verdict in ("crashed", "timeout"):  # the rest would end the same way, only later
             break
     bad = [case for case in verdict.cases if case.verdict in NOT_RIGHT]
-    skipped = {case.reason for case in verdict.cases if case.verdict == "unsupported"}
+    skipped = Counter(case.reason for case in verdict.cases if case.verdict == "unsupported")
     if bad:
         verdict.verdict = bad[0].verdict
         verdict.reason = f"{bad[0].case} {bad[0].dtype}: {bad[0].reason}"
     elif all(case.verdict == "unsupported" for case in verdict.cases):
-        verdict.verdict, verdict.reason = "unsupported", "; ".join(sorted(skipped))
+        verdict.verdict, verdict.reason = "unsupported", "; ".join(skipped)
     else:
-        verdict.labels += sorted(skipped)
+        verdict.labels += [f"{count} left out: {reason}" for reason, count in skipped.items()]
     return verdict
 
 
 def _judge_case(
     op: Op, kernel: Kernel, run: Run, case: Case, answers: _Answers, device: str, verdict: Verdict
 ) -> CaseVerdict:
-    if reason := _cannot_simulate(op, kernel, case) if device == "cpu" else None:
+    shapes = op.make(case, device="meta")
+    reason = None if kernel.fits(*shapes) else "the kernel does not take such a case"
+    if device == "cpu":
+        reason = reason or _cannot_simulate(kernel, case, shapes)
+    if reason:
         return CaseVerdict(str(case), case.dtype, "unsupported", reason=reason)
     args, grad, expected = answers(case, kernel.differentiable)
-    if not kernel.fits(*args):
-        return CaseVerdict(str(case), case.dtype, "unsupported", reason="does not fit some cases")
     try:
         outputs, gradients = run(args, grad)
     except KernelFailed as failure:
@@ -188,13 +191,13 @@ def _gpu_only(kernel: Kernel) -> str | None:
     return None
 
 
-def _cannot_simulate(op: Op, kernel: Kernel, case: Case) -> str | None:
+def _cannot_simulate(kernel: Kernel, case: Case, shapes: tuple[Any, ...]) -> str | None:
     """Why this case cannot be checked without a GPU, if it cannot."""
     if kernel.language == "torch":
         return None
     if case.dtype == "bfloat16":
         return "bfloat16 needs a GPU: Triton's interpreter computes it wrongly"
-    elements = sum(a.numel() for a in op.make(case, device="meta") if isinstance(a, Tensor))
+    elements = sum(a.numel() for a in shapes if isinstance(a, Tensor))
     limit = SIMULATED_ELEMENTS[kernel.language]
     return f"more than {limit} elements need a GPU" if elements > limit else None
 
