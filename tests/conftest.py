@@ -11,9 +11,8 @@ import torch
 HAS_GPU = torch.cuda.is_available()
 
 # Processes that tests start find the package in a bare checkout too.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(Path(__file__).parent.parent / "src"), os.environ.get("PYTHONPATH", "")]
-)
+_SOURCE = str(Path(__file__).parent.parent / "src")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_SOURCE, os.environ.get("PYTHONPATH")]))
 
 # On a virtual machine that names AMX without granting it, oneDNN's bfloat16 products kill the process.
 torch.backends.mkldnn.set_flags(_enabled=False)

@@ -1,10 +1,13 @@
 """What op tests share: tensors of every layout, and the promises every registered operator keeps."""
 
+from typing import Any
+
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tilewright import record, source
 from tilewright.tools.check.budget import Mismatch, compare, expect
 
 few_examples = settings(
@@ -62,3 +65,21 @@ def assert_compiles(fn, *args) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*args), fn(*args), rtol=0, atol=0, equal_nan=True)
+
+
+def timing_record(kernel: str = "triton", us: float | None = 1.0, gpu: str = "h200", **more: Any) -> dict[str, Any]:
+    """A timing of softmax as `bench --record` writes it."""
+    content = {
+        "case": {"M": 3, "N": 50},
+        "dtype": "float32",
+        "direction": "forward",
+        "cost": {"read": 10**6, "written": 10**6, "flops": {"fp32": 1.0}},
+        "verdict": "right",
+        "reason": "",
+        "samples_us": [us],
+        "median_us": us,
+        "ceilings": {"copy": 2e12, "read": 2e12},
+        "device": {"gpu": gpu, "name": f"NVIDIA {gpu.upper()}"},
+        "versions": {"torch": "2.11.0", "triton": "3.6.0"},
+    }
+    return record.stamp("timing", "softmax", kernel, source.kernel_hash("softmax", kernel) or "", **content | more)

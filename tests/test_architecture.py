@@ -40,6 +40,7 @@ def _name(path: Path) -> str:
 def _imports(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
+        assert not isinstance(node, ast.ImportFrom) or node.level == 0, "imports are absolute, or this test is blind"
         if isinstance(node, ast.ImportFrom) and node.module == "tilewright":
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tilewright."):
@@ -67,7 +68,9 @@ def test_only_settings_reads_the_environment(path):
         return
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
-            assert node.attr not in ("environ", "getenv"), f"{path.name}, line {node.lineno}"
+            assert node.attr not in ("environ", "getenv", "putenv"), f"{path.name}, line {node.lineno}"
+        if isinstance(node, ast.ImportFrom) and node.module == "os":
+            assert not {alias.name for alias in node.names} & {"environ", "getenv"}, f"{path.name}, line {node.lineno}"
 
 
 def test_every_op_has_a_test_of_its_own():

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from support import timing_record
 from tilewright import cli, record, source
 
 RIGHT = "import torch\n\ndef softmax(x):\n    return torch.softmax(x, dim=-1)\n"
@@ -31,13 +32,15 @@ def softmax(x):
 ONE_CASE = ("--case", "M=3,N=50", "--dtype", "float32")
 
 
-def run(*args, **env):
+def run(*args, cwd=None, **env):
+    program = "import sys; sys.path[:] = [p for p in sys.path if p]; from tilewright.cli import main; main()"
     return subprocess.run(
-        [sys.executable, "-m", "tilewright", *map(str, args)],
+        [sys.executable, "-c", program, *map(str, args)],
         capture_output=True,
         text=True,
         check=False,
         env=os.environ | env,
+        cwd=cwd,
     )
 
 
@@ -57,6 +60,54 @@ def assert_one_line(done, code: int, *words: str):
     assert len(lines) == 1, done.stderr
     for word in words:
         assert word in lines[0]
+
+
+def test_valid_files_of_every_kind_are_loaded(tmp_path):
+    folder = tmp_path / "with space ü"
+    folder.mkdir()
+    (folder / "helper_of_mine.py").write_text("import torch\nrows = lambda x: torch.softmax(x, -1)\n")
+    (folder / "triton.py").write_text("raise RuntimeError('hides the real one')\n")
+    path = folder / "mine.py"
+    path.write_bytes(
+        b"\xef\xbb\xbffrom __future__ import annotations\n"
+        b"from dataclasses import dataclass\nfrom helper_of_mine import rows\n\n"
+        b"@dataclass\nclass Config:\n    size: int = 1\n\n"
+        b"class Softmax:\n    def __call__(self, x):\n        return rows(x)\n\nsoftmax = Softmax()\n"
+    )
+    done = run("check", "softmax", path, *ONE_CASE, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert f"'{path}'" in done.stdout, "the next command is quoted"
+
+
+def test_a_file_that_changes_its_input_is_wrong(file):
+    text = "import torch\ndef softmax(x):\n    y = torch.softmax(x, -1)\n    x.data.zero_()\n    return y\n"
+    done = run("check", "softmax", file(text), *ONE_CASE)
+    assert done.returncode == 1
+    assert "changed its argument 1" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["mine.txt", "mine"])
+def test_a_file_that_is_not_named_as_python_is_one_line(file, name):
+    assert_one_line(run("check", "softmax", file(RIGHT, name), *ONE_CASE), 2, "does not end in .py")
+
+
+def test_two_files_of_one_name_are_refused(file, tmp_path):
+    (tmp_path / "other").mkdir()
+    assert_one_line(
+        run("check", "softmax", file(RIGHT), file(RIGHT, "other/mine.py")), 2, "two files are named 'mine.py'"
+    )
+
+
+def test_a_reader_that_leaves_early_is_no_failure():
+    done = subprocess.run(
+        f"{sys.executable} -m tilewright ops --json | true; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_ops_lists_every_op_with_its_kernels():
@@ -108,6 +159,9 @@ def test_a_file_that_dies_is_a_verdict_and_the_next_one_is_still_checked(file):
         ("def softmax(x, y): pass\n", ("missing a required argument: 'y'", "softmax(x)")),
         ("import torch\n\nimport no_such_package\n", ("line 3", "no_such_package")),
         ("\0", ()),
+        ("raise ValueError('one\\ntwo')\n", ("line 1", "ValueError: one")),
+        ("import sys\nsys.exit('bye')\n", ("line 2", "SystemExit: bye")),
+        (MARKED + MARKED.replace("whatever", "other"), ("2 functions are marked",)),
     ],
 )
 def test_a_file_that_cannot_be_used_is_one_line(file, text, words):
@@ -122,6 +176,13 @@ def test_a_file_that_cannot_be_used_is_one_line(file, text, words):
         ("check softmax missing.py", ("no file at 'missing.py'",)),
         ("check softmax --dtype float23", ("did you mean 'float32'",)),
         ("check softmax --case M=3", ("lacks N", "--case M=")),
+        ("check softmax --case M=3,N=2,M=4", ("M is given twice",)),
+        ("check softmax --case M=1000000,N=1000000", ("1000000000000 elements",)),
+        ("check gelu --case N=10,approximate=foo", ("gelu does not take it",)),
+        ("check attention --case B=1,H=3,HKV=2,LQ=4,LK=4,D=8,causal=true", ("attention does not take it",)),
+        ("check softmax --seed -1", ("--seed",)),
+        ("check softmax a/k.py a/k.py", ("no file at 'a/k.py'",)),
+        ("gpu h200 --measure", ("leave out the name",)),
         ("bench softmax --direction up", ("forward, backward, both",)),
         ("bench softmax --samples 1", ("--samples",)),
         ("bench softmax --record /", ("cannot write '/'",)),
@@ -134,35 +195,40 @@ def test_every_mistake_is_one_line_and_code_2(command, words):
     assert_one_line(run(*command.split()), 2, *words)
 
 
-def timing(kernel: str, us: float, **more):
-    return record.stamp(
-        "timing",
-        "softmax",
-        kernel,
-        source.kernel_hash("softmax", kernel),
-        case={"M": 3, "N": 50},
-        dtype="float32",
-        direction="forward",
-        cost={"read": 2**27, "written": 2**27, "flops": {}},
-        verdict="right",
-        reason="",
-        samples_us=[us],
-        median_us=us,
-        ceilings={"copy": 4e12, "read": 4e12},
-        device={"gpu": "h200", "name": "NVIDIA H200"},
-        versions={"torch": "2.11.0", "triton": "3.6.0"},
-        **more,
-    )
-
-
 @pytest.fixture
 def recorded(tmp_path):
     path = tmp_path / "results" / "h200" / "softmax.jsonl"
-    record.append(path, [timing("eager", 200.0), timing("triton", 80.0)])
+    record.append(path, [timing_record("eager", 200.0), timing_record("triton", 80.0)])
     return path
 
 
 without_gpu = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="shows what happens without")
+
+
+@without_gpu
+def test_what_cannot_be_checked_here_is_no_success(file, tmp_path):
+    assert_one_line(run("check", "softmax", "-k", "cuda"), 2, "nothing could be checked here: cuda needs a GPU")
+    assert_one_line(run("gpu", "--measure"), 2, "needs a GPU")
+    done = run("bench", "softmax", "-k", "compile", "--record", tmp_path / "r.jsonl")
+    assert "nothing was recorded" in done.stderr
+    assert not (tmp_path / "r.jsonl").exists()
+
+
+@without_gpu
+def test_a_missing_package_is_no_success_either(tmp_path):
+    (tmp_path / "numba.py").write_text("raise ImportError\n")
+    done = run(
+        "check",
+        "add",
+        "-k",
+        "numba",
+        "--case",
+        "N=2",
+        "-d",
+        "fp32",
+        PYTHONPATH=f"{tmp_path}:{os.environ['PYTHONPATH']}",
+    )
+    assert_one_line(done, 2, "pip install numba-cuda")
 
 
 @without_gpu
@@ -172,14 +238,14 @@ def test_bench_without_a_gpu_checks_and_shows_what_was_recorded(recorded):
     assert "No GPU here" in done.stdout
     assert "RECORDED on NVIDIA H200" in done.stdout
     assert "200.0 us" in done.stdout
-    assert "34%" in done.stdout
+    assert "0%" in done.stdout
     assert "80.0 us" not in done.stdout, "another kernel than the one asked for"
     assert "stale" not in done.stdout
 
 
 @without_gpu
 def test_recorded_timings_of_changed_source_are_shown_as_stale_and_broken_lines_are_told(recorded):
-    record.append(recorded, [timing("eager", 170.0) | {"source": "0" * 16}])
+    record.append(recorded, [timing_record("eager", 170.0) | {"source": "0" * 16}])
     with recorded.open("a") as out:
         out.write('{"cut": "of\n')
         out.write("not a record\n")
@@ -199,7 +265,7 @@ def test_report_fills_pages_from_records(recorded, tmp_path):
     assert done.returncode == 0, done.stderr
     text = page.read_text()
     assert "old" not in text
-    assert "**80.0 us, 84%**" in text
+    assert "**80.0 us, 1%**" in text
     assert "NVIDIA H200" in text
     assert text.endswith("after\n")
 

@@ -10,21 +10,19 @@ from tilewright.ops._cuda import Source
 ARCHITECTURES = ("sm_80", "sm_90")
 
 
-def sources() -> dict[str, Source]:
+def sources() -> list[Source]:
     modules = [importlib.import_module(f"tilewright.ops.{name}") for name in source.op_files()]
-    found = [value for module in modules for value in vars(module).values() if isinstance(value, Source)]
-    return {one.file: one for one in found}
+    return [value for module in modules for value in vars(module).values() if isinstance(value, Source)]
 
 
 def test_every_file_belongs_to_an_op():
-    assert set(sources()) == {path.name for path in source.CUDA.glob("*.cu")}
+    assert {one.file for one in sources()} == {path.name for path in source.CUDA.glob("*.cu")}
 
 
-@pytest.mark.parametrize("file", [path.name for path in source.CUDA.glob("*.cu")])
+@pytest.mark.parametrize("one", sources(), ids=lambda one: one.file)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_compiles(file, arch, tmp_path, monkeypatch):
+def test_compiles(one, arch, tmp_path, monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
-    one = sources()[file]
     code, symbols = one.cubin(arch)
     assert code.startswith(b"\x7fELF")
     assert len(symbols) == 3 * len(one.kernels)

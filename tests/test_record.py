@@ -7,12 +7,13 @@ import time
 
 import pytest
 
-from tilewright import record, source
-from tilewright.errors import CannotWrite
+from support import timing_record
+from tilewright import record
+from tilewright.errors import CannotRead, CannotWrite
 
 
 def entry(n: int = 0, **more):
-    return record.stamp("timing", "softmax", "triton", source.kernel_hash("softmax", "triton"), n=n, **more)
+    return timing_record(n=n, **more)
 
 
 def test_what_is_appended_is_read_back(tmp_path):
@@ -29,7 +30,7 @@ import sys
 from pathlib import Path
 from tilewright import record
 for n in range(200):
-    record.append(Path(sys.argv[1]), [record.stamp("timing", sys.argv[2], "k", "h", n=n, padding="x" * 3000)])
+    record.append(Path(sys.argv[1]), [record.stamp("note", sys.argv[2], "k", "h", n=n, padding="x" * 3000)])
 """
 
 
@@ -72,7 +73,13 @@ def test_a_line_cut_off_is_told_and_the_next_record_stands_on_its_own(tmp_path):
     assert (found.torn, found.corrupt) == ([2], [])
 
 
-@pytest.mark.parametrize("line", ["nonsense", "[1, 2]", '{"schema": 1}', '{"a": }', '"text"'])
+SCHEMA_AS_TEXT = json.dumps(entry() | {"schema": "1"})
+WITHOUT_DIRECTION = json.dumps({key: value for key, value in entry().items() if key != "direction"})
+
+
+@pytest.mark.parametrize(
+    "line", ["nonsense", "[1, 2]", '{"schema": 1}', '{"a": }', '"text"', SCHEMA_AS_TEXT, WITHOUT_DIRECTION]
+)
 def test_a_line_that_is_no_record_is_told_and_costs_no_other(tmp_path, line):
     path = tmp_path / "r.jsonl"
     record.append(path, [entry(1)])
@@ -93,6 +100,20 @@ def test_records_of_a_newer_version_are_not_misread(tmp_path):
 def test_a_folder_in_the_way_is_one_clear_error(tmp_path):
     with pytest.raises(CannotWrite, match="name a file you may write to"):
         record.require_writable(tmp_path)
+
+
+def test_a_folder_where_a_file_should_be_is_one_clear_error(tmp_path):
+    with pytest.raises(CannotRead, match="file of JSON lines"):
+        record.read(tmp_path)
+
+
+def test_asking_whether_a_file_can_be_written_leaves_none_behind(tmp_path):
+    record.require_writable(tmp_path / "r.jsonl")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_gpu_does_not_hide_another():
+    assert len(list(record.latest([entry(gpu="h200"), entry(gpu="a100-80gb")]))) == 2
 
 
 def test_the_newest_record_of_a_case_counts():

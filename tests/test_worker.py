@@ -17,7 +17,7 @@ def softmax(x):
     if what == 2: time.sleep(60)
     if what == 3: os.abort()
     if what == 4: raise ValueError("first line\\nsecond line")
-    if what == 5: return torch.empty(2**40)
+    if what == 5: return torch.zeros(3 * 2**28)
     if what == 6: return "text"
     if what == 7: os.write(1, b"x" * 1000)
     if what == 8: sys.exit(0)
@@ -30,7 +30,7 @@ def softmax(x):
 def worker(tmp_path_factory):
     path = tmp_path_factory.mktemp("user") / "mine.py"
     path.write_text(FILE)
-    with Worker(device="cpu", seconds=8) as started:
+    with Worker(device="cpu", seconds=8, memory=2 * 2**30) as started:
         started.load("softmax", file=path)
         yield started
 
@@ -47,7 +47,7 @@ def ask(worker, what: int):
         (2, "timeout", "within"),
         (3, "crashed", "SIGABRT"),
         (4, "crashed", "ValueError: first line"),
-        (5, "crashed", "Error"),
+        (5, "crashed", "allocate memory"),
         (6, "crashed", "returned str, not a tensor"),
         (8, "crashed", "code 0"),
     ],

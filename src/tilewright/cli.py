@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -14,12 +15,27 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from tilewright import __version__, settings, source
-from tilewright.errors import CorruptRecords, TilewrightError, UnknownDtype, UnknownOp
+from tilewright.errors import (
+    BadBlock,
+    BadCase,
+    CorruptRecords,
+    NoGPU,
+    NothingChecked,
+    SameName,
+    TilewrightError,
+    UnknownDtype,
+    UnknownOp,
+    first_line,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tilewright.spec import Case, Op
+    from tilewright.tools.bench import Timing
+    from tilewright.tools.check import Verdict
+
+LARGEST_CASE = 2**34  # elements: beyond, the inputs alone pass any GPU's memory
 
 app = typer.Typer(
     add_completion=False,
@@ -42,10 +58,12 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except TilewrightError as error:
-        _fail(str(error))
+        _fail(_one_line(error))
     except KeyboardInterrupt:
         _fail("stopped", code=130)
-    except BrokenPipeError:
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader left: nothing more to say to it
         sys.exit(0)
     except Exception as error:
@@ -108,17 +126,20 @@ def check(
     kernel: Kernels = None,
     case: CaseText = None,
     dtype: DtypeName = None,
-    seed: Annotated[int | None, typer.Option(help="Repeat a run: the seed its JSON names.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**63 - 2, help="Repeat a run: the seed its JSON names.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Is it right? Hold every kernel of OP, or those in FILEs, against float64 on many cases."""
     op = _load(op_name, files)
     cases, dtypes = _cases(op, case), _dtypes(op, dtype)
-    wrong = _check(op, files or [], kernel or [], cases, dtypes, seed, as_json)
-    if wrong:
-        raise typer.Exit(1)
+    found = _check(op, files or [], kernel or [], cases, dtypes, seed, as_json)
+    _exit_unless_good(found)
+    if not any(verdict.verdict == "right" for verdict in found):
+        raise NothingChecked("; ".join(dict.fromkeys(f"{verdict.kernel} {verdict.reason}" for verdict in found)))
     if not as_json:
-        _next(f"tilewright bench {op_name} {' '.join(map(str, files or []))}")
+        _next(shlex.join(["tilewright", "bench", op_name, *map(str, files or [])]))
 
 
 @app.command()
@@ -129,7 +150,7 @@ def bench(
     case: CaseText = None,
     dtype: DtypeName = None,
     direction: Annotated[str, typer.Option(help="forward, backward or both.")] = "forward",
-    samples: Annotated[int, typer.Option(min=3, help="Timed calls of each kernel.")] = 50,
+    samples: Annotated[int | None, typer.Option(min=3, help="Timed calls of each kernel; 50 unless told.")] = None,
     record: Annotated[Path | None, typer.Option(help="Append every timing to this file, as JSON lines.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -151,6 +172,8 @@ def bench(
         _bench_here(op, files or [], kernel or [], timed, direction, samples, record, as_json)
     else:
         _bench_recorded(op, files or [], kernel or [], cases, dtypes, direction, as_json)
+        if record:
+            print(f"tilewright: no GPU, so nothing was recorded in {record}", file=sys.stderr)
 
 
 @app.command()
@@ -163,6 +186,10 @@ def gpu(
     from tilewright import hardware
     from tilewright.report import terminal
 
+    if measure and name:
+        raise typer.BadParameter("--measure is for the GPU in hand: leave out the name.")
+    if measure and not hardware.has_gpu():
+        raise NoGPU("--measure")
     if name:
         sheet = hardware.datasheet(name)
         content = {**vars(sheet), "tera": dict(sheet.tera)}
@@ -200,11 +227,13 @@ def report(
     with _recorded() as records:
         for page in pages:
             if not page.is_file():
-                raise FileMissing(page)
+                raise FileMissing(page, "a Markdown page")
             try:
                 page.write_text(markdown.fill(page.read_text(), records))
-            except OSError as error:
-                raise CannotWrite(page, error.strerror or str(error)) from None
+            except markdown.Unfillable as error:
+                raise BadBlock(page, str(error)) from None
+            except (OSError, UnicodeDecodeError) as error:
+                raise CannotWrite(page, _one_line(error)) from None
             print(f"{page}: made anew")
 
 
@@ -213,8 +242,11 @@ def _load(name: str, files: list[Path] | None) -> Op:
         raise UnknownOp(name, source.op_files())
     from tilewright import registry
 
+    names = [path.name for path in files or []]
     for path in files or []:
         registry.require_python_file(path)
+        if names.count(path.name) > 1:
+            raise SameName(path.name)
     return registry.load(name)
 
 
@@ -226,11 +258,11 @@ def _check(
     dtypes: list[str] | None,
     seed: int | None,
     as_json: bool,
-) -> bool:
-    """Check and print; whether any kernel is not right."""
+) -> list[Verdict]:
+    """Check and print."""
     from tilewright import hardware, registry
     from tilewright.report import terminal
-    from tilewright.tools.check import NOT_RIGHT, case_count
+    from tilewright.tools.check import case_count
     from tilewright.tools.check import check as run_check
 
     device = "cuda" if hardware.has_gpu() else "cpu"
@@ -248,7 +280,14 @@ def _check(
     if not as_json:
         where = "on this GPU" if device == "cuda" else "without a GPU: Triton in its interpreter"
         _console().print(terminal.verdicts(found, f"{op.name}, checked {where}"))
-    return any(verdict.verdict in NOT_RIGHT for verdict in found)
+    return found
+
+
+def _exit_unless_good(found: Sequence[Verdict | Timing]) -> None:
+    from tilewright.tools.check import NOT_RIGHT
+
+    if any(one.verdict in NOT_RIGHT for one in found):
+        raise typer.Exit(1)
 
 
 def _bench_here(
@@ -257,7 +296,7 @@ def _bench_here(
     kernel_names: list[str],
     cases: list[Case],
     direction: str,
-    samples: int,
+    samples: int | None,
     path: Path | None,
     as_json: bool,
 ) -> None:
@@ -269,7 +308,7 @@ def _bench_here(
 
     kernels = registry.pick(op, kernel_names)
     timer = tool.Timer()
-    records = []
+    timings, records = [], []
     by_file = {file.name: file for file in files}
     with _progress(f"timing {op.name}", None) as advance:
         advance("measuring this GPU's ceilings")
@@ -279,8 +318,16 @@ def _bench_here(
             "versions": hardware.versions(),
         }
         for timing in tool.bench(
-            op, kernels, files, timer=timer, cases=cases, direction=direction, samples=samples, on_step=advance
+            op,
+            kernels,
+            files,
+            timer=timer,
+            cases=cases,
+            direction=direction,
+            samples=samples or tool.SAMPLES,
+            on_step=advance,
         ):
+            timings.append(timing)
             file = by_file.get(timing.kernel)
             source_hash = source.file_hash(file) if file else source.kernel_hash(op.name, timing.kernel)
             extra = {"file": str(file)} if file else {}
@@ -296,8 +343,7 @@ def _bench_here(
         console.print(terminal.timings(list(rows(records)), f"{op.name} on {context['device']['name']}"))
         console.print(_ceilings_line(context["ceilings"]))
         _next(f"{len(records)} records are in {path}" if path else f"tilewright bench {op.name} --record FILE.jsonl")
-    if any(r["verdict"] in ("wrong", "crashed", "timeout") for r in records):
-        raise typer.Exit(1)
+    _exit_unless_good(timings)
 
 
 def _bench_recorded(
@@ -313,7 +359,7 @@ def _bench_recorded(
 
     if not as_json:
         print("No GPU here, so nothing is timed: kernels are checked, and recorded timings are shown.\n")
-    wrong = _check(op, files, kernel_names, cases, dtypes, None, as_json)
+    found = _check(op, files, kernel_names, cases, dtypes, None, as_json)
     points = [dict(case.point) for case in cases or []]
 
     def is_wanted(r: dict[str, Any]) -> bool:
@@ -332,8 +378,7 @@ def _bench_recorded(
                 print(json.dumps({**r, "recorded": True, "stale": is_stale(r)}))
         else:
             _show_recorded(op, shown)
-    if wrong:
-        raise typer.Exit(1)
+    _exit_unless_good(found)
 
 
 def _show_recorded(op: Op, records: list[dict[str, Any]]) -> None:
@@ -370,7 +415,17 @@ def _cases(op: Op, texts: list[str] | None) -> list[Case] | None:
     """The cases named on the command line; None for the op's own."""
     from tilewright.spec import Case
 
-    return [Case.parse(text, like=op.check[-1]) for text in texts] if texts else None
+    cases = [Case.parse(text, like=op.check[-1]) for text in texts or []]
+    for case, text in zip(cases, texts or [], strict=True):
+        try:
+            shapes = op.make(case, device="meta")
+            op.reference(*shapes)
+        except Exception as error:
+            raise BadCase(text, f"{op.name} does not take it ({first_line(error)})", str(op.check[-1])) from None
+        size = sum(a.numel() for a in shapes if hasattr(a, "numel"))
+        if size > LARGEST_CASE:
+            raise BadCase(text, f"it has {size} elements, more than the {LARGEST_CASE} allowed", str(op.check[-1]))
+    return cases or None
 
 
 def _dtypes(op: Op, names: list[str] | None) -> list[str] | None:

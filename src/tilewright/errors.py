@@ -6,6 +6,12 @@ import difflib
 from collections.abc import Iterable
 
 
+def first_line(error: BaseException) -> str:
+    """An error as one line: its kind and the first line of what it says."""
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 class TilewrightError(Exception):
     """A mistake the user can mend. The command line prints the message alone and exits with 2."""
 
@@ -42,8 +48,25 @@ class BadCase(TilewrightError):
 
 
 class FileMissing(TilewrightError):
-    def __init__(self, path: object):
-        super().__init__(f"no file at '{path}'; give the path of a Python file that holds the kernel")
+    def __init__(self, path: object, wanted: str = "a Python file that holds the kernel"):
+        super().__init__(f"no file at '{path}'; give the path of {wanted}")
+
+
+class SameName(TilewrightError):
+    def __init__(self, name: str):
+        super().__init__(f"two files are named '{name}', and verdicts go by that name; rename one or check them apart")
+
+
+class NothingChecked(TilewrightError):
+    def __init__(self, reason: str):
+        super().__init__(f"nothing could be checked here: {reason}")
+
+
+class BadBlock(TilewrightError):
+    def __init__(self, page: object, why: str):
+        super().__init__(
+            f"{page}: {why}; a block begins with <!-- records: softmax forward --> and ends with <!-- end -->"
+        )
 
 
 class FileBroken(TilewrightError):
@@ -72,6 +95,11 @@ class FileUnusable(TilewrightError):
 class CannotWrite(TilewrightError):
     def __init__(self, path: object, why: str):
         super().__init__(f"cannot write '{path}': {why}; name a file you may write to")
+
+
+class CannotRead(TilewrightError):
+    def __init__(self, path: object, why: str):
+        super().__init__(f"cannot read '{path}': {why}; it should be a file of JSON lines")
 
 
 class CorruptRecords(TilewrightError):

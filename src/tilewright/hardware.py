@@ -56,7 +56,6 @@ def _tensor(half: float, tf32: float, fp8: float | None, int8: float, fp32: floa
     return units | ({"tensor.float8_e4m3fn": fp8} if fp8 else {})
 
 
-_SCHEDULER: Any = dict(warps_per_sm=64, blocks_per_sm=32)
 _AMPERE: Any = dict(
     arch="sm_80", shared_per_sm=164 * KIB, shared_per_block=163 * KIB, warps_per_sm=64, blocks_per_sm=32
 )
@@ -121,7 +120,7 @@ DATASHEETS: dict[str, GPU] = {
             source=f"NVIDIA L4 datasheet (sparse rates halved); Ada architecture whitepaper; {_OCCUPANCY}",
         ),
         GPU(
-            name="mi300x", arch="gfx942", matches=("MI300X",), sms=304, clock_mhz=2100, warp=64,
+            name="mi300x", arch="gfx942", matches=("MI300X", "MI300X OAM"), sms=304, clock_mhz=2100, warp=64,
             memory=192 * GB, bandwidth=5300e9, l2=4 * MIB, shared_per_sm=64 * KIB, shared_per_block=64 * KIB,
             warps_per_sm=32, blocks_per_sm=32, registers_per_sm=131072,
             tera=_tensor(1307.4, 653.7, 2614.9, 2614.9, 163.4, 81.7),
@@ -148,9 +147,9 @@ def has_gpu() -> bool:
 def short_name(device_name: str) -> str:
     """Our short name for what the driver calls a GPU; an unknown one keeps its own, made fit for a folder."""
     for gpu in DATASHEETS.values():
-        if any(re.search(rf"\b{match}\b", device_name) for match in gpu.matches):
+        if any(re.search(rf"\b{match}$", device_name) for match in gpu.matches):  # the end: a Ti is another card
             return gpu.name
-    return device_name.lower().removeprefix("nvidia ").replace(" ", "-")
+    return re.sub(r"[^a-z0-9.]+", "-", device_name.lower().removeprefix("nvidia "))
 
 
 def in_hand() -> dict[str, Any]:

@@ -12,10 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tilewright import source
-from tilewright.errors import CannotWrite
+from tilewright.errors import CannotRead, CannotWrite
 
 SCHEMA = 1
 REQUIRED = ("schema", "kind", "op", "kernel", "date", "source")
+OF_A_TIMING = (
+    *("case", "dtype", "direction", "cost", "verdict", "reason", "samples_us", "median_us"),
+    *("ceilings", "device", "versions"),
+)
 
 
 def stamp(kind: str, op: str, kernel: str, source_hash: str, **content: Any) -> dict[str, Any]:
@@ -43,7 +47,10 @@ def append(path: Path, records: list[dict[str, Any]]) -> None:
 
 def require_writable(path: Path) -> None:
     """Raise before work begins rather than lose its result at the end."""
+    existed = path.exists()
     append(path, [])
+    if not existed:
+        path.unlink()
 
 
 @dataclass
@@ -59,7 +66,11 @@ class Read:
 def read(path: Path) -> Read:
     """Every record in a file; lines that are none are told apart, never hidden."""
     result = Read(path)
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise CannotRead(path, error.strerror or str(error)) from None
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
@@ -68,18 +79,26 @@ def read(path: Path) -> Read:
             cut_short = line.startswith("{") and not line.rstrip().endswith("}")
             (result.torn if cut_short else result.corrupt).append(number)
             continue
-        if isinstance(record, dict) and all(key in record for key in REQUIRED) and record["schema"] <= SCHEMA:
+        if _is_record(record):
             result.records.append(record)
         else:
             result.corrupt.append(number)
     return result
 
 
+def _is_record(value: Any) -> bool:
+    if not isinstance(value, dict) or not all(key in value for key in REQUIRED):
+        return False
+    required = OF_A_TIMING if value["kind"] == "timing" else ()
+    return isinstance(value["schema"], int) and value["schema"] <= SCHEMA and all(key in value for key in required)
+
+
 def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The newest record of each op, kernel, case, dtype and direction, in the order of first appearance."""
+    """The newest record of each GPU, op, kernel, case, dtype and direction, in the order of first appearance."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in records:
-        key = (record["op"], record["kernel"], str(record.get("case")), record.get("dtype"), record.get("direction"))
+        key = tuple(str(record[name]) for name in ("op", "kernel", "case", "dtype", "direction"))
+        key += (record["device"]["gpu"],)
         if key not in newest or record["date"] >= newest[key]["date"]:
             newest[key] = record
     yield from newest.values()

@@ -6,12 +6,13 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tilewright import source
-from tilewright.errors import FileBroken, FileMissing, NoFunction, UnknownKernel, UnknownOp, WrongArguments
+from tilewright.errors import FileBroken, FileMissing, NoFunction, UnknownKernel, UnknownOp, WrongArguments, first_line
 from tilewright.spec import Kernel, Op
 
 
@@ -34,37 +35,45 @@ def require_python_file(path: Path) -> None:
     """Raise unless the file is there and parses. Runs nothing of it."""
     if not path.is_file():
         raise FileMissing(path)
+    if path.suffix != ".py":
+        raise FileBroken(path, None, "its name does not end in .py")
     try:
-        ast.parse(path.read_text(encoding="utf-8"))
+        ast.parse(path.read_bytes())
     except SyntaxError as error:
         raise FileBroken(path, error.lineno, f"syntax error, {error.msg}") from None
-    except (UnicodeDecodeError, ValueError):
+    except ValueError:
         raise FileBroken(path, None, "not Python source text") from None
     except PermissionError:
         raise FileBroken(path, None, "no permission to read it") from None
 
 
-def load_file(path: Path, op: Op) -> Kernel:
-    """The kernel that a user's file holds for an Op. Runs the file."""
+def load_file(path: Path, op: Op, *, differentiable: bool = False) -> Kernel:
+    """The kernel that a user's file holds for an Op. Runs the file, with its own folder to import from."""
     require_python_file(path)
     spec = importlib.util.spec_from_file_location(f"_tilewright_user_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look themselves up there
+    sys.path.append(str(path.parent))  # last: a file named triton.py must not hide the real one
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         line = error.__traceback__ and _last_line_in(error.__traceback__, path)
-        raise FileBroken(path, line, f"{type(error).__name__}: {error}") from error
-    fn = _find(module, op)
+        raise FileBroken(path, line, first_line(error)) from error
+    fn = _find(module, path, op)
     if fn is None:
         raise NoFunction(path, op.name)
     _require_callable(fn, path, op)
-    return Kernel(path.name, fn, "python", lambda *_: True, differentiable=False)
+    return Kernel(path.name, fn, "python", lambda *_: True, differentiable)
 
 
-def _find(module: object, op: Op) -> Callable[..., Any] | None:
+def _find(module: object, path: Path, op: Op) -> Callable[..., Any] | None:
     marked = [fn for fn in vars(module).values() if getattr(fn, "__tilewright_op__", None) == op.name]
+    if len(marked) > 1:
+        raise FileBroken(
+            path, None, f"{len(marked)} functions are marked as kernels of {op.name}, which takes one a file"
+        )
     named = getattr(module, op.name, None)
     return marked[0] if marked else named if callable(named) else None
 

@@ -31,6 +31,8 @@ class Case:
         given: dict[str, Value] = {}
         for part in text.split(","):
             name, equals, value = (piece.strip() for piece in part.partition("="))
+            if name in given:
+                raise BadCase(text, f"{name} is given twice", str(like))
             if not equals or name not in kinds:
                 raise BadCase(text, f"'{part}' is not one of {', '.join(kinds)} with a value", str(like))
             try:

@@ -8,6 +8,7 @@ outgrows its memory costs only itself.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import os
@@ -26,14 +27,18 @@ import torch
 from torch import Tensor
 
 from tilewright import registry, settings
-from tilewright.errors import TilewrightError
+from tilewright.errors import MissingPackage, TilewrightError, first_line
 
 HEADER = struct.Struct("<QQ")  # bytes of JSON, bytes of tensors
+LARGEST_FILE = 2**30  # bytes: what a kernel that prints without end may write
+# Without the working folder in sys.path: a user's triton.py there must not hide the real one.
+BOOTSTRAP = "import sys; sys.path[:] = [p for p in sys.path if p]; from tilewright.worker import serve; serve()"
 START_SECONDS = 120.0  # importing torch on a cold, loaded machine
 
 
 class KernelFailed(Exception):
-    """The kernel did not return: `kind` is crashed, timeout or usage (the file itself cannot be used)."""
+    """The kernel gave no result to compare. `kind` is a verdict (crashed, timeout, wrong, unsupported) or, for a file
+    that cannot be loaded, usage."""
 
     def __init__(self, kind: str, reason: str):
         super().__init__(reason)
@@ -84,7 +89,7 @@ class Worker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "tilewright.worker", self.device, str(self._memory)],
+            [sys.executable, "-c", BOOTSTRAP, self.device, str(self._memory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -120,8 +125,8 @@ class Worker:
         self._kill()
         if code is not None and code < 0:
             return f"the process was killed by {signal.Signals(-code).name}"
-        self._log.seek(0)
-        lines = self._log.read()[-4000:].decode(errors="replace").strip().splitlines()
+        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 4000))
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f"the process ended with code {code}" + (f": {lines[-1]}" if lines else "")
 
     def _kill(self) -> None:
@@ -181,12 +186,15 @@ def _read(pipe: IO[bytes], size: int, deadline: float | None) -> bytearray:
     return data
 
 
-def _serve(device: str, memory: int) -> None:
+def serve() -> None:
     """The child's life: load and call until the parent closes the pipe."""
+    device, memory = sys.argv[1], int(sys.argv[2])
+    _die_with_parent()
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a kernel that prints must not speak on the pipe
     if device == "cpu":
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
     kernel = None
     while True:
         try:
@@ -205,12 +213,36 @@ def _serve(device: str, memory: int) -> None:
                 assert kernel is not None
                 supplied = iter(tensors)
                 values = [next(supplied).to(device) if isinstance(v, dict) else v for v in message["args"]]
-                outputs, gradients = run_with_gradients(kernel.fn, values[:-1], values[-1])
+                outputs, gradients = run_kernel(kernel.fn, values[:-1], values[-1])
                 _send(replies, {"outputs": len(outputs)}, [*outputs, *gradients])
+        except KernelFailed as failure:
+            _send(replies, {"error": str(failure), "kind": failure.kind}, [])
         except TilewrightError as error:
             _send(replies, {"error": str(error), "kind": "usage"}, [])
         except Exception as error:
-            _send(replies, {"error": _first_line(error), "kind": "crashed"}, [])
+            _send(replies, {"error": first_line(error), "kind": "crashed"}, [])
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process when the parent ends, however that ends."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
+
+
+def run_kernel(fn: Any, args: Any, grad: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
+    """`run_with_gradients` on copies of the inputs, which must be as they were afterwards."""
+    copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
+    try:
+        results = run_with_gradients(fn, copies, grad)
+    except MissingPackage as missing:
+        raise KernelFailed("unsupported", str(missing)) from None
+    except Exception as error:
+        raise KernelFailed("crashed", first_line(error)) from error
+    for number, (before, after) in enumerate(zip(args, copies, strict=True), start=1):
+        if isinstance(before, Tensor) and not torch.equal(before, after):
+            raise KernelFailed("wrong", f"it changed its argument {number}")
+    return results
 
 
 def run_with_gradients(fn: Any, args: Any, grad: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
@@ -240,16 +272,9 @@ def _run_with_gradients(fn: Any, args: Any, grad: Tensor | None) -> tuple[list[T
 
 def _as_list(outputs: Any) -> list[Any]:
     found = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+    if not found:
+        raise TypeError("returned nothing")
     for output in found:
         if not isinstance(output, Tensor):
             raise TypeError(f"returned {type(output).__name__}, not a tensor")
     return found
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from support import timing_record
 from tilewright import record, settings
 from tilewright.report import markdown
 from tilewright.report.rows import rows
@@ -12,23 +13,9 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "docs" / "softmax.md"]
 
 
-def timing(kernel: str, us: float | None, case: int = 1, direction: str = "forward", verdict: str = "right"):
-    return {
-        "op": "nothing",
-        "kernel": kernel,
-        "date": "2026-01-02T03:04:05+00:00",
-        "source": "",
-        "case": {"N": case},
-        "dtype": "float32",
-        "direction": direction,
-        "cost": {"read": 10**6, "written": 10**6, "flops": {"fp32": 1.0}},
-        "verdict": verdict,
-        "reason": "" if verdict == "right" else "because",
-        "median_us": us,
-        "ceilings": {"copy": 2e12, "read": 2e12},
-        "device": {"gpu": "weird", "name": "Weird 9000"},
-        "versions": {"torch": "1", "triton": "2"},
-    }
+def timing(kernel: str, us: float | None, case: int = 1, direction: str = "forward", verdict: str = "right", **more):
+    reason = "" if verdict == "right" else "because"
+    return timing_record(kernel, us, case={"N": case}, direction=direction, verdict=verdict, reason=reason, **more)
 
 
 def test_rows_are_grouped_by_case_fastest_first_and_backward_last():
@@ -58,14 +45,14 @@ def test_rows_are_grouped_by_case_fastest_first_and_backward_last():
 
 
 def test_a_marked_block_is_replaced_and_the_rest_kept():
-    page = "before\n<!-- records: nothing forward -->\nold\n<!-- end -->\nafter"
+    page = "before\n<!-- records: softmax forward -->\nold\n<!-- end -->\nafter"
     filled = markdown.fill(
         page, [timing("eager", 4.0), timing("triton", 2.0), timing("eager", 9.0, direction="backward")]
     )
     assert filled.startswith("before\n")
     assert filled.endswith("\nafter")
-    assert "| N=1 | **2.0 us, 50%** | 4.0 us, 25% |" in filled
-    assert "Weird 9000, 2026-01-02" in filled
+    assert "| N=1 | 4.0 us, 25% | **2.0 us, 50%** |" in filled
+    assert "Measured on NVIDIA H200, 20" in filled
     assert "9.0" not in filled
     assert markdown.fill(filled, []) != filled, "without records the table must not survive"
 
@@ -73,7 +60,21 @@ def test_a_marked_block_is_replaced_and_the_rest_kept():
 def test_the_summary_names_the_fastest_beside_both_baselines():
     page = "<!-- records: summary forward -->\n<!-- end -->"
     filled = markdown.fill(page, [timing("eager", 4.0), timing("compile", 5.0), timing("triton", 2.0)])
-    assert "| nothing | N=1 | 4.0 us | 5.0 us |  | 2.0 us | triton | 50% | 2.00x |" in filled
+    assert "| softmax | N=1 | 4.0 us | 5.0 us |  | 2.0 us | triton | 50% | 2.00x |" in filled
+
+
+def test_each_gpu_has_a_table_of_its_own():
+    page = "<!-- records: softmax forward -->\n<!-- end -->"
+    filled = markdown.fill(page, [timing("eager", 4.0), timing("eager", 8.0, gpu="l4")])
+    assert filled.count("| case |") == 2
+    assert "**8.0 us" in filled
+    assert "**4.0 us" in filled
+
+
+@pytest.mark.parametrize("what", ["sofmax forward", "softmax", "softmax up", "summary"])
+def test_a_block_that_names_nothing_is_refused(what):
+    with pytest.raises(markdown.Unfillable, match=what):
+        markdown.fill(f"<!-- records: {what} -->\n<!-- end -->", [])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

@@ -39,6 +39,7 @@ WRONG = {
     "another dtype": lambda x: torch.softmax(x.double(), -1),
     "NaN": lambda x: torch.softmax(x, -1) * float("nan"),
     "two results": lambda x: (torch.softmax(x, -1), x),
+    "input zeroed": lambda x: (torch.softmax(x, -1), x.zero_())[0],
 }
 
 
@@ -117,6 +118,15 @@ def test_a_kernel_that_raises_has_crashed_and_says_where():
     found = verdict(lambda x: x[:, 10**6])
     assert (found.verdict, len(found.cases)) == ("crashed", 1)
     assert "IndexError" in found.reason
+
+
+def test_a_kernel_that_spoils_its_input_does_not_spoil_the_next():
+    kernels = [
+        Kernel(name, fn, "torch", lambda *_: True, differentiable=False)
+        for name, fn in (("bad", WRONG["input zeroed"]), ("good", RIGHT["the reference"]))
+    ]
+    found = {v.kernel: v.verdict for v in check(SOFTMAX, kernels, device="cpu", cases=SOFTMAX.check[-1:])}
+    assert found == {"bad": "wrong", "good": "right"}
 
 
 def test_evidence_names_the_element():

@@ -20,23 +20,37 @@ OURS = ("triton", "cuda", "numba")  # how the names of our kernels begin
 OTHERS = {"eager": ("eager",), "compile": ("compile",), "vendor": ("vendor", "sdpa")}
 
 
+class Unfillable(ValueError):
+    """A page whose blocks cannot be made: the message says why."""
+
+
 def fill(page: str, records: list[dict[str, Any]]) -> str:
     """The page with every marked block made anew. A block names an op, or `summary`, and a direction."""
+    if not BLOCK.search(page):
+        raise Unfillable("it has no block of records")
 
     def block(found: re.Match[str]) -> str:
-        what, direction = found["what"].split()
+        what, _, direction = found["what"].partition(" ")
+        if direction not in ("forward", "backward") or what not in ("summary", *source.op_files()):
+            raise Unfillable(f"no records are called '{found['what']}'")
         chosen = [r for r in records if r["direction"] == direction and what in (r["op"], "summary")]
-        table = _summary(list(rows(chosen))) if what == "summary" else _all_kernels(list(rows(chosen)))
-        return f"{found[1]}{table}\n{_provenance(chosen)}\n{found[3]}"
+        gpus = dict.fromkeys(r["device"]["name"] for r in chosen)
+        tables = [_table(what, [r for r in chosen if r["device"]["name"] == gpu]) for gpu in gpus]
+        return found[1] + "\n".join(tables or ["No records yet.\n"]) + found[3]
 
     return BLOCK.sub(block, page)
+
+
+def _table(what: str, records: list[dict[str, Any]]) -> str:
+    found = list(rows(records))
+    return f"{_summary(found) if what == 'summary' else _all_kernels(found)}\n\n{_provenance(records)}\n"
 
 
 def _summary(found: Sequence[Row]) -> str:
     """One line a case: torch's ways to do it, the fastest of ours, its share of the ceiling, and who wins."""
     lines = ["| op | case | eager | compile | vendor | ours | | of ceiling | vs best other |"]
     lines.append("|---|---|--:|--:|--:|--:|---|--:|--:|")
-    for (op, case), group in groupby(found, key=lambda r: (r.op, r.case)):
+    for (op, case, _), group in groupby(found, key=lambda r: (r.op, r.case, r.dtype)):
         timed = [row for row in group if row.us]
         ours = [row for row in timed if row.kernel.startswith(OURS)]
         if not ours:
@@ -60,10 +74,10 @@ def _fastest(timed: Sequence[Row], prefixes: tuple[str, ...]) -> Row | None:
 def _all_kernels(found: Sequence[Row]) -> str:
     """One line a case, one column a kernel: time and share of the ceiling."""
     timed = dict.fromkeys(row.kernel for row in found)
-    in_order = source.kernels(found[0].op) if found else []
+    in_order = source.kernels(found[0].op)
     kernels = [name for name in in_order if name in timed] + [name for name in timed if name not in in_order]
     lines = [f"| case | {' | '.join(kernels)} |", "|---|" + "--:|" * len(kernels)]
-    for case, group in groupby(found, key=lambda r: r.case):
+    for (case, _), group in groupby(found, key=lambda r: (r.case, r.dtype)):
         by_kernel = {row.kernel: row for row in group}
         cells = [_cell(by_kernel.get(kernel)) for kernel in kernels]
         lines.append(f"| {case} | {' | '.join(cells)} |")
@@ -83,9 +97,10 @@ def _us(row: Row) -> str:
 
 def _provenance(records: Sequence[dict[str, Any]]) -> str:
     """Where, when and with what: one line a combination."""
-    seen = dict.fromkeys(
-        f"{r['device']['name']}, {r['date'][:10]}, torch {r['versions']['torch']}, triton {r['versions']['triton']}, "
-        f"{r['dtype']}"
-        for r in records
+    return "\n".join(
+        dict.fromkeys(
+            f"Measured on {r['device']['name']}, {r['date'][:10]}, torch {r['versions']['torch']}, "
+            f"triton {r['versions']['triton']}, {r['dtype']}."
+            for r in records
+        )
     )
-    return "\n" + "\n".join(f"Measured on {line}." for line in seen) if seen else "\nNo records yet."

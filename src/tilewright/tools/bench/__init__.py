@@ -19,7 +19,7 @@ from tilewright import registry
 from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.tools.bench.ceilings import measure
 from tilewright.tools.bench.timer import Timer
-from tilewright.tools.check import Verdict, check
+from tilewright.tools.check import FORWARD_ONLY, Verdict, check
 
 SAMPLES = 50
 
@@ -73,7 +73,8 @@ def bench(
         on_step(f"checking {path.name}")
         verdicts |= _by_kernel(check(op, files=[path], device="cuda", dtypes=dtypes))
         if verdicts[path.name].verdict == "right":
-            everyone.append(registry.load_file(path, op))
+            has_gradient = op.backward_cost is not None and FORWARD_ONLY not in verdicts[path.name].labels
+            everyone.append(registry.load_file(path, op, differentiable=has_gradient))
     sound = [k for k in everyone if k.name not in verdicts or verdicts[k.name].verdict == "right"]
     for case in cases:
         torch._dynamo.reset()  # else the ninth shape would silently run uncompiled
@@ -99,10 +100,16 @@ def _time_case(
     if not cost.bytes:  # the gradient is the incoming one itself: there is nothing to time
         return
     about = (dict(case.point), case.dtype, direction, cost)
+    without_gradient = {kernel.name for kernel in kernels if not kernel.differentiable}
     for name, verdict in verdicts.items():
-        if verdict.verdict != "right":
+        if verdict.verdict != "right" and (direction == "forward" or name not in without_gradient):
             yield Timing(op.name, name, *about, verdict.verdict, verdict.reason)
-    able = [k for k in kernels if verdicts[k.name].verdict == "right" and (direction == "forward" or k.differentiable)]
+    able = []
+    for kernel in kernels:
+        if direction == "backward" and kernel.name in without_gradient:
+            yield Timing(op.name, kernel.name, *about, "unsupported", "has no gradient")
+        elif verdicts[kernel.name].verdict == "right":
+            able.append(kernel)
     args = op.make(case, "cuda", seed=1)
     calls = {kernel.name: _call(kernel, args, direction) for kernel in able}
     for name, taken in timer.interleave(calls, samples).items():

@@ -18,12 +18,13 @@ from tilewright import registry
 from tilewright.errors import FileUnusable
 from tilewright.spec import Case, Kernel, Op
 from tilewright.tools.check.budget import Expected, Mismatch, compare, expect
-from tilewright.worker import KernelFailed, Worker, run_with_gradients
+from tilewright.worker import KernelFailed, Worker, run_kernel
 
 # Without a GPU a case larger than this would take minutes; its elements, all inputs together.
 SIMULATED_ELEMENTS = {"triton": 2**21, "numba": 1100, "python": 2**21}
 SAMPLED_CASES = 2  # of a kernel that is built anew for each case
 NOT_RIGHT = ("wrong", "crashed", "timeout")
+FORWARD_ONLY = "forward only"  # the label of a user's kernel that torch cannot differentiate
 
 Run = Callable[[tuple[Any, ...], Tensor | None], tuple[list[Tensor], list[Tensor]]]
 
@@ -71,7 +72,7 @@ def check(
         shared = stack.enter_context(Worker(device=device))
         for kernel in kernels:
             if device == "cpu" and (reason := _gpu_only(kernel)):
-                yield Verdict(op.name, kernel.name, "unsupported", reason)
+                yield Verdict(op.name, kernel.name, "unsupported", reason, seed=seed)
                 continue
             in_process = device == "cuda" or kernel.language == "torch"
             if not in_process:
@@ -87,7 +88,7 @@ def check(
             except KernelFailed as failure:
                 if failure.kind == "usage":
                     raise FileUnusable(str(failure)) from None
-                yield Verdict(op.name, path.name, failure.kind, f"while loading the file: {failure}")
+                yield Verdict(op.name, path.name, failure.kind, f"while loading the file: {failure}", seed=seed)
                 continue
             yield _judge(op, user, own.call, questions, answers, device, on_case)
 
@@ -144,7 +145,7 @@ def _judge(
     if bad:
         verdict.verdict = bad[0].verdict
         verdict.reason = f"{bad[0].case} {bad[0].dtype}: {bad[0].reason}"
-    elif all(case.verdict == "unsupported" for case in verdict.cases):
+    elif not any(case.verdict == "right" for case in verdict.cases):
         verdict.verdict, verdict.reason = "unsupported", "; ".join(skipped)
     else:
         verdict.labels += [f"{count} left out: {reason}" for reason, count in skipped.items()]
@@ -165,14 +166,17 @@ def _judge_case(
         outputs, gradients = run(args, grad)
     except KernelFailed as failure:
         return CaseVerdict(str(case), case.dtype, failure.kind, reason=str(failure))
-    got = [*outputs, *gradients]
-    if kernel.differentiable and not gradients and kernel.language == "python":
-        if "forward only" not in verdict.labels:
-            verdict.labels.append("forward only")
-        expected = expected[: len(outputs)]
-    if len(got) != len(expected):
-        reason = f"returned {len(got)} results, expected {len(expected)} ({', '.join(e.what for e in expected)})"
+    values = [e for e in expected if not e.is_gradient]
+    if len(outputs) != len(values):
+        reason = f"returned {len(outputs)} tensors, expected {len(values)}"
         return CaseVerdict(str(case), case.dtype, "wrong", reason=reason)
+    if kernel.differentiable and not gradients:
+        if kernel.language != "python":
+            return CaseVerdict(str(case), case.dtype, "wrong", reason="has no gradient")
+        expected = values
+        if FORWARD_ONLY not in verdict.labels:
+            verdict.labels.append(FORWARD_ONLY)
+    got = [*outputs, *gradients]
     worst = CaseVerdict(str(case), case.dtype, "right")
     for tensor, wanted in zip(got, expected, strict=True):
         found = compare(tensor, wanted)
@@ -185,7 +189,7 @@ def _judge_case(
 
 def _gpu_only(kernel: Kernel) -> str | None:
     if kernel.language == "cuda":
-        return "CUDA code needs a GPU"
+        return "needs a GPU"
     if kernel.builds_per_case:
         return "needs a GPU: compiled for a CPU it would be another program"
     return None
@@ -204,11 +208,7 @@ def _cannot_simulate(kernel: Kernel, case: Case, shapes: tuple[Any, ...]) -> str
 
 def _in_process(kernel: Kernel) -> Run:
     def run(args: tuple[Any, ...], grad: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
-        try:
-            return run_with_gradients(kernel.fn, args, grad if kernel.differentiable else None)
-        except Exception as error:
-            text = str(error).strip().partition("\n")[0]
-            raise KernelFailed("crashed", f"{type(error).__name__}: {text}") from error
+        return run_kernel(kernel.fn, args, grad)
 
     return run
 

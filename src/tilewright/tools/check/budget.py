@@ -35,6 +35,7 @@ class Expected:
     truth: Tensor
     budget: Tensor
     dtype: torch.dtype
+    is_gradient: bool
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,11 @@ def expect(
     floor = largest * max(FP32, torch.finfo(plain[0].dtype).eps / 32)
     floors = [0.0] * len(truth) + [floor] * len(true_gradients)
     return [
-        Expected(name, t, _budget(t, p, functools.reduce(torch.maximum, m), floor), p.dtype)
-        for name, t, m, p, floor in zip(
-            names, exact, zip(*moves, strict=True), plain + plain_gradients, floors, strict=True
+        Expected(
+            name, t, _budget(t, p, functools.reduce(torch.maximum, m), floor), p.dtype, is_gradient=i >= len(truth)
+        )
+        for i, (name, t, m, p, floor) in enumerate(
+            zip(names, exact, zip(*moves, strict=True), plain + plain_gradients, floors, strict=True)
         )
     ]
 
