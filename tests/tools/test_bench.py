@@ -19,6 +19,52 @@ def test_units_are_those_of_the_cost():
     assert tool.units(SOFTMAX, SOFTMAX.bench) == {"fp32", "special"}
 
 
+class Counting:
+    """Stands in for the timer where there is no GPU: calls every kernel, and its times are the order of the calls."""
+
+    def interleave(self, calls, samples):
+        for call in calls.values():
+            call()
+        return {name: [float(n)] * samples for n, name in enumerate(calls, start=1)}
+
+
+CASES = [case.with_dtype("float32") for case in points(M=(4,), N=(33,))]
+PARTLY = "import torch\n\ndef softmax(x):\n    return torch.softmax(x.detach(), -1)\n"
+
+
+def test_only_right_kernels_reach_the_timer(tmp_path):
+    files = [tmp_path / "whole.py", tmp_path / "partly.py", tmp_path / "zeros.py"]
+    files[0].write_text("import torch\n\ndef softmax(x):\n    return torch.softmax(x, -1)\n")
+    files[1].write_text(PARTLY)
+    files[2].write_text("import torch\n\ndef softmax(x):\n    return torch.zeros_like(x)\n")
+    wrong = Kernel("wrong", torch.zeros_like, "torch", lambda *_: True, differentiable=False)
+    found = tool.bench(
+        SOFTMAX,
+        [SOFTMAX.kernels["eager"], SOFTMAX.kernels["cuda"], wrong],
+        files,
+        timer=Counting(),
+        cases=CASES,
+        direction="both",
+        samples=3,
+        device="cpu",
+    )
+    told = {(t.direction, t.kernel): (t.verdict, len(t.samples_us)) for t in found}
+    assert told == {
+        ("forward", "eager"): ("right", 3),
+        ("forward", "whole.py"): ("right", 3),
+        ("forward", "partly.py"): ("right", 3),
+        ("forward", "zeros.py"): ("wrong", 0),
+        ("forward", "wrong"): ("wrong", 0),
+        ("forward", "cuda"): ("unsupported", 0),
+        ("backward", "eager"): ("right", 3),
+        ("backward", "whole.py"): ("right", 3),
+        ("backward", "partly.py"): ("unsupported", 0),
+        ("backward", "zeros.py"): ("wrong", 0),
+        ("backward", "wrong"): ("unsupported", 0),
+        ("backward", "cuda"): ("unsupported", 0),
+    }
+
+
 @pytest.mark.gpu
 def test_right_kernels_are_timed_and_wrong_ones_are_not():
     wrong = Kernel("wrong", torch.zeros_like, "torch", lambda *_: True, differentiable=False)

@@ -59,6 +59,7 @@ def bench(
     cases: Sequence[Case],
     direction: str = "forward",
     samples: int = SAMPLES,
+    device: str = "cuda",
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Timing]:
     """Timings of all kernels, case by case. `on_step` is told what is being done."""
@@ -67,11 +68,11 @@ def bench(
     for kernel in kernels:
         if not kernel.builds_per_case:  # that one is checked on each timed case alone: each is another program
             on_step(f"checking {kernel.name}")
-            verdicts |= _by_kernel(check(op, [kernel], device="cuda", dtypes=dtypes))
+            verdicts |= _by_kernel(check(op, [kernel], device=device, dtypes=dtypes))
     everyone = [*kernels]
     for path in files:
         on_step(f"checking {path.name}")
-        verdicts |= _by_kernel(check(op, files=[path], device="cuda", dtypes=dtypes))
+        verdicts |= _by_kernel(check(op, files=[path], device=device, dtypes=dtypes))
         if verdicts[path.name].verdict == "right":
             has_gradient = op.backward_cost is not None and FORWARD_ONLY not in verdicts[path.name].labels
             everyone.append(registry.load_file(path, op, differentiable=has_gradient))
@@ -80,10 +81,10 @@ def bench(
         torch._dynamo.reset()  # else the ninth shape would silently run uncompiled
         with functorch_config.patch(donated_buffer=False):  # one compiled graph is run backward many times
             on_step(f"checking {case}")
-            here = verdicts | _check_timed_case(op, sound, case)
+            here = verdicts | _check_timed_case(op, sound, case, device)
             for toward in directions(op, direction):
                 on_step(f"timing {case} {toward}")
-                yield from _time_case(op, everyone, case, toward, here, timer, samples)
+                yield from _time_case(op, everyone, case, toward, here, timer, samples, device)
 
 
 def _time_case(
@@ -94,6 +95,7 @@ def _time_case(
     verdicts: Mapping[str, Verdict],
     timer: Timer,
     samples: int,
+    device: str,
 ) -> Iterator[Timing]:
     args = op.make(case, "meta")
     cost = op.cost(*args) if direction == "forward" or op.backward_cost is None else op.backward_cost(*args)
@@ -110,16 +112,16 @@ def _time_case(
             yield Timing(op.name, kernel.name, *about, "unsupported", "has no gradient")
         elif verdicts[kernel.name].verdict == "right":
             able.append(kernel)
-    args = op.make(case, "cuda", seed=1)
+    args = op.make(case, device, seed=1)
     calls = {kernel.name: _call(kernel, args, direction) for kernel in able}
     for name, taken in timer.interleave(calls, samples).items():
         us = [round(sample, 3) for sample in taken]
         yield Timing(op.name, name, *about, "right", "", us, median(us))
 
 
-def _check_timed_case(op: Op, kernels: Sequence[Kernel], case: Case) -> dict[str, Verdict]:
+def _check_timed_case(op: Op, kernels: Sequence[Kernel], case: Case, device: str) -> dict[str, Verdict]:
     try:
-        return _by_kernel(check(op, kernels, device="cuda", cases=[case], dtypes=[case.dtype]))
+        return _by_kernel(check(op, kernels, device=device, cases=[case], dtypes=[case.dtype]))
     except torch.cuda.OutOfMemoryError:
         reason = "the case and its float64 truth do not fit in this GPU's memory"
         return {kernel.name: Verdict(op.name, kernel.name, "unsupported", reason) for kernel in kernels}

@@ -74,7 +74,7 @@ def check(
             if device == "cpu" and (reason := _gpu_only(kernel)):
                 yield Verdict(op.name, kernel.name, "unsupported", reason, seed=seed)
                 continue
-            in_process = device == "cuda" or kernel.language == "torch"
+            in_process = device == "cuda" or kernel.language not in ("triton", "numba")
             if not in_process:
                 shared.load(op.name, kernel=kernel.name)
             run = _in_process(kernel) if in_process else shared.call
