@@ -1,8 +1,10 @@
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -46,6 +48,20 @@ def test_two_processes_at_once_lose_nothing(tmp_path):
     for name in "ab":
         assert [r["n"] for r in found.records if r["op"] == name] == list(range(200))
     assert (found.torn, found.corrupt) == ([], [])
+
+
+def test_a_writer_waits_for_the_one_before_it(tmp_path):
+    """Looking for a torn line and writing after it are one step."""
+    path = tmp_path / "r.jsonl"
+    writer = threading.Thread(target=record.append, args=(path, [entry()]))
+    with path.open("a") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        writer.start()
+        writer.join(timeout=0.3)
+        assert writer.is_alive()
+        assert path.read_text() == ""
+    writer.join()
+    assert len(record.read(path).records) == 1
 
 
 def test_a_killed_writer_leaves_a_file_that_is_read_and_appended_to(tmp_path):

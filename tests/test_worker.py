@@ -1,6 +1,9 @@
 """Whatever a file does, the parent lives on and says what happened."""
 
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,3 +89,25 @@ def test_values_and_gradients_come_back_bit_for_bit(worker):
 def test_results_without_elements_travel(worker):
     (y,), _ = worker.call((torch.full((1, 1), 9.0),))
     assert y.shape == (0, 3)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
+def test_a_worker_ends_with_its_parent_however_that_ends(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    started = (
+        "from tilewright.worker import Worker; from pathlib import Path; import sys, time; w = Worker(device='cpu')"
+    )
+    program = (
+        f"{started}; w.load('softmax', file=Path(sys.argv[1])); print(w._process.pid, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
+    child = Path("/proc", parent.stdout.readline().strip())
+    assert child.exists()
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 20
+    while child.exists() and "zombie" not in (child / "status").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not child.exists() or "zombie" in (child / "status").read_text()

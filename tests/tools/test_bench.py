@@ -65,6 +65,25 @@ def test_only_right_kernels_reach_the_timer(tmp_path):
     }
 
 
+def wrong_when(is_wrong):
+    """Softmax, except where the shape says otherwise."""
+
+    def fn(x):
+        return torch.zeros_like(x) if is_wrong(x.shape) else torch.softmax(x, -1)
+
+    return Kernel("sly", fn, "torch", lambda *_: True, differentiable=False)
+
+
+@pytest.mark.parametrize(
+    "is_wrong",
+    [lambda shape: tuple(shape) == (4, 33), lambda shape: tuple(shape) != (4, 33)],
+    ids=["on the timed case alone", "on every other case"],
+)
+def test_being_right_elsewhere_earns_no_time(is_wrong):
+    (told,) = tool.bench(SOFTMAX, [wrong_when(is_wrong)], [], timer=Counting(), cases=CASES, samples=3, device="cpu")
+    assert (told.verdict, told.samples_us) == ("wrong", [])
+
+
 @pytest.mark.gpu
 def test_right_kernels_are_timed_and_wrong_ones_are_not():
     wrong = Kernel("wrong", torch.zeros_like, "torch", lambda *_: True, differentiable=False)

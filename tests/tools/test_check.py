@@ -88,7 +88,7 @@ def test_a_kernel_more_exact_than_the_float64_reference_is_right():
         "twice_sigmoid",
         lambda x: 1 + torch.tanh(x),
         lambda x: Cost(0, 0),
-        lambda draw: (draw.randn("N", scale=10),),
+        lambda draw: (draw.randn("N", scale=30),),
         grid(N=(20000,)),
         [],
     )
