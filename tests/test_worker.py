@@ -92,22 +92,27 @@ def test_results_without_elements_travel(worker):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
-def test_a_worker_ends_with_its_parent_however_that_ends(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(FILE)
-    started = (
-        "from tilewright.worker import Worker; from pathlib import Path; import sys, time; w = Worker(device='cpu')"
+def test_a_busy_worker_ends_with_its_parent_however_that_ends(tmp_path):
+    path, busy = tmp_path / "mine.py", tmp_path / "busy"
+    path.write_text(
+        f"import pathlib, time\n\ndef softmax(x):\n    pathlib.Path({str(busy)!r}).touch()\n    time.sleep(60)\n"
     )
     program = (
-        f"{started}; w.load('softmax', file=Path(sys.argv[1])); print(w._process.pid, flush=True); time.sleep(600)"
+        "import sys, torch; from pathlib import Path; from tilewright.worker import Worker\n"
+        "worker = Worker(device='cpu'); worker.load('softmax', file=Path(sys.argv[1]))\n"
+        "print(worker._process.pid, flush=True); worker.call((torch.ones(2, 3),))"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
     child = Path("/proc", parent.stdout.readline().strip())
-    assert child.exists()
+    assert _comes_true(busy.exists)
     parent.kill()
     parent.wait()
     parent.stdout.close()
+    assert _comes_true(lambda: not child.exists() or "zombie" in (child / "status").read_text())
+
+
+def _comes_true(condition) -> bool:
     deadline = time.monotonic() + 20
-    while child.exists() and "zombie" not in (child / "status").read_text() and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not child.exists() or "zombie" in (child / "status").read_text()
+    return condition()
