@@ -118,3 +118,16 @@ class NoGPU(TilewrightError):
 class MissingPackage(TilewrightError):
     def __init__(self, what: str, package: str):
         super().__init__(f"{what} needs the package '{package}'; install it with: pip install {package}")
+
+
+class KernelStopped(TilewrightError):
+    """An interpreted kernel that cannot come to its end; the message says where and why."""
+
+
+class KernelFault(TilewrightError):
+    """An interpreted kernel that came to its end and did something wrong on the way."""
+
+    def __init__(self, findings: list[str]):
+        more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+        super().__init__(findings[0] + more)
+        self.findings = findings

@@ -1,0 +1,677 @@
+"""Triton's builder on numpy: where the compiler would emit an operation, the value is computed.
+
+`triton.language.semantic` decides types, broadcasting and what is an error, exactly as it does for the compiler, and
+calls the methods here. All programs of a batch run at once: every array has the programs in front, or a 1 there where
+they all have the same value.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
+from triton.language.semantic import TritonSemantic
+
+from tilewright.interpreter import libdevice, values
+from tilewright.interpreter.stops import Stopped, Unsupported, here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tilewright.interpreter.memory import Memory
+
+Bounds = tuple[int, int] | None
+
+
+class Handle:
+    """A value: its array, its Triton type, and for integers what is known of their range and of a wrap on the way."""
+
+    __slots__ = ("_bounds", "data", "dtype", "wrapped")
+
+    def __init__(self, data: np.ndarray, dtype: tl.dtype, bounds: Bounds = None, wrapped: Wrap | None = None):
+        self.data = data
+        self.dtype = dtype.scalar
+        self._bounds = bounds
+        self.wrapped = wrapped
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Least and largest, as signed integers; exact or wider."""
+        if self._bounds is None:
+            self._bounds = (int(self.data.min()), int(self.data.max())) if self.data.size else (0, 0)
+        return self._bounds
+
+
+class Wrap:
+    """Where an integer first left its width, and by which value."""
+
+    def __init__(self, value: int, bits: int):
+        self.file, self.line = here()
+        self.value = value
+        self.bits = bits
+
+
+class BlockPointer:
+    """What `tl.make_block_ptr` makes."""
+
+    def __init__(self, base: Handle, shape: list[Handle], strides: list[Handle], offsets: list[Handle], block, order):
+        self.base = base
+        self.shape = shape
+        self.strides = strides
+        self.offsets = offsets
+        self.block = block
+        self.order = order
+
+
+class DescriptorHandle:
+    """What TMA is given: a base, a shape, strides, the block it moves, and how it pads."""
+
+    def __init__(self, base: Handle, shape: list[Handle], strides: list[Handle], block: list[int], padding: Any):
+        self.base = base
+        self.shape = shape
+        self.strides = strides
+        self.block = block
+        self.padding = padding
+        self.round_to_tf32 = False
+
+
+_NVIDIA = CUDABackend(GPUTarget("cuda", 90, 32))
+_OPTIONS = SimpleNamespace(**{**vars(_NVIDIA.parse_options({})), "sanitize_overflow": False, "debug": False})
+
+_INTEGER_NAMES = ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+_FLOAT_NAMES = ("fp16", "bf16", "fp32", "fp64")
+
+
+def _signless(ty: tl.dtype) -> tl.dtype:
+    return getattr(tl, ty.name.replace("uint", "int")) if ty.is_int() and ty.name.startswith("uint") else ty
+
+
+class Builder:
+    """The methods that Triton's semantic layer calls. `memory` and the grid are set by the launch."""
+
+    options = _OPTIONS
+    arch = "sm90"
+    memory: Memory
+    programs: np.ndarray  # (batch, 3): the ids of the programs in this batch
+    grid: tuple[int, int, int]
+
+    def __init__(self) -> None:
+        self.codegen_fns: dict[str, Callable[..., Any]] = {
+            **_NVIDIA.get_codegen_implementation(_OPTIONS),
+            "convert_custom_types": self._convert_custom_types,
+        }
+        self.operations = 0
+        self.operations_left = 0
+
+    def tick(self) -> None:
+        self.operations += 1
+        self.operations_left -= 1
+        if self.operations_left < 0:
+            file, line = here()
+            raise Stopped(f"{file}:{line}: still running after {self.operations} operations: an endless loop?")
+
+    def _make(self, data: np.ndarray, like: Handle | tl.dtype, bounds: Bounds = None, wrapped: Any = None) -> Handle:
+        self.tick()
+        return Handle(data, like.dtype if isinstance(like, Handle) else like, bounds, wrapped)
+
+    @staticmethod
+    def _convert_custom_types(value, ty, rounding, _semantic):
+        return tl.tensor(_semantic.builder.create_fp_to_fp(value.handle, ty, rounding), ty)
+
+    # types: as Triton's own, without sign
+
+    def get_block_ty(self, element: tl.dtype, shape: list[int]) -> tl.dtype:
+        return tl.block_type(element, shape)
+
+    def get_ptr_ty(self, element: tl.dtype, address_space: int) -> tl.dtype:
+        return tl.pointer_type(element, address_space)
+
+    def get_void_ty(self) -> tl.dtype:
+        return tl.void
+
+    # constants
+
+    def get_null_value(self, ty: tl.dtype) -> Handle:
+        kind = values.numpy_type(ty)
+        return self._make(np.zeros(1, kind), ty, (0, 0) if kind.kind == "i" else None)
+
+    def get_all_ones_value(self, ty: tl.dtype) -> Handle:
+        return self._make(np.full(1, True if ty.is_bool() else -1, values.numpy_type(ty)), ty)
+
+    # programs
+
+    def create_get_program_id(self, axis: int) -> Handle:
+        return self._make(self.programs[:, axis].astype(np.int32), tl.int32, (0, max(self.grid[axis] - 1, 0)))
+
+    def create_get_num_programs(self, axis: int) -> Handle:
+        return self._make(np.full(1, self.grid[axis], np.int32), tl.int32)
+
+    # conversions
+
+    def create_int_cast(self, value: Handle, ty: tl.dtype, is_signed: bool) -> Handle:
+        ty, data = ty.scalar, value.data
+        if ty.is_bool():
+            return self._make((data & 1).astype(bool), ty)
+        if not is_signed:
+            data = values.unsigned(data)
+        bounds = value._bounds
+        if bounds is not None and not (is_signed or bounds[0] >= 0):
+            bounds = None
+        if bounds is not None and not _fits(bounds, ty.primitive_bitwidth):
+            bounds = None
+        return self._make(data.astype(values.numpy_type(ty)), ty, bounds, value.wrapped)
+
+    def create_fp_to_fp(self, value: Handle, ty: tl.dtype, rounding: Any) -> Handle:
+        return self._make(values.rounded(value.data, ty, rounding == ir.ROUNDING_MODE.RTZ), ty.scalar)
+
+    def create_fp_trunc(self, value: Handle, ty: tl.dtype) -> Handle:
+        return self._make(values.rounded(value.data, ty), ty.scalar)
+
+    create_fp_ext = create_fp_trunc
+
+    def create_si_to_fp(self, value: Handle, ty: tl.dtype) -> Handle:
+        return self._make(_from_integer(value.data, ty), ty.scalar)
+
+    def create_ui_to_fp(self, value: Handle, ty: tl.dtype) -> Handle:
+        return self._make(_from_integer(values.unsigned(value.data), ty), ty.scalar)
+
+    def create_fp_to_si(self, value: Handle, ty: tl.dtype) -> Handle:
+        return self._make(values.to_integer(value.data, ty.scalar.primitive_bitwidth, is_signed=True), ty.scalar)
+
+    def create_fp_to_ui(self, value: Handle, ty: tl.dtype) -> Handle:
+        return self._make(values.to_integer(value.data, ty.scalar.primitive_bitwidth, is_signed=False), ty.scalar)
+
+    def create_bitcast(self, value: Handle, ty: tl.dtype) -> Handle:
+        ty = ty.scalar
+        if ty.is_ptr() or value.dtype.is_ptr():
+            return self._make(value.data, ty)
+        return self._make(values.unpack(values.pack(value.data, value.dtype), ty), ty)
+
+    def create_int_to_ptr(self, value: Handle, ty: tl.dtype) -> Handle:
+        return self._make(value.data.astype(np.int64), ty.scalar)
+
+    def create_ptr_to_int(self, value: Handle, ty: tl.dtype) -> Handle:
+        return self._make(value.data.astype(values.numpy_type(ty)), ty.scalar)
+
+    # integer arithmetic: wraps as the hardware does, and remembers that it did
+
+    def _wrapping(self, a: Handle, b: Handle, ufunc: np.ufunc, exact: Callable[[int, int], int]) -> Handle:
+        if a.data.dtype == bool:
+            return self._make((ufunc(a.data.astype(np.int8), b.data.astype(np.int8)) & 1).astype(bool), a)
+        (a0, a1), (b0, b1) = a.bounds, b.bounds
+        corners = [exact(a0, b0), exact(a0, b1), exact(a1, b0), exact(a1, b1)]
+        bounds = (min(corners), max(corners))
+        wrapped = a.wrapped or b.wrapped
+        bits = a.data.itemsize * 8
+        if not _fits(bounds, bits):
+            bounds = None
+            if bits == 32 and wrapped is None:  # as wide as offsets are by default; narrower ones wrap on purpose
+                wide = ufunc(a.data.astype(np.int64), b.data.astype(np.int64))
+                least, most = int(wide.min()), int(wide.max())
+                if not _fits((least, most), bits):
+                    wrapped = Wrap(most if most >= 2**31 else least, bits)
+        return self._make(ufunc(a.data, b.data), a, bounds, wrapped)
+
+    def create_add(self, a: Handle, b: Handle) -> Handle:
+        return self._wrapping(a, b, np.add, lambda x, y: x + y)
+
+    def create_sub(self, a: Handle, b: Handle) -> Handle:
+        return self._wrapping(a, b, np.subtract, lambda x, y: x - y)
+
+    def create_mul(self, a: Handle, b: Handle) -> Handle:
+        return self._wrapping(a, b, np.multiply, lambda x, y: x * y)
+
+    def create_sdiv(self, a: Handle, b: Handle) -> Handle:
+        return self._make(_quotient(a.data, b.data), a, _shrunk(a), a.wrapped)
+
+    def create_udiv(self, a: Handle, b: Handle) -> Handle:
+        return self._make(values.signed(_quotient(values.unsigned(a.data), values.unsigned(b.data))), a)
+
+    def create_srem(self, a: Handle, b: Handle) -> Handle:
+        return self._make(_remainder(a.data, b.data), a)
+
+    def create_urem(self, a: Handle, b: Handle) -> Handle:
+        return self._make(values.signed(_remainder(values.unsigned(a.data), values.unsigned(b.data))), a)
+
+    def create_shl(self, a: Handle, b: Handle) -> Handle:
+        return self._make(_shifted(np.left_shift, a.data, b.data), a, None, a.wrapped)
+
+    def create_lshr(self, a: Handle, b: Handle) -> Handle:
+        return self._make(values.signed(_shifted(np.right_shift, values.unsigned(a.data), b.data)), a)
+
+    def create_ashr(self, a: Handle, b: Handle) -> Handle:
+        bits = a.data.itemsize * 8
+        return self._make(np.right_shift(a.data, np.minimum(values.unsigned(b.data), bits - 1).astype(a.data.dtype)), a)
+
+    def create_umulhi(self, a: Handle, b: Handle) -> Handle:
+        return self._make(libdevice.evaluate(f"__nv_umul{'64' if a.data.itemsize == 8 else ''}hi", [a.data, b.data]), a)
+
+    # operations that rounding follows
+
+    def _rounding(self, data: np.ndarray, like: Handle) -> Handle:
+        return self._make(values.rounded(data, like.dtype), like)
+
+    def create_fma(self, a: Handle, b: Handle, c: Handle) -> Handle:
+        if c.dtype.primitive_bitwidth >= 32:
+            symbol = "__nv_fmaf" if c.dtype.primitive_bitwidth == 32 else "__nv_fma"
+            return self._make(libdevice.evaluate(symbol, [a.data, b.data, c.data]), c)
+        return self._rounding(a.data.astype(np.float64) * b.data + c.data, c)
+
+    def create_clampf(self, x: Handle, low: Handle, high: Handle, propagate_nan: Any) -> Handle:
+        if propagate_nan == ir.PROPAGATE_NAN.ALL:
+            return self._make(np.minimum(np.maximum(x.data, low.data), high.data), x)
+        return self._make(np.fmin(np.fmax(x.data, low.data), high.data), x)
+
+    def create_select(self, condition: Handle, a: Handle, b: Handle) -> Handle:
+        bounds = None
+        if a.data.dtype.kind == "i" and a._bounds is not None and b._bounds is not None:
+            bounds = (min(a._bounds[0], b._bounds[0]), max(a._bounds[1], b._bounds[1]))
+        return self._make(np.where(condition.data, a.data, b.data), a, bounds, a.wrapped or b.wrapped)
+
+    def create_extern_elementwise(self, library, path, symbol, args, ty, is_pure) -> Handle:
+        try:
+            return self._make(libdevice.evaluate(symbol, [a.data for a in args]), ty.scalar)
+        except KeyError:
+            raise Unsupported(f"the extern function {symbol}") from None
+
+    # shapes: axis 0 of an array is the program's, so all axes move by one
+
+    def _moved(self, value: Handle, data: np.ndarray) -> Handle:
+        return self._make(data, value, value._bounds, value.wrapped)
+
+    def create_splat(self, ty: tl.dtype, value: Handle) -> Handle:
+        shape = [int(s) for s in ty.shape]
+        data = value.data.reshape(-1, *[1] * len(shape))
+        return self._moved(value, np.broadcast_to(data, (data.shape[0], *shape)))
+
+    def create_unsplat(self, value: Handle) -> Handle:
+        return self._moved(value, value.data.reshape(value.data.shape[0], -1)[:, 0])
+
+    def create_broadcast(self, value: Handle, shape: list[int]) -> Handle:
+        return self._moved(value, np.broadcast_to(value.data, (value.data.shape[0], *[int(s) for s in shape])))
+
+    def create_expand_dims(self, value: Handle, axis: int) -> Handle:
+        return self._moved(value, np.expand_dims(value.data, axis + 1))
+
+    def create_reshape(self, value: Handle, shape: list[int], can_reorder: bool) -> Handle:
+        return self._moved(value, value.data.reshape(value.data.shape[0], *[int(s) for s in shape]))
+
+    def create_trans(self, value: Handle, order: list[int]) -> Handle:
+        return self._moved(value, value.data.transpose(0, *[int(d) + 1 for d in order]))
+
+    def create_cat(self, a: Handle, b: Handle) -> Handle:
+        return self._make(np.concatenate(_same_batch(a.data, b.data), axis=1), a)
+
+    def create_join(self, a: Handle, b: Handle) -> Handle:
+        return self._make(np.stack(_same_batch(a.data, b.data), axis=-1), a)
+
+    def create_split(self, value: Handle) -> tuple[Handle, Handle]:
+        return self._moved(value, value.data[..., 0]), self._moved(value, value.data[..., 1])
+
+    def create_make_range(self, ty: tl.dtype, start: int, end: int) -> Handle:
+        return self._make(np.arange(start, end, dtype=np.int32)[None], tl.int32, (start, end - 1))
+
+    def create_gather(self, source: Handle, index: Handle, axis: int) -> Handle:
+        data, where = _same_batch(source.data, index.data, rest=False)
+        if where.size and (where.min() < 0 or where.max() >= data.shape[axis + 1]):
+            raise ValueError(f"tl.gather: an index is outside of 0 to {data.shape[axis + 1] - 1}")
+        return self._make(np.take_along_axis(data, where.astype(np.int64), axis + 1), source)
+
+    def create_histogram(self, value: Handle, bins: int, mask: Handle | None) -> Handle:
+        data = value.data
+        on = (data >= 0) & (data < bins)
+        if mask is not None:
+            data, on = np.broadcast_arrays(data, on & mask.data)
+        row = np.broadcast_to(np.arange(data.shape[0])[:, None] * bins, data.shape)
+        counts = np.bincount((row + data)[on], minlength=data.shape[0] * bins)
+        return self._make(counts.reshape(data.shape[0], bins).astype(np.int32), tl.int32)
+
+    # matrix products: exact products, summed in the accumulator's type
+
+    def create_dot(self, a: Handle, b: Handle, acc: Handle, precision: Any, max_num_imprecise_acc: int) -> Handle:
+        x, y = a.data, b.data
+        if not a.dtype.is_floating():
+            product = np.matmul(x.astype(np.float64), y.astype(np.float64)).astype(np.int64)
+            return self._make((product + acc.data).astype(np.int32), acc)
+        if a.dtype.is_fp32() and precision == ir.INPUT_PRECISION.TF32:
+            x, y = values.to_tf32(x), values.to_tf32(y)
+        return self._rounding(np.matmul(x, y) + acc.data, acc)
+
+    def create_dot_scaled(self, a, a_scale, a_format, b, b_scale, b_format, fast_math, a_pack, b_pack, acc) -> Handle:
+        x = _scaled(a, a_scale, a_format, packed=-1 if a_pack else -2, along=-1)
+        y = _scaled(b, b_scale, b_format, packed=-2 if b_pack else -1, along=-2)
+        return self._rounding(np.matmul(x, y) + acc.data, acc)
+
+    # pointers and memory
+
+    def create_addptr(self, pointer: Handle, offset: Handle) -> Handle:
+        size = values.itemsize(pointer.dtype.element_ty)
+        wrapped = pointer.wrapped or offset.wrapped
+        return self._make(pointer.data + offset.data.astype(np.int64) * size, pointer, None, wrapped)
+
+    def create_load(self, pointer: Handle, *policy: Any) -> Handle:
+        return self.create_masked_load(pointer, None, None, *policy)
+
+    def create_masked_load(self, pointer: Handle, mask: Handle | None, other: Handle | None, *policy: Any) -> Handle:
+        ty = pointer.dtype.element_ty
+        data = self.memory.load(pointer, mask.data if mask is not None else None, ty, volatile=bool(policy[-1]))
+        if mask is not None:
+            data = np.where(mask.data, data, other.data if other is not None else data.dtype.type(0))
+        return self._make(data, _signless(ty))
+
+    def create_store(self, pointer: Handle, value: Handle, *policy: Any) -> None:
+        self.create_masked_store(pointer, value, None, *policy)
+
+    def create_masked_store(self, pointer: Handle, value: Handle, mask: Handle | None, *policy: Any) -> None:
+        self.tick()
+        ty = pointer.dtype.element_ty
+        self.memory.store(pointer, value.data, mask.data if mask is not None else None, ty)
+
+    def create_atomic_rmw(self, op: Any, pointer: Handle, value: Handle, mask: Handle, order: Any, scope: Any) -> Handle:
+        return self._make(self.memory.update(pointer, value, mask.data, _updates(op, value.dtype), order), value)
+
+    def create_atomic_cas(self, pointer: Handle, expected: Handle, value: Handle, order: Any, scope: Any) -> Handle:
+        def swap(old: np.ndarray, new: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+            return np.where(old == wanted, new, old)
+
+        return self._make(self.memory.update(pointer, value, None, swap, order, expected.data), value)
+
+    def create_atomic_load(self, pointer: Handle, mask: Handle | None, order: Any, scope: Any) -> Handle:
+        return self.create_masked_load(pointer, mask, None, True)
+
+    def create_atomic_store(self, pointer: Handle, value: Handle, mask: Handle | None, order: Any, scope: Any) -> None:
+        self.memory.update(pointer, value, mask.data if mask is not None else None, lambda old, new: new, order)
+
+    def create_atomic_poll(self, *args: Any) -> Handle:
+        raise Unsupported("tl.atomic_poll")
+
+    # block pointers and descriptors
+
+    def create_make_block_ptr(self, base, shape, strides, offsets, block, order) -> BlockPointer:
+        return BlockPointer(base, shape, strides, offsets, block, order)
+
+    def create_advance(self, pointer: BlockPointer, offsets: list[Handle]) -> BlockPointer:
+        moved = [self.create_add(a, b) for a, b in zip(pointer.offsets, offsets, strict=True)]
+        return BlockPointer(pointer.base, pointer.shape, pointer.strides, moved, pointer.block, pointer.order)
+
+    def create_tensor_pointer_load(self, pointer: BlockPointer, check, padding, *policy: Any) -> Handle:
+        places, mask = self._places(pointer, pointer.offsets, check)
+        return self.create_masked_load(places, mask, _padding(padding, places.dtype.element_ty), *policy)
+
+    def create_tensor_pointer_store(self, pointer: BlockPointer, value: Handle, check, *policy: Any) -> None:
+        places, mask = self._places(pointer, pointer.offsets, check)
+        self.create_masked_store(places, value, mask, *policy)
+
+    def create_make_tensor_descriptor(self, base, shape, strides, block, is_signed, padding) -> DescriptorHandle:
+        size = values.itemsize(base.dtype.element_ty)
+        if (base.data % 16).any():
+            raise ValueError("a descriptor's base must be aligned to 16 bytes")
+        if any((stride.data * size % 16).any() for stride in strides[:-1]):
+            raise ValueError("a descriptor's strides must be multiples of 16 bytes")
+        return DescriptorHandle(base, shape, strides, [int(b) for b in block], padding)
+
+    def create_descriptor_load(self, descriptor: DescriptorHandle, offsets: list[Handle], *policy: Any) -> Handle:
+        places, mask = self._places(descriptor, offsets, range(len(offsets)))
+        other = _padding(descriptor.padding, places.dtype.element_ty)
+        loaded = self.create_masked_load(places, mask, other, False)
+        if descriptor.round_to_tf32 and loaded.dtype.is_fp32():
+            return self._make(values.to_tf32(loaded.data), loaded)
+        return loaded
+
+    def create_descriptor_store(self, descriptor: DescriptorHandle, value: Handle, offsets: list[Handle]) -> None:
+        places, mask = self._places(descriptor, offsets, range(len(offsets)))
+        self.create_masked_store(places, value, mask)
+
+    def create_descriptor_reduce(self, kind: Any, descriptor: DescriptorHandle, value: Handle, offsets) -> None:
+        places, mask = self._places(descriptor, offsets, range(len(offsets)))
+        self.memory.update(places, value, mask.data, _updates(kind, value.dtype), ir.MEM_SEMANTIC.RELAXED)
+
+    def create_descriptor_gather(self, descriptor: DescriptorHandle, rows: Handle, column: Handle, ty) -> Handle:
+        places, mask = self._places(descriptor, [rows, column], (0, 1), rows=True)
+        return self.create_masked_load(places, mask, _padding(descriptor.padding, places.dtype.element_ty), False)
+
+    def create_descriptor_scatter(self, descriptor: DescriptorHandle, value: Handle, rows: Handle, column: Handle):
+        places, mask = self._places(descriptor, [rows, column], (0, 1), rows=True)
+        self.create_masked_store(places, value, mask)
+
+    def _places(self, block: BlockPointer | DescriptorHandle, offsets: list[Handle], check, rows=False):
+        """The addresses of a block, and which of them lie inside of the shape in the dimensions to check."""
+        size = values.itemsize(block.base.dtype.element_ty)
+        rank = len(block.block)
+        address = block.base.data.reshape(-1, *[1] * rank)
+        mask: np.ndarray = np.ones((1,) * (rank + 1), bool)
+        for dim in range(rank):
+            side = [1] * rank
+            if rows and dim == 0:  # of a gather: a row an index
+                index = offsets[0].data.astype(np.int64).reshape(offsets[0].data.shape[0], -1, 1)
+            else:
+                side[dim] = block.block[dim]
+                start = offsets[dim].data.astype(np.int64).reshape(-1, *[1] * rank)
+                index = start + np.arange(block.block[dim]).reshape(1, *side)
+            address = address + index * block.strides[dim].data.astype(np.int64).reshape(-1, *[1] * rank) * size
+            if dim in check:
+                mask = mask & (index >= 0) & (index < block.shape[dim].data.reshape(-1, *[1] * rank))
+        return Handle(address, block.base.dtype), Handle(np.broadcast_to(mask, np.broadcast_shapes(mask.shape, address.shape)), tl.int1)
+
+    # what leaves no value
+
+    def create_print(self, prefix: str, hexadecimal: bool, args: list[Handle], is_signed: list[bool]) -> None:
+        for row, program in enumerate(self.programs):
+            for arg, sign in zip(args, is_signed, strict=True):
+                data = arg.data[row if arg.data.shape[0] > 1 else 0]
+                if arg.data.dtype.kind == "i" and not sign:
+                    data = values.unsigned(data)
+                shown = np.vectorize(hex)(data) if hexadecimal and data.dtype.kind in "iu" else data
+                print(f"{tuple(int(p) for p in program)}{prefix}{shown}")
+            if not args:
+                print(f"{tuple(int(p) for p in program)}{prefix}")
+
+    def create_assert(self, condition: Handle, message: str) -> None:
+        if not condition.data.all():
+            raise AssertionError(message)
+
+    def create_assume(self, condition: Handle) -> None:
+        if not condition.data.all():
+            raise ValueError("tl.assume was given something false")
+
+    def create_barrier(self) -> None:
+        self.tick()
+
+    def create_grid_dependency_wait(self) -> None:
+        self.tick()
+
+    create_grid_dependency_launch_dependents = create_grid_dependency_wait
+
+    def get_cache_policy(self, *_: Any) -> None:
+        return None
+
+    def create_inline_asm(self, *_: Any) -> Handle:
+        raise Unsupported("tl.inline_asm_elementwise")
+
+
+def _constants(ty: tl.dtype) -> Callable[[Builder, Any], Handle]:
+    def constant(self: Builder, value: Any) -> Handle:
+        kind = values.numpy_type(ty)
+        if kind.kind == "i":
+            wrapped = (int(value) + 2 ** (kind.itemsize * 8 - 1)) % 2 ** (kind.itemsize * 8) - 2 ** (kind.itemsize * 8 - 1)
+            return self._make(np.full(1, wrapped, kind), ty, (wrapped, wrapped))
+        data = np.full(1, value, np.float64 if ty.is_floating() else kind)
+        return self._make(values.rounded(data, ty) if ty.is_floating() else data, ty)
+
+    return constant
+
+
+for _name in _INTEGER_NAMES:
+    setattr(Builder, f"get_{_name}", _constants(getattr(tl, _name.replace("uint", "int"))))
+for _name in _FLOAT_NAMES:
+    _ty = {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32, "fp64": tl.float64}[_name]
+    setattr(Builder, f"get_{_name}", _constants(_ty))
+
+
+def _type_getter(ty: tl.dtype) -> Callable[[Builder], tl.dtype]:
+    return lambda self: ty
+
+
+_TYPES = {
+    "half": tl.float16, "bf16": tl.bfloat16, "float": tl.float32, "double": tl.float64,
+    "fp8e4nv": tl.float8e4nv, "fp8e5": tl.float8e5, "fp8e4b8": tl.float8e4b8, "fp8e5b16": tl.float8e5b16,
+    "fp8e4b15": tl.float8e4b15,
+    **{name: getattr(tl, name.replace("uint", "int")) for name in _INTEGER_NAMES},
+}  # fmt: skip
+for _name, _ty in _TYPES.items():
+    setattr(Builder, f"get_{_name}_ty", _type_getter(_ty))
+
+
+def _float_binary(ufunc: Callable[..., np.ndarray]) -> Callable[[Builder, Handle, Handle], Handle]:
+    return lambda self, a, b: self._rounding(ufunc(a.data, b.data), a)
+
+
+def _exact_binary(ufunc: Callable[..., np.ndarray], unsigned: bool = False):
+    def method(self: Builder, a: Handle, b: Handle) -> Handle:
+        if unsigned:
+            return self._make(values.signed(ufunc(values.unsigned(a.data), values.unsigned(b.data))), a)
+        return self._make(ufunc(a.data, b.data), a, None, a.wrapped or b.wrapped)
+
+    return method
+
+
+def _comparison(ufunc: Callable[..., np.ndarray], unsigned: bool = False):
+    def method(self: Builder, a: Handle, b: Handle) -> Handle:
+        x, y = (values.unsigned(a.data), values.unsigned(b.data)) if unsigned else (a.data, b.data)
+        return self._make(ufunc(x, y), tl.int1)
+
+    return method
+
+
+def _float_unary(ufunc: Callable[..., np.ndarray]) -> Callable[[Builder, Handle], Handle]:
+    return lambda self, a: self._rounding(ufunc(a.data), a)
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    return torch.erf(torch.from_numpy(np.ascontiguousarray(x, np.float64))).numpy()
+
+
+_METHODS: dict[str, Callable[..., Any]] = {
+    **{name: _float_binary(f) for name, f in {
+        "fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide, "frem": np.fmod,
+        "precise_divf": np.divide, "approx_divf": np.divide,
+    }.items()},
+    **{name: _exact_binary(f) for name, f in {
+        "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "minsi": np.minimum, "maxsi": np.maximum,
+        "minimumf": np.minimum, "maximumf": np.maximum, "minnumf": np.fmin, "maxnumf": np.fmax,
+    }.items()},
+    "minui": _exact_binary(np.minimum, unsigned=True),
+    "maxui": _exact_binary(np.maximum, unsigned=True),
+    **{f"icmp{kind}{name}": _comparison(f, unsigned=kind == "U") for kind in "SU" for name, f in {
+        "LE": np.less_equal, "LT": np.less, "GE": np.greater_equal, "GT": np.greater,
+    }.items()},
+    "icmpEQ": _comparison(np.equal),
+    "icmpNE": _comparison(np.not_equal),
+    **{f"fcmpO{name}": _comparison(f) for name, f in {
+        "LE": np.less_equal, "LT": np.less, "GE": np.greater_equal, "GT": np.greater, "EQ": np.equal,
+    }.items()},
+    "fcmpUNE": _comparison(np.not_equal),
+    **{name: _float_unary(f) for name, f in {
+        "fabs": np.abs, "fneg": np.negative, "cos": np.cos, "sin": np.sin, "exp": np.exp, "exp2": np.exp2, "log": np.log,
+        "log2": np.log2, "sqrt": np.sqrt, "precise_sqrt": np.sqrt, "floor": np.floor, "ceil": np.ceil, "erf": _erf,
+        "rsqrt": lambda x: 1 / np.sqrt(x.astype(np.float64)),
+    }.items()},
+    "iabs": lambda self, a: self._make(np.abs(a.data), a),
+}  # fmt: skip
+for _name, _method in _METHODS.items():
+    setattr(Builder, f"create_{_name}", _method)
+
+
+def _fits(bounds: tuple[int, int], bits: int) -> bool:
+    return bounds[0] >= -(2 ** (bits - 1)) and bounds[1] < 2 ** (bits - 1)
+
+
+def _shrunk(value: Handle) -> Bounds:
+    """Bounds of what is nearer to zero."""
+    return (min(value._bounds[0], 0), max(value._bounds[1], 0)) if value._bounds else None
+
+
+def _from_integer(data: np.ndarray, ty: tl.dtype) -> np.ndarray:
+    wide = np.float64 if data.itemsize < 8 or ty.scalar.primitive_bitwidth == 64 else np.float32
+    return values.rounded(data.astype(wide), ty)
+
+
+def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Toward zero; by zero: all ones, as the hardware has it."""
+    safe = np.where(b == 0, 1, b).astype(b.dtype)
+    return np.where(b == 0, _all_ones(a), (a - np.fmod(a, safe)) // safe).astype(a.dtype)
+
+
+def _remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    safe = np.where(b == 0, 1, b).astype(b.dtype)
+    return np.where(b == 0, a, np.fmod(a, safe)).astype(a.dtype)
+
+
+def _all_ones(a: np.ndarray) -> Any:
+    return ~a.dtype.type(0)
+
+
+def _shifted(ufunc: np.ufunc, a: np.ndarray, by: np.ndarray) -> np.ndarray:
+    """Shifts by the width or more leave nothing."""
+    by = values.unsigned(by)
+    bits = a.itemsize * 8
+    return np.where(by < bits, ufunc(a, np.minimum(by, bits - 1).astype(a.dtype)), 0).astype(a.dtype)
+
+
+def _same_batch(a: np.ndarray, b: np.ndarray, rest: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    if rest:
+        a, b = (np.broadcast_to(x, (max(a.shape[0], b.shape[0]), *x.shape[1:])) for x in (a, b))
+        return a, b
+    batch = max(a.shape[0], b.shape[0])
+    return np.broadcast_to(a, (batch, *a.shape[1:])), np.broadcast_to(b, (batch, *b.shape[1:]))
+
+
+def _padding(option: Any, ty: tl.dtype) -> Handle | None:
+    if option != ir.PADDING_OPTION.PAD_NAN:
+        return None
+    return Handle(np.full(1, math.nan, values.numpy_type(ty)), ty)
+
+
+_UPDATES: dict[Any, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "ADD": np.add, "FADD": np.add, "AND": np.bitwise_and, "OR": np.bitwise_or, "XOR": np.bitwise_xor,
+    "XCHG": lambda old, new: new, "MAX": np.maximum, "MIN": np.minimum,
+    "UMAX": lambda old, new: values.signed(np.maximum(values.unsigned(old), values.unsigned(new))),
+    "UMIN": lambda old, new: values.signed(np.minimum(values.unsigned(old), values.unsigned(new))),
+}  # fmt: skip
+
+
+def _updates(op: Any, ty: tl.dtype) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    update = _UPDATES[op.name]
+    return (lambda old, new: values.rounded(update(old, new), ty)) if ty.is_floating() else update
+
+
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_E2M1 = np.concatenate([_E2M1, -_E2M1])
+
+
+def _scaled(value: Handle, scale: Handle | None, kind: Any, packed: int, along: int) -> np.ndarray:
+    """An operand of a scaled product, times its scales: each covers a run of elements along K."""
+    data = value.data
+    if kind == ir.ScaleDotElemTypeTY.E2M1:
+        codes = values.unsigned(data)
+        halves = np.stack([codes & 15, codes >> 4], axis=-1)
+        axis = data.ndim + packed
+        data = np.moveaxis(halves, -1, axis + 1).reshape(*data.shape[:axis], -1, *data.shape[axis + 1 :])
+        data = _E2M1[data]
+    if scale is None:
+        return data
+    bits = values.unsigned(scale.data)
+    factor = np.where(bits == 255, np.nan, np.ldexp(np.float32(1), bits.astype(np.int32) - 127)).astype(np.float32)
+    factor = np.repeat(factor, data.shape[along] // factor.shape[-1], axis=-1)  # (rows, K)
+    return data * (factor if along == -1 else np.swapaxes(factor, -1, -2))
+
+
+BUILDER = Builder()
+SEMANTIC: TritonSemantic = TritonSemantic(BUILDER)

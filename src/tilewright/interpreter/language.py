@@ -1,0 +1,518 @@
+"""Kernels as Python that runs: the twin of a `@triton.jit` function, in which `tl` computes instead of compiling.
+
+Nothing of Triton is changed. A twin is the function's own source, compiled against a namespace of its own: there
+Triton's builtins are called with the interpreter's semantic layer, other kernels are twins too, and values are
+`Value`s, tensors whose operators need no compiler.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import triton
+import triton.language as tl
+from triton.language import core, standard
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from tilewright.interpreter import values
+from tilewright.interpreter.builder import BUILDER, SEMANTIC, Handle
+from tilewright.interpreter.stops import IS_KERNEL, Diverged, Unsupported
+
+
+def unwrap(value: Any) -> Any:
+    return value.value if isinstance(value, tl.constexpr) else value
+
+
+class Value(tl.tensor):
+    """A tensor of the interpreter. Its operators and methods are set below, from Triton's own."""
+
+    def __bool__(self) -> bool:
+        if self.type.is_block() and self.numel.value != 1:
+            raise ValueError("the truth of a block is asked for: use tl.where, or reduce it to a scalar")
+        return bool(uniform(self))
+
+    def __index__(self) -> int:
+        return int(uniform(self))
+
+    @property
+    def T(self) -> Value:  # noqa: N802  Triton's name
+        return _builtin(core.trans)(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Descriptor(tl.tensor_descriptor):
+    """A tensor descriptor of the interpreter."""
+
+
+def uniform(value: Any) -> Any:
+    """The one Python value that all programs of the batch have."""
+    value = unwrap(value)
+    if not isinstance(value, tl.tensor):
+        return value
+    data = value.handle.data.reshape(value.handle.data.shape[0], -1)[:, 0]
+    if len(data) > 1 and (data != data[0]).any():
+        raise Diverged(data)
+    return data[0].item()
+
+
+def adopt(result: Any) -> Any:
+    """Triton's own functions make plain tensors; here they become values."""
+    kind = type(result)
+    if kind is tl.tensor:
+        result.__class__ = Value
+    elif kind is tl.tensor_descriptor:
+        result.__class__ = Descriptor
+    elif kind in (tuple, list):
+        return kind(adopt(r) for r in result)
+    elif kind is tl.tuple:
+        return tuple(adopt(r) for r in result.values)
+    return result
+
+
+def tensor(data: np.ndarray, ty: tl.dtype) -> Value:
+    """A value of this scalar type with the array's shape behind the programs' axis."""
+    shape = list(data.shape[1:])
+    return Value(Handle(data, ty), tl.block_type(ty, shape) if shape else ty)
+
+
+@functools.cache
+def _builtin(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of Triton's language, computing."""
+    takes_generator = "_generator" in inspect.signature(fn).parameters
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = SEMANTIC
+        if not takes_generator:
+            kwargs.pop("_generator", None)
+        return adopt(fn(*args, **kwargs))
+
+    return call
+
+
+# what the language says in ways that only a compiler understands, said again
+
+
+def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: bool = False, **_: Any) -> Any:
+    if isinstance(input, tl.tensor):
+        return _reduce((input,), axis, combine_fn, keep_dims)[0]
+    axis, keep_dims = unwrap(axis), unwrap(keep_dims)
+    rank = len(input[0].shape)
+    if axis is None:
+        input = tuple(_builtin(core.reshape)(t, [t.numel.value]) for t in input)
+        out = _folded(input, 0, combine_fn)
+        for _dim in range(rank if keep_dims else 0):
+            out = tuple(_builtin(core.expand_dims)(t, 0) for t in out)
+        return out
+    axis %= rank
+    out = _folded(input, axis, combine_fn)
+    return tuple(_builtin(core.expand_dims)(t, axis) for t in out) if keep_dims else out
+
+
+def _folded(input: tuple[Any, ...], axis: int, combine_fn: Any) -> tuple[Any, ...]:
+    """Halves are combined until one element is left, as threads of a block do."""
+    axis += 1
+    types_of = [t.type.scalar for t in input]
+    arrays = [t.handle.data for t in input]
+    while (length := arrays[0].shape[axis]) > 1:
+        half = length // 2
+        low = [np.take(a, range(half), axis) if False else _slice(a, axis, 0, half) for a in arrays]
+        high = [_slice(a, axis, half, 2 * half) for a in arrays]
+        joined = _combined(combine_fn, low, high, types_of)
+        rest = [_slice(a, axis, 2 * half, length) for a in arrays]
+        arrays = [np.concatenate(_same_programs(j, r), axis) if length % 2 else j for j, r in zip(joined, rest, strict=True)]
+    return tuple(tensor(a.reshape(*a.shape[:axis], *a.shape[axis + 1 :]), ty) for a, ty in zip(arrays, types_of, strict=True))
+
+
+def _same_programs(a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
+    rows = max(a.shape[0], b.shape[0])
+    return [np.broadcast_to(x, (rows, *x.shape[1:])) for x in (a, b)]
+
+
+def _slice(array: np.ndarray, axis: int, start: int, stop: int) -> np.ndarray:
+    return array[(slice(None),) * axis + (slice(start, stop),)]
+
+
+_FAST: dict[Any, Callable[..., np.ndarray]] = {
+    "_sum_combine": np.add,
+    "_elementwise_max": np.fmax,
+    "_elementwise_min": np.fmin,
+    "_xor_combine": np.bitwise_xor,
+    "_or_combine": np.bitwise_or,
+    "_prod_combine": np.multiply,
+}
+
+
+def _combined(combine_fn: Any, a: list[np.ndarray], b: list[np.ndarray], kinds: list[tl.dtype]) -> list[np.ndarray]:
+    name = getattr(combine_fn, "__name__", "")
+    ufunc = _FAST.get(name)
+    if ufunc is not None and len(a) == 1 and getattr(combine_fn, "origin", None) is getattr(standard, name, None):
+        kind = kinds[0]
+        unsigned = kind.is_int_unsigned() and ufunc in (np.fmax, np.fmin)
+        x, y = (values.unsigned(a[0]), values.unsigned(b[0])) if unsigned else (a[0], b[0])
+        BUILDER.tick()
+        out = ufunc(x, y)
+        return [values.rounded(out, kind) if kind.is_floating() else values.signed(out)]
+    parts = [tensor(x, kind) for x, kind in zip(a + b, kinds * 2, strict=True)]
+    out = combine_fn(*parts)
+    out = out if isinstance(out, tuple) else (out,)
+    shape = np.broadcast_shapes(*[o.handle.data.shape for o in out])
+    return [np.broadcast_to(SEMANTIC.cast(o, k).handle.data, shape) for o, k in zip(out, kinds, strict=True)]
+
+
+def _associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: bool = False, **_: Any) -> Any:
+    """By doubling strides: after step k each element holds the combination of up to 2**k."""
+    if isinstance(input, tl.tensor):
+        return _associative_scan((input,), axis, combine_fn, reverse)[0]
+    axis = unwrap(axis) % len(input[0].shape) + 1
+    kinds = [t.type.scalar for t in input]
+    arrays = [np.flip(t.handle.data, axis) if unwrap(reverse) else t.handle.data for t in input]
+    length, stride = arrays[0].shape[axis], 1
+    while stride < length:
+        before = [_slice(a, axis, 0, length - stride) for a in arrays]
+        after = [_slice(a, axis, stride, length) for a in arrays]
+        joined = _combined(combine_fn, before, after, kinds)
+        heads = [_slice(a, axis, 0, stride) for a in arrays]
+        arrays = [np.concatenate(_same_programs(h, j), axis) for h, j in zip(heads, joined, strict=True)]
+        stride *= 2
+    arrays = [np.flip(a, axis) if unwrap(reverse) else a for a in arrays]
+    return tuple(tensor(a, kind) for a, kind in zip(arrays, kinds, strict=True))
+
+
+def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: bool = False, **_: Any) -> Any:
+    axis = unwrap(axis)
+    shape = [unwrap(s) for s in input.shape]
+    index = np.arange(shape[axis], dtype=np.int32).reshape(1, *[-1 if d == axis % len(shape) else 1 for d in range(len(shape))])
+    where = tensor(np.broadcast_to(index, (1, *shape)), tl.int32)
+    rows = input.handle.data.shape[0]
+    where.handle.data = np.broadcast_to(where.handle.data, (rows, *shape))
+    return _reduce((input, where), axis, combine_fn, keep_dims)
+
+
+def _map_elementwise(scalar_fn: Any, *args: Any, pack: int = 1, **_: Any) -> Any:
+    if unwrap(pack) != 1:
+        raise Unsupported("tl.map_elementwise with pack > 1")
+    return scalar_fn(*adopt(list(SEMANTIC.broadcast_tensors(*args))))
+
+
+def _range(*bounds: Any, **_options: Any) -> Iterator[Any]:
+    """A loop variable is an int32, or wider if a bound is, as in a compiled kernel; never a Python number."""
+    start, stop, step = _bounds(bounds)
+    given = [SEMANTIC.to_tensor(unwrap(b)) for b in bounds[:2]]
+    kind = functools.reduce(SEMANTIC.integer_promote_impl, [t.dtype for t in given])
+    for i in range(start, stop, step):
+        BUILDER.tick()
+        yield adopt(SEMANTIC.scalar_constant(i, kind)) if i else adopt(SEMANTIC.full([], 0, kind))
+
+
+def _bounds(bounds: tuple[Any, ...]) -> tuple[int, int, int]:
+    """Asked of all programs at once, so that they part once and not three times."""
+    given = [unwrap(b) for b in bounds]
+    rows = [b.handle.data.reshape(b.handle.data.shape[0], -1)[:, 0] for b in given if isinstance(b, tl.tensor)]
+    if any(len(r) > 1 and (r != r[0]).any() for r in rows):
+        table = np.stack(np.broadcast_arrays(*rows), axis=1)
+        raise Diverged(np.unique(table, axis=0, return_inverse=True)[1].reshape(-1))
+    whole = [int(uniform(b)) for b in given]
+    start, stop = (0, whole[0]) if len(whole) == 1 else whole[:2]
+    return start, stop, whole[2] if len(whole) > 2 else 1
+
+
+def _static_range(*bounds: Any, **_options: Any) -> Iterator[int]:
+    for i in range(*_bounds(bounds)):
+        BUILDER.tick()
+        yield i
+
+
+def _range_with_keywords(make: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    def call(arg1: Any, arg2: Any = None, step: Any = None, **options: Any) -> Iterator[Any]:
+        bounds = (arg1,) if arg2 is None else (arg1, arg2)
+        if step is not None:
+            bounds = (*((0, arg1) if arg2 is None else bounds), step)
+        return make(*bounds)
+
+    return call
+
+
+def _static_assert(condition: Any, message: Any = "", **_: Any) -> None:
+    if not unwrap(condition):
+        raise AssertionError(unwrap(message) or "tl.static_assert failed")
+
+
+def _hint(value: Any, *_: Any, **__: Any) -> Any:
+    return value
+
+
+def _static_print(*args: Any, **options: Any) -> None:
+    print(*[unwrap(a) for a in args], **{k: v for k, v in options.items() if not k.startswith("_")})
+
+
+_SAID_AGAIN: dict[str, Callable[..., Any]] = {
+    "reduce": _reduce,
+    "associative_scan": _associative_scan,
+    "_reduce_with_indices": _reduce_with_indices,
+    "map_elementwise": _map_elementwise,
+    "range": _range_with_keywords(_range),
+    "static_range": _range_with_keywords(_static_range),
+    "static_assert": _static_assert,
+    "static_print": _static_print,
+    "multiple_of": _hint,
+    "max_contiguous": _hint,
+    "max_constancy": _hint,
+}
+_OVERRIDES = {id(getattr(core, name)): fn for name, fn in _SAID_AGAIN.items() if hasattr(core, name)}
+_OVERRIDES[id(core.condition)] = lambda value, **_: value
+
+
+def _device_print(*args: Any, **options: Any) -> None:
+    prefix, rest = (args[0], args[1:]) if args and isinstance(args[0], str) else ("", args)
+    _builtin(core.device_print)(prefix, *rest, **{k: v for k, v in options.items() if k == "hex"})
+
+
+# namespaces
+
+
+class Namespace:
+    """A module as a kernel sees it."""
+
+    def __init__(self, module: types.ModuleType):
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        value = translated(getattr(self._module, name))
+        setattr(self, name, value)
+        return value
+
+
+@functools.cache
+def _namespace(module: types.ModuleType) -> Namespace:
+    return Namespace(module)
+
+
+def translated(value: Any) -> Any:
+    """What a name of the kernel's module stands for in its twin."""
+    value = unwrap(value)
+    if id(value) in _OVERRIDES:
+        return _OVERRIDES[id(value)]
+    if isinstance(value, types.ModuleType):
+        if value.__name__.startswith("triton.experimental.gluon"):
+            raise Unsupported("Gluon")
+        if value.__name__ == "triton.language.extra.libdevice":
+            return _namespace(triton.language.extra.cuda.libdevice)
+        return _namespace(value)
+    if isinstance(value, JITFunction | InterpretedFunction):
+        return twin(value)
+    if isinstance(value, types.FunctionType) and core.is_builtin(value):
+        return _builtin(value)
+    if isinstance(value, types.FunctionType) and value.__module__ == "triton.language.extra.libdevice":
+        return translated(getattr(triton.language.extra.cuda.libdevice, value.__name__))
+    return value
+
+
+_BUILTINS = {
+    **vars(builtins),
+    "range": _range_with_keywords(_range),
+    "print": _device_print,
+    "min": _builtin(core.builtin_min),
+    "max": _builtin(core.builtin_max),
+}
+
+
+class Twin:
+    """A jitted function that computes when called."""
+
+    def __init__(self, function: Any):
+        self.origin = function
+        self.fn = function.fn
+        self.__name__ = self.fn.__name__
+        self._code = _rewritten(self.fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.bind()(*args, **kwargs)
+
+    def bind(self) -> Callable[..., Any]:
+        """The function over its module's names as they are now."""
+        scope = {**self.fn.__globals__, **inspect.getclosurevars(self.fn).nonlocals}
+        own = not self.fn.__module__.startswith("triton.language")
+        names: dict[str, Any] = {"__builtins__": _BUILTINS, IS_KERNEL: own, **_HELPERS}
+        for name in _names(self._code):
+            if name in scope and name not in names:
+                names[name] = translated(scope[name])
+        function = types.FunctionType(self._code, names, self.__name__)
+        function.__defaults__ = tuple(translated(d) for d in self.fn.__defaults__ or ())
+        function.__kwdefaults__ = {k: translated(d) for k, d in (self.fn.__kwdefaults__ or {}).items()}
+        return function
+
+
+_TWINS: dict[Any, Twin] = {}
+
+
+def twin(function: Any) -> Twin:
+    if function.fn not in _TWINS:
+        _TWINS[function.fn] = Twin(function)
+    return _TWINS[function.fn]
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = [_names(c) for c in code.co_consts if isinstance(c, types.CodeType)]
+    return set(code.co_names).union(*inner)
+
+
+# rewriting
+
+
+def _assigned(value: Any) -> Any:
+    """A Python number that is assigned becomes a tensor, as it does in a compiled kernel."""
+    value = unwrap(value)
+    if isinstance(value, bool | int | float):
+        return adopt(SEMANTIC.to_tensor(value))
+    if type(value) is tuple:
+        return tuple(_assigned(v) for v in value)
+    return value
+
+
+def _and(a: Any, rest: Callable[[], Any]) -> Any:
+    a = unwrap(a)
+    return adopt(SEMANTIC.logical_and(a, SEMANTIC.to_tensor(unwrap(rest())))) if isinstance(a, tl.tensor) else a and rest()
+
+
+def _or(a: Any, rest: Callable[[], Any]) -> Any:
+    a = unwrap(a)
+    return adopt(SEMANTIC.logical_or(a, SEMANTIC.to_tensor(unwrap(rest())))) if isinstance(a, tl.tensor) else a or rest()
+
+
+def _not(a: Any) -> Any:
+    a = unwrap(a)
+    return adopt(SEMANTIC.not_(a)) if isinstance(a, tl.tensor) else not a
+
+
+def _chained(*pairs: Any) -> Any:
+    out = pairs[0]()
+    for pair in pairs[1:]:
+        out = _and(out, pair)
+    return out
+
+
+def _value_of(value: Any) -> Any:
+    """`.value`, of a constexpr that has already become what it holds."""
+    return value if isinstance(value, bool | int | float | str | tl.dtype | type(None)) else value.value
+
+
+_HELPERS: dict[str, Any] = {
+    "__assigned__": _assigned,
+    "__unwrapped__": unwrap,
+    "__and__": _and,
+    "__or__": _or,
+    "__not__": _not,
+    "__value_of__": _value_of,
+    "__tick__": BUILDER.tick,
+}
+
+
+class _Rewriter(ast.NodeTransformer):
+    """The few things that Python says otherwise than Triton."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
+        node.decorator_list, node.returns = [], None
+        arguments = node.args
+        for argument in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
+            argument.annotation = None
+        arguments.defaults = [ast.Constant(None) for _ in arguments.defaults]
+        arguments.kw_defaults = [ast.Constant(None) if d is not None else None for d in arguments.kw_defaults]
+        node.body = [self.visit(statement) for statement in node.body]
+        return node
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        self.generic_visit(node)
+        node.value = _call("__assigned__", node.value)
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        self.generic_visit(node)
+        if not isinstance(node.target, ast.Name):
+            return node
+        now = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+        return ast.copy_location(ast.Assign([node.target], _call("__assigned__", now)), node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> Any:
+        if node.value is None:
+            return ast.copy_location(ast.Pass(), node)
+        constant = "constexpr" in ast.unparse(node.annotation)
+        value = _call("__unwrapped__" if constant else "__assigned__", self.visit(node.value))
+        return ast.copy_location(ast.Assign([node.target], value), node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        self.generic_visit(node)
+        name = "__and__" if isinstance(node.op, ast.And) else "__or__"
+        out = node.values[-1]
+        for value in reversed(node.values[:-1]):
+            out = _call(name, value, _lambda(out))
+        return ast.copy_location(out, node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        self.generic_visit(node)
+        return ast.copy_location(_call("__not__", node.operand), node) if isinstance(node.op, ast.Not) else node
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        self.generic_visit(node)
+        if len(node.ops) == 1:
+            return node
+        sides = [node.left, *node.comparators]
+        pairs = [ast.Compare(a, [op], [b]) for a, op, b in zip(sides[:-1], node.ops, sides[1:], strict=True)]
+        out: ast.expr = pairs[-1]
+        for pair in reversed(pairs[:-1]):
+            out = _call("__and__", pair, _lambda(out))
+        return ast.copy_location(out, node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        self.generic_visit(node)
+        if node.attr == "value" and isinstance(node.ctx, ast.Load):
+            return ast.copy_location(_call("__value_of__", node.value), node)
+        return node
+
+    def visit_While(self, node: ast.While) -> Any:
+        self.generic_visit(node)
+        node.body.insert(0, ast.Expr(_call("__tick__")))
+        return node
+
+
+def _call(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
+
+
+def _lambda(body: ast.expr) -> ast.Lambda:
+    return ast.Lambda(ast.arguments([], [], None, [], [], None, []), body)
+
+
+def _rewritten(fn: Callable[..., Any]) -> types.CodeType:
+    lines, first = inspect.getsourcelines(fn)
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    tree = ast.fix_missing_locations(_Rewriter().visit(tree))
+    ast.increment_lineno(tree, first - 1)
+    module = compile(tree, inspect.getsourcefile(fn) or "<kernel>", "exec")
+    return next(c for c in module.co_consts if isinstance(c, types.CodeType) and c.co_name == fn.__name__)
+
+
+def _member(member: Any, name: str) -> Any:
+    if name in _SAID_AGAIN:
+        return _SAID_AGAIN[name]
+    if isinstance(member, JITFunction | InterpretedFunction):
+        return lambda self, *args, **kwargs: twin(member)(self, *args, **kwargs)
+    return _builtin(member)
+
+
+for _class in (Value, Descriptor):
+    for _base in reversed(_class.__mro__[1:]):
+        for _name, _found in list(vars(_base).items()):
+            _is_method = core.is_builtin(_found) or isinstance(_found, JITFunction | InterpretedFunction)
+            if _is_method and _name not in vars(_class):
+                setattr(_class, _name, _member(_found, _name))

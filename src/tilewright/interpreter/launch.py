@@ -1,0 +1,187 @@
+"""One launch: a grid of programs, run in batches that go the same way."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from torch import Tensor
+from triton.runtime.jit import KernelParam, TensorWrapper
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tilewright.interpreter import values
+from tilewright.interpreter.builder import BUILDER, SEMANTIC, Handle
+from tilewright.interpreter.language import adopt, twin, unwrap
+from tilewright.interpreter.ledger import Ledger
+from tilewright.interpreter.memory import Memory
+from tilewright.interpreter.observed import Launch
+from tilewright.interpreter.stops import Diverged, Stopped, Unsupported, line_of, short
+
+LANES = 2**18  # of the widest operation of a batch: arrays that stay in a cache
+MOST_PROGRAMS = 4096  # of a batch
+_TYPES = {
+    torch.float32: tl.float32, torch.float64: tl.float64, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16,
+    torch.int8: tl.int8, torch.int16: tl.int16, torch.int32: tl.int32, torch.int64: tl.int64, torch.uint8: tl.uint8,
+    torch.uint16: tl.uint16, torch.uint32: tl.uint32, torch.uint64: tl.uint64, torch.bool: tl.int1,
+    torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5, torch.float8_e4m3fnuz: tl.float8e4b8,
+    torch.float8_e5m2fnuz: tl.float8e5b16,
+}  # fmt: skip
+
+
+def run(
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    grid: Any,
+    *,
+    unwritten: dict[int, np.ndarray],
+    steps: int,
+) -> Launch:
+    """Run a kernel over its grid. Raises Stopped, with one line, where it cannot come to its end."""
+    BUILDER.operations, BUILDER.operations_left = 0, steps
+    params = _params(function)
+    given, meta = _bound(function, params, args, kwargs)
+    grid = grid({**given, **meta}) if callable(grid) else grid
+    sizes = tuple(int(unwrap(g)) for g in ((grid,) if isinstance(grid, int) else grid))
+    whole = (*sizes, *(1,) * (3 - len(sizes)))
+    name = function.fn.__name__
+    memory = Memory(name, whole)  # type: ignore[arg-type]
+    values_of = {p.name: _argument(memory, p, given[p.name]) for p in params}
+    ledger = Ledger(memory, unwritten)
+    BUILDER.memory, BUILDER.grid = memory, whole  # type: ignore[assignment]
+    file, line = short(inspect.getsourcefile(function.fn) or ""), _first_line(function)
+    try:
+        body = twin(function).bind()
+        with np.errstate(all="ignore"):
+            _run_all(body, values_of, whole, memory, ledger, steps)
+    except Unsupported as error:
+        file, line = line_of(error) if line_of(error)[1] else (file, line)
+        raise Stopped(f"{file}:{line}: {name} uses {error}, which the interpreter cannot run") from None
+    except Stopped as error:
+        raise Stopped(f"{error} (kernel {name})") from None
+    except Exception as error:
+        at, number = line_of(error)
+        text = str(error).strip().splitlines()
+        what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+        raise Stopped(f"{at or file}:{number or line}: {name} fails: {what}") from error
+    for buffer in memory.buffers.values():
+        buffer.copy_back()
+    shown = {k: v for k, v in {**{p.name: given[p.name] for p in params if p.is_constexpr}, **meta}.items()}
+    return Launch(name, file, line, whole, ledger.traffic(), ledger.findings, BUILDER.operations, shown)  # type: ignore[arg-type]
+
+
+def _run_all(body: Any, given: dict[str, Any], grid: tuple[int, ...], memory: Memory, ledger: Ledger, steps: int) -> None:
+    """Program 0 alone tells how wide the operations are; then as many at once as keep arrays small. A batch whose
+    programs part is undone and run again in the parts."""
+    total = math.prod(grid)
+    pending = [np.arange(min(1, total))]
+    done = 0
+    splits = 0
+    while pending:
+        numbers = pending.pop()
+        BUILDER.programs = np.stack([numbers % grid[0], numbers // grid[0] % grid[1], numbers // (grid[0] * grid[1])], axis=1)
+        BUILDER.operations_left = steps
+        memory.begin(numbers)
+        try:
+            body(**given)
+        except Diverged as parted:
+            memory.undo()
+            splits += 1
+            alone = splits > 32 and len(numbers) <= 64  # they part at every turn, as around a lock
+            keys = np.arange(len(numbers)) if alone else parted.keys
+            _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+            parts = [numbers[group == g] for g in np.argsort(first)]
+            pending.extend(reversed(parts))
+        else:
+            ledger.take()
+            done += len(numbers)
+        if not pending and done < total:
+            widest = max((a.lanes for a in memory.accesses), default=1) // max(1, len(numbers)) or 1
+            count = max(1, min(MOST_PROGRAMS, LANES // widest, total - done))
+            pending.append(np.arange(done, done + count))
+
+
+def _params(function: Any) -> list[KernelParam]:
+    if hasattr(function, "params"):
+        return function.params
+    return [KernelParam(i, p, False, False) for i, p in enumerate(inspect.signature(function.fn).parameters.values())]
+
+
+def _first_line(function: Any) -> int:
+    return inspect.getsourcelines(function.fn)[1]
+
+
+def _bound(function: Any, params: list[KernelParam], args: tuple[Any, ...], kwargs: dict[str, Any]):
+    """Arguments by name, and launch options such as num_warps."""
+    names = {p.name for p in params}
+    meta = {k: v for k, v in kwargs.items() if k not in names}
+    signature = inspect.signature(function.fn)
+    try:
+        bound = signature.bind(*args, **{k: v for k, v in kwargs.items() if k in names})
+    except TypeError as error:
+        raise Stopped(f"{function.fn.__name__}: {error}") from None
+    bound.apply_defaults()
+    return dict(bound.arguments), meta
+
+
+def _argument(memory: Memory, param: KernelParam, value: Any) -> Any:
+    """What the kernel is given: constants as they are, numbers and tensors as values."""
+    if param.is_constexpr:
+        return unwrap(value)
+    return _converted(memory, param.name, unwrap(value), param)
+
+
+def _converted(memory: Memory, name: str, value: Any, param: KernelParam | None) -> Any:
+    if isinstance(value, tuple):
+        parts = [_converted(memory, f"{name}[{i}]", v, None) for i, v in enumerate(value)]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, TensorDescriptor):
+        return _descriptor(memory, name, value)
+    if isinstance(value, TensorWrapper | Tensor):
+        return _pointer(memory, name, value)
+    if isinstance(value, bool):
+        return adopt(tl.tensor(Handle(np.full(1, value), tl.int1), tl.int1))
+    if isinstance(value, int):
+        if value == 1 and not (param is not None and (param.do_not_specialize or param.annotation_type)):
+            return 1  # Triton compiles a 1 in as a constant
+        kind = _annotated(param) or _integer_type(value)
+        return adopt(SEMANTIC.scalar_constant(value, kind))
+    if isinstance(value, float):
+        return adopt(SEMANTIC.scalar_constant(value, _annotated(param) or tl.float32))
+    return value
+
+
+def _annotated(param: KernelParam | None) -> tl.dtype | None:
+    name = param.annotation_type if param is not None else ""
+    return tl.str_to_ty(name, None) if name and not name.startswith("*") else None
+
+
+def _integer_type(value: int) -> tl.dtype:
+    if -(2**31) <= value < 2**31:
+        return tl.int32
+    return tl.int64 if value < 2**63 else tl.uint64
+
+
+def _pointer(memory: Memory, name: str, value: Any) -> Any:
+    base = value.base if isinstance(value, TensorWrapper) else value
+    dtype = value.dtype
+    kind = dtype if isinstance(dtype, tl.dtype) else _TYPES.get(dtype)
+    if kind is None:
+        raise Stopped(f"`{name}` has dtype {dtype}, which Triton does not take")
+    argument = memory.add(name, base)
+    ty = tl.pointer_type(kind)
+    return adopt(tl.tensor(Handle(np.full(1, argument.address, np.int64), ty), ty))
+
+
+def _descriptor(memory: Memory, name: str, value: TensorDescriptor) -> Any:
+    base = _pointer(memory, name, value.base)
+    shape = [_converted(memory, name, s, None) for s in value.shape]
+    strides = [_converted(memory, name, s, None) for s in value.strides[:-1]] + [tl.constexpr(1)]
+    block = [tl.constexpr(b) for b in value.block_shape]
+    made = SEMANTIC.make_tensor_descriptor(base, shape, strides, block, value.padding)
+    made.handle.round_to_tf32 = getattr(value, "round_f32_to_tf32", False)
+    return adopt(made)

@@ -1,0 +1,286 @@
+"""What a launch has done to memory so far: the traffic of each argument, and who touched which element, for races and
+for memory that nothing wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from tilewright.interpreter.memory import ACQUIRE, RELEASE, Access, Argument, Buffer, Memory
+from tilewright.interpreter.observed import RACE, READ_BEFORE_WRITE, Finding, Traffic
+
+
+class Touched:
+    """Per unit of one storage: the programs that touched it last, as their number + 1; 0: none.
+
+    Arrays are made when first needed and are zero, so untouched pages of large storages cost nothing.
+    """
+
+    def __init__(self, units: int):
+        self._units = units
+        self.reader = self._zeros()
+        self.other_reader = self._zeros()  # one that differs from `reader`
+        self.writer: np.ndarray | None = None
+        self.changer: np.ndarray | None = None  # the last that put another value there
+        self.updater: np.ndarray | None = None  # by atomics
+        self.read_time: np.ndarray | None = None  # kept once an atomic has ordered anything
+        self.write_time: np.ndarray | None = None
+
+    def _zeros(self) -> np.ndarray:
+        return np.zeros(self._units, np.int32)
+
+    def open_for_writing(self) -> None:
+        if self.writer is None:
+            self.writer, self.changer = self._zeros(), self._zeros()
+
+    def open_for_updates(self) -> None:
+        if self.updater is None:
+            self.updater = self._zeros()
+
+    def keep_time(self) -> None:
+        if self.read_time is None:
+            self.read_time, self.write_time = self._zeros(), self._zeros()
+
+
+class Ledger:
+    """Takes the accesses of one batch after the other, in the order in which they ran."""
+
+    def __init__(self, memory: Memory, unwritten: dict[int, np.ndarray]):
+        self._memory = memory
+        self._unwritten = unwritten  # by storage address: bytes of torch.empty that nothing has written yet
+        self._findings: dict[tuple[Any, ...], Finding] = {}
+        self._touched: dict[int, Touched] = {}
+        self._counts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._totals: dict[str, Traffic] = {a.name: Traffic(a.name, a.tensor) for a in memory.arguments}
+        self._clock = 0
+        # by place in memory: time, program, whether it acquires, whether it releases
+        self._synced: dict[tuple[int, int], list[tuple[int, int, bool, bool]]] = defaultdict(list)
+        self._keeps_time = False
+
+    def take(self) -> None:
+        """What the memory's batch did."""
+        for finding in self._memory.findings:
+            self._add(finding)
+        for access in self._memory.accesses:
+            self._clock += 1
+            self._count(access)
+            self._watch(access)
+
+    @property
+    def findings(self) -> list[Finding]:
+        return list(self._findings.values())
+
+    def traffic(self) -> dict[str, Traffic]:
+        for argument in self._memory.arguments:
+            total = self._totals[argument.name]
+            if argument.name in self._counts:
+                reads, writer = self._counts[argument.name]
+                step = argument.size // argument.buffer.unit
+                total.reads, total.writer = argument.shaped(reads[::step]), argument.shaped(writer[::step])
+        return self._totals
+
+    def _add(self, finding: Finding) -> None:
+        key = (finding.kind, finding.argument, finding.file, finding.line)
+        known = self._findings.get(key)
+        if known is not None:
+            finding = dataclasses.replace(known, lanes=known.lanes + finding.lanes)
+        self._findings[key] = finding
+
+    # traffic
+
+    def _count(self, access: Access) -> None:
+        argument, total = access.argument, self._totals[access.argument.name]
+        everyone = len(self._memory.numbers) if access.programs is None else 1
+        lanes = len(access.where) * everyone
+        total.lanes += access.lanes
+        total.masked += access.lanes - lanes
+        total.sectors += access.sectors * (2 if access.kind == "atomic" else 1)
+        moved = lanes * access.size
+        if access.kind == "load":
+            total.loaded += moved
+        elif access.kind == "store":
+            total.stored += moved
+        else:
+            total.atomic += moved
+        if argument.name not in self._counts:
+            units = argument.span * argument.size // argument.buffer.unit
+            self._counts[argument.name] = np.zeros(units, np.uint32), np.zeros(units, np.int32)
+        reads, writer = self._counts[argument.name]
+        index = self._units(access) - argument.first // argument.buffer.unit
+        if access.kind != "store":
+            np.add.at(reads, index, np.uint32(everyone))
+        if access.kind != "load":
+            writer[index] = self._who(access, len(index))
+
+    def _units(self, access: Access) -> np.ndarray:
+        """Which units of the storage; wide accesses cover several."""
+        unit = access.argument.buffer.unit
+        index = access.where // unit
+        if access.size > unit:
+            index = (index[:, None] + np.arange(access.size // unit)).reshape(-1)
+        return index
+
+    def _who(self, access: Access, count: int) -> np.ndarray:
+        programs = self._memory.numbers[-1:] if access.programs is None else access.programs
+        if access.programs is not None and count != len(programs):
+            programs = np.repeat(programs, count // len(programs))
+        return (programs + 1).astype(np.int32)
+
+    # races and memory that nothing wrote
+
+    def _watch(self, access: Access) -> None:
+        if not len(access.where):
+            return
+        buffer = access.argument.buffer
+        touched = self._touched_of(buffer)
+        index = self._units(access)
+        who = np.broadcast_to(self._who(access, len(index)), index.shape)
+        if access.kind == "load":
+            self._watch_load(access, buffer, touched, index, who)
+        else:
+            changed = access.changed
+            assert changed is not None
+            if len(index) != len(changed):
+                changed = np.repeat(changed, len(index) // len(changed))
+            if access.kind == "store":
+                self._watch_store(access, buffer, touched, index, who, changed)
+            else:
+                self._watch_update(access, buffer, touched, index, who, changed)
+
+    def _touched_of(self, buffer: Buffer) -> Touched:
+        touched = self._touched.get(id(buffer))
+        if touched is None:
+            touched = self._touched[id(buffer)] = Touched(len(buffer.bytes) // buffer.unit)
+        if self._keeps_time:
+            touched.keep_time()
+        return touched
+
+    def _watch_load(self, access, buffer, touched, index, who) -> None:
+        unwritten = self._unwritten.get(buffer.storage.data_ptr())
+        if unwritten is not None:
+            self._check_written(access, unwritten, index, who)
+        if access.volatile:
+            return
+        if touched.changer is not None:
+            self._check(access, touched.changer, touched.write_time, index, who, "reads what program {} writes")
+        if touched.updater is not None:
+            self._check(access, touched.updater, touched.write_time, index, who, "reads what program {} updates")
+        before = touched.reader[index]
+        differs = (before != 0) & (before != who)
+        if access.programs is None and len(self._memory.numbers) > 1:  # read by all of the batch
+            touched.other_reader[index] = self._memory.numbers[0] + 1
+        elif differs.any():
+            touched.other_reader[index[differs]] = before[differs]
+        touched.reader[index] = who
+        if touched.read_time is not None:
+            touched.read_time[index] = self._clock
+
+    def _watch_store(self, access, buffer, touched, index, who, changed) -> None:
+        unwritten = self._unwritten.get(buffer.storage.data_ptr())
+        if unwritten is not None:
+            changed = changed | self._mark_written(access, unwritten, index)
+        touched.open_for_writing()
+        if changed.any():
+            at, by = index[changed], who[changed]
+            self._check(access, touched.writer, touched.write_time, at, by, "stores another value than program {} did to")
+            self._check_readers(access, touched, at, by)
+            if touched.updater is not None:
+                self._check(access, touched.updater, touched.write_time, at, by, "stores where program {} updates")
+            touched.changer[at] = by
+        touched.writer[index] = who
+        if touched.write_time is not None:
+            touched.write_time[index] = self._clock
+
+    def _watch_update(self, access, buffer, touched, index, who, changed) -> None:
+        unwritten = self._unwritten.get(buffer.storage.data_ptr())
+        if unwritten is not None:
+            self._check_written(access, unwritten, index, who)
+            self._mark_written(access, unwritten, index)
+        if access.order in ACQUIRE or access.order in RELEASE:
+            self._synchronise(access, touched)
+        if touched.changer is not None:
+            self._check(access, touched.changer, touched.write_time, index, who, "updates what program {} stores")
+        if changed.any():
+            at, by = index[changed], who[changed]
+            self._check_readers(access, touched, at, by)
+            touched.open_for_updates()
+            touched.updater[at] = by
+            if touched.write_time is not None:
+                touched.write_time[at] = self._clock
+
+    def _check_written(self, access: Access, unwritten: np.ndarray, index: np.ndarray, who: np.ndarray) -> None:
+        fresh = unwritten[index * access.argument.buffer.unit]
+        if fresh.any():
+            lane = int(np.flatnonzero(fresh)[0])
+            argument = access.argument
+            element = self._element(argument, int(index[lane]))
+            detail = f"{access.kind} of {argument.named(element)}, which nothing has written"
+            self._add(self._finding(READ_BEFORE_WRITE, access, int(who[lane]), element, int(fresh.sum()), detail))
+
+    def _mark_written(self, access: Access, unwritten: np.ndarray, index: np.ndarray) -> np.ndarray:
+        """Returns which of these were not written before."""
+        unit = access.argument.buffer.unit
+        fresh = unwritten[index * unit]
+        for byte in range(unit):
+            unwritten[index * unit + byte] = False
+        return fresh
+
+    def _check_readers(self, access: Access, touched: Touched, index: np.ndarray, who: np.ndarray) -> None:
+        verb = "stores" if access.kind == "store" else "updates"
+        for readers in (touched.reader, touched.other_reader):
+            self._check(access, readers, touched.read_time, index, who, f"{verb} what program {{}} reads")
+
+    def _check(self, access: Access, others: Any, times: Any, index: np.ndarray, who: np.ndarray, says: str) -> None:
+        """Report elements that another program touched, unless atomics put the two in order."""
+        other = others[index]
+        suspects = np.flatnonzero((other != 0) & (other != who))
+        if len(suspects) and self._synced:
+            suspects = suspects[~self._ordered(other, who, index, times, suspects)]
+        if not len(suspects):
+            return
+        lane = int(suspects[0])
+        argument = access.argument
+        element = self._element(argument, int(index[lane]))
+        theirs = self._memory.program(int(other[lane]) - 1)
+        joint = " at" if not says.endswith("to") else ""
+        detail = f"it {says.format(theirs)}{joint} {argument.named(element)}, and nothing puts the two in order"
+        self._add(self._finding(RACE, access, int(who[lane]), element, len(suspects), detail))
+
+    def _synchronise(self, access: Access, touched: Touched) -> None:
+        if not self._keeps_time:
+            self._keeps_time = True
+            for known in self._touched.values():
+                known.keep_time()
+        assert access.programs is not None
+        acquires, releases = access.order in ACQUIRE, access.order in RELEASE
+        for where, program in zip(access.where.tolist(), access.programs.tolist(), strict=True):
+            self._clock += 1
+            self._synced[id(access.argument.buffer), where].append((self._clock, program + 1, acquires, releases))
+
+    def _ordered(self, other: np.ndarray, who: np.ndarray, index: np.ndarray, times: Any, suspects: np.ndarray) -> np.ndarray:
+        """Whether the other's access happened before this one: it released an address that this program acquired later."""
+        known: dict[tuple[int, int, int], bool] = {}
+        out = np.zeros(len(suspects), bool)
+        for place, lane in enumerate(suspects.tolist()):
+            key = int(other[lane]), int(who[lane]), int(times[index[lane]]) if times is not None else 0
+            if key not in known:
+                known[key] = self._happens_before(*key)
+            out[place] = known[key]
+        return out
+
+    def _happens_before(self, other: int, who: int, time: int) -> bool:
+        for events in self._synced.values():
+            released = [t for t, program, _, releases in events if program == other and releases and t > time]
+            acquired = [t for t, program, acquires, _ in events if program == who and acquires]
+            if released and acquired and min(released) < max(acquired):
+                return True
+        return False
+
+    def _finding(self, kind: str, access: Access, who: int, element: int, lanes: int, detail: str) -> Finding:
+        return self._memory.find(kind, access.argument, access.place, who - 1, element, lanes, detail)
+
+    def _element(self, argument: Argument, unit: int) -> int:
+        return (unit * argument.buffer.unit - argument.first) // argument.size

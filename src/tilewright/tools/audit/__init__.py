@@ -1,0 +1,1 @@
+"""Kernels run in our interpreter: their faults, and every byte they move."""

@@ -1,0 +1,213 @@
+"""What launches did, as one HTML page that needs nothing else: numbers, findings, and a picture of every tensor."""
+
+from __future__ import annotations
+
+import base64
+import json
+import linecache
+import math
+import zlib
+from html import escape
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from tilewright.interpreter.observed import SECTOR, Finding, Launch, Traffic
+
+_TEMPLATE = Path(__file__).with_name("page.html")
+_CELLS = 256  # the most that a picture is wide or high
+_COLOURS = 8  # of programs; as many as PROGRAMS in the template
+_SEVERAL = _COLOURS + 1
+_ZERO = ("0 B", "0.00", "0.0%")
+# Cells this far apart must not share a colour. Two steps too, since a cell on the seam of two tiles belongs to neither.
+_NEAR = ((0, 1), (0, 2), (1, 0), (2, 0), (1, 1), (1, -1))
+
+
+def render(title: str, launches: list[Launch], summary: list[str], findings: list[Finding] | None = None) -> str:
+    """The page. Findings that no launch lists stand on top; the others stand with their launch."""
+    listed = list(chain.from_iterable(launch.findings for launch in launches))
+    loose = [f for f in findings or [] if f not in listed]
+    count = len(listed) + len(loose)
+    verdict = (
+        f'<p class="verdict{" bad" if count else ""}">{_counted(count, "finding") if count else "No findings"}</p>'
+    )
+    body = [
+        f"<header><h1>{escape(title)}</h1>{verdict}",
+        *(f"<p>{escape(sentence)}</p>" for sentence in summary),
+        f"{_findings(loose)}{_contents(launches) if len(launches) > 1 else ''}</header>",
+        *(_launch(number, launch) for number, launch in enumerate(launches, 1)),
+    ]
+    page = _TEMPLATE.read_text(encoding="utf-8")
+    return page.replace("<!-- title -->", escape(title)).replace("<!-- body -->", "\n".join(body))
+
+
+def _contents(launches: list[Launch]) -> str:
+    rows = [
+        f'<tr><td>{number}<td><a href="#launch-{number}"><code>{escape(launch.kernel)}</code></a>'
+        f"<td>{_times(launch.grid)}<td>{_bytes(sum(t.moved for t in launch.arguments.values()))}"
+        f"<td>{f'<b class=bad>{len(launch.findings)}</b>' if launch.findings else 'none'}"
+        for number, launch in enumerate(launches, 1)
+    ]
+    return f"<nav><table><tr><th>Launch<th>Kernel<th>Grid<th>Bytes moved<th>Findings{''.join(rows)}</table></nav>"
+
+
+def _launch(number: int, launch: Launch) -> str:
+    touched = [t for t in launch.arguments.values() if t.lanes or t.moved]
+    idle = [f"<code>{escape(t.name)}</code>" for t in launch.arguments.values() if not (t.lanes or t.moved)]
+    pictures = [_Picture(t) for t in touched]
+    colours = _colours(pictures, launch.programs)
+    meta = "".join(f"<li><code>{escape(str(k))}={escape(str(v))}</code>" for k, v in launch.meta.items())
+    return "\n".join(
+        [
+            f'<section id="launch-{number}"><h2><code>{escape(launch.kernel)}</code></h2>',
+            f'<p class="where"><code>{escape(f"{launch.file}:{launch.line}")}</code></p>',
+            f'<ul class="facts"><li>grid {_times(launch.grid)}<li>{_counted(launch.programs, "program")}{meta}</ul>',
+            _findings(launch.findings),
+            f'<div class="tensors">{"".join(_card(picture, launch.grid, colours) for picture in pictures)}</div>',
+            f'<p class="idle">Not touched: {", ".join(idle)}</p>' if idle else "",
+            "</section>",
+        ]
+    )
+
+
+def _findings(findings: list[Finding]) -> str:
+    items = []
+    for f in findings:
+        program = f", program {f.program}" if f.program is not None else ""
+        where = f"<p><code>{escape(f'{f.file}:{f.line}')}</code></p>" if f.line else ""
+        source = linecache.getline(f.file, f.line).strip()  # empty where the file cannot be read
+        items.append(
+            f"<li><p><b>{escape(f.kind)}</b> <code>{escape(f.argument)}</code> in <code>{escape(f.kernel)}</code>"
+            f"{escape(program)}: {escape(f.detail)} ({_counted(f.lanes, 'lane')})</p>{where}"
+            f"{f'<pre>{escape(source)}</pre>' if source else ''}"
+        )
+    return f'<ul class="findings">{"".join(items)}</ul>' if items else ""
+
+
+class _Picture:
+    """A tensor as at most 256 by 256 cells: the last dimension across, all others down; one dimension is wrapped."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self.traffic = traffic
+        self.shape = tuple(traffic.tensor.shape)
+        self.count = math.prod(self.shape)
+        self.wrapped = len(self.shape) < 2
+        if self.wrapped:
+            self.step = 1, _step(self.count, _CELLS * _CELLS)
+            cells = -(-self.count // self.step[1])
+            self.columns = min(cells, next(w for w in (64, 128, _CELLS) if cells <= w * w))
+            self.width = self.columns * self.step[1]
+        else:
+            self.width = self.shape[-1]
+            height = math.prod(self.shape[:-1])
+            self.step = _step(height, _CELLS), _step(self.width, _CELLS)
+            if min(height, self.width) >= max(self.step) * _CELLS // 4:  # else square cells would leave too few
+                self.step = max(self.step), max(self.step)
+            self.columns = -(-self.width // self.step[1])
+        self.rows = -(-self.count // (self.width * self.step[0])) if self.count else 0
+        self.cells: list[np.ndarray] = []
+        self.owners = np.zeros((0, 0), np.int64)  # of cells: program number + 1; 0: a gap in it, -1: several programs
+        self.read, self.written = bool(np.any(traffic.reads)), bool(np.any(traffic.writer))
+        if self.read:
+            self.cells += [self._reduced(np.minimum, traffic.reads), self._reduced(np.maximum, traffic.reads)]
+        if self.written:
+            gap = traffic.writer == 0
+            first = self._reduced(np.minimum, np.where(gap, np.iinfo(np.int32).max, traffic.writer))
+            last, gaps = self._reduced(np.maximum, traffic.writer), self._reduced(np.add, gap)
+            self.owners = np.where(gaps > 0, 0, np.where(first == last, last, -1))
+            self.cells += [first, last, gaps]
+
+    def _reduced(self, how: np.ufunc, per_element: np.ndarray) -> np.ndarray:
+        cells = per_element.reshape(-1, self.count if self.wrapped else self.width)
+        for axis, step in enumerate(self.step):
+            cells = how.reduceat(cells, np.arange(0, cells.shape[axis], step), axis, np.int64)
+        return np.pad(cells.ravel(), (0, self.rows * self.columns - cells.size)).reshape(self.rows, self.columns)
+
+    def note(self) -> str:
+        """How the picture is to be read."""
+        if self.wrapped:
+            notes = [_counted(self.count, "element") + (f" in rows of {self.width:,}" if self.rows > 1 else "")]
+        else:
+            notes = [f"{self.width:,} across, {_times(self.shape[:-1])} down"]
+        if math.prod(self.step) > 1:
+            step = f"{self.step[1]:,}" if self.wrapped else _times(self.step)
+            notes.append(f"each cell stands for {step} elements and shows the most reads and any gap among them")
+        if any(stride == 0 and size > 1 for stride, size in zip(self.traffic.tensor.stride(), self.shape, strict=True)):
+            notes.append("a dimension of stride 0 repeats the same memory")
+        return "; ".join(notes) + "."
+
+
+def _colours(pictures: list[_Picture], programs: int) -> np.ndarray:
+    """By owner (-1 finds the last) a colour, the same in all pictures, and another than those of owners near it."""
+    near: dict[int, set[int]] = {}
+    for owners in (picture.owners for picture in pictures):
+        near |= {owner: set() for owner in np.unique(owners[owners > 0]).tolist() if owner not in near}
+        for down, across in _NEAR:
+            here = owners[: owners.shape[0] - down, max(0, -across) : owners.shape[1] - max(0, across)]
+            there = owners[down:, max(0, across) : owners.shape[1] - max(0, -across)]
+            pairs = np.stack([here, there], -1)[(here != there) & (here > 0) & (there > 0)]
+            for a, b in np.unique(pairs, axis=0).tolist():
+                near[max(a, b)].add(min(a, b))
+    colours = np.zeros(programs + 2, np.int64)
+    colours[-1] = _SEVERAL
+    for owner in sorted(near):
+        taken = {int(colours[other]) for other in near[owner]}
+        first = owner - 1 if len(near) <= 64 else 0  # all colours for a few tiles; a calm texture for many
+        wishes = [1 + (first + k) % _COLOURS for k in range(_COLOURS)]
+        colours[owner] = next((colour for colour in wishes if colour not in taken), wishes[0])
+    return colours
+
+
+def _card(picture: _Picture, grid: tuple[int, int, int], colours: np.ndarray) -> str:
+    t = picture.traffic
+    numbers = {
+        "Loaded": (_bytes(t.loaded), ""),
+        "Stored": (_bytes(t.stored), ""),
+        "Atomic": (_bytes(t.atomic), ""),
+        "Distinct read": (_bytes(t.distinct_read), ""),
+        "Distinct written": (_bytes(t.distinct_written), ""),
+        "Reads per element": (f"{t.reads_per_element:,.2f}", "of those read"),
+        "Masked lanes": (f"{t.masked / max(t.lanes, 1):.1%}", f"of {t.lanes:,}"),
+        "Sector bytes": (
+            _bytes(t.sectors * SECTOR),
+            f"{t.sectors * SECTOR / max(t.moved, 1):.2f} × {_bytes(t.moved)} used",
+        ),
+    }
+    tiles = "".join(
+        f"<div><dt>{k}</dt><dd{' class=zero' if v in _ZERO else ''}>{v}<small>{note}</small></dd></div>"
+        for k, (v, note) in numbers.items()
+    )
+    spec = {k: getattr(picture, k) for k in ("shape", "count", "width", "rows", "columns", "step", "read", "written")}
+    cells = np.array([*picture.cells, *([colours[picture.owners]] if picture.written else [])], "<u4")
+    spec |= {
+        "name": t.name,
+        "grid": grid,
+        "unread": picture.count - int(np.count_nonzero(t.reads)),
+        "unwritten": picture.count - int(np.count_nonzero(t.writer)),
+        "cells": base64.b64encode(zlib.compress(cells.tobytes(), 9)).decode(),
+    }
+    described = f"{_times(picture.shape) or 'scalar'} · {t.tensor.dtype} · strides {tuple(t.tensor.stride())}"
+    return (
+        f'<article class="{"both" if picture.read and picture.written else ""}"><h3><code>{escape(t.name)}</code></h3><p class="where">{escape(described.replace("torch.", ""))}</p>'
+        f'<dl>{tiles}</dl><div class="maps" data-spec="{escape(json.dumps(spec))}"></div>'
+        f'<p class="note">{escape(picture.note())}</p><output></output></article>'
+    )
+
+
+def _step(count: int, most: int) -> int:
+    """The smallest power of two, so that cells divide tiles, of which `most` cover `count`."""
+    return 1 << max(0, -(-count // most) - 1).bit_length()
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _times(sizes: tuple[int, ...]) -> str:
+    return " × ".join(f"{size:,}" for size in sizes)
+
+
+def _bytes(number: int) -> str:
+    power = min(3, max(0, number.bit_length() - 1) // 10)
+    return f"{number / 1024**power:,.{min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"
