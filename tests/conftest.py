@@ -1,4 +1,4 @@
-"""Without a GPU the whole suite runs Triton in its interpreter and Numba in its simulator; with one, on the GPU."""
+"""Without a GPU the whole suite runs Triton in our interpreter and Numba in its simulator; with one, on the GPU."""
 
 import os
 from pathlib import Path
@@ -7,6 +7,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run side by side: more th
 
 import pytest
 import torch
+
+import tilewright
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -17,8 +19,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [_SOURCE, os.environ.get
 # On a virtual machine that names AMX without granting it, oneDNN's bfloat16 products kill the process.
 torch.backends.mkldnn.set_flags(_enabled=False)
 
-if not HAS_GPU:  # both are read when a kernel is decorated, so before any op is imported
-    os.environ["TRITON_INTERPRET"] = "1"
+if not HAS_GPU:  # read when a kernel is decorated, so before any op is imported
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
 
@@ -31,3 +32,13 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def device() -> str:
     return "cuda" if HAS_GPU else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def interpreter():
+    """Any fault that a Triton kernel shows on the way fails the test, whatever the values."""
+    if HAS_GPU:
+        yield
+    else:
+        with tilewright.interpret():
+            yield

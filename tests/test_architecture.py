@@ -21,13 +21,15 @@ MAY_IMPORT = {
     "hardware": {"errors", "__version__"},
     "registry": {"errors", "source", "spec"},
     "record": {"errors", "source"},
-    "worker": {"errors", "registry", "settings"},
+    "interpreter": {"errors", "interpreter"},
+    "worker": {"errors", "interpreter", "registry", "settings"},
     "ops": {"spec", "errors", "settings", "ops._"},
     "tools": set(),
     "tools.check": {"errors", "registry", "spec", "worker", "tools.check"},
+    "tools.audit": {"errors", "hardware", "interpreter", "registry", "spec", "tools.audit"},
     "tools.bench": {"registry", "spec", "tools.bench", "tools.check"},
     "report": {"hardware", "record", "source", "spec", "tools.check", "report"},
-    "__init__": {"ops", "spec"},
+    "__init__": {"interpreter", "ops", "spec", "tools.audit"},
     "__main__": {"cli"},
 }
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from tilewright.interpreter import interpret as interpret
     from tilewright.ops.add import add as add
     from tilewright.ops.attention import scaled_dot_product_attention as scaled_dot_product_attention
     from tilewright.ops.dot import dot as dot
@@ -26,6 +27,7 @@ _HOMES = {
     "scaled_dot_product_attention": "ops.attention",
     "softmax": "ops.softmax",
     "sum": "ops.sum",
+    "interpret": "interpreter",
     "kernel": "spec",
 }
 __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]

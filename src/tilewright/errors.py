@@ -121,7 +121,11 @@ class MissingPackage(TilewrightError):
 
 
 class KernelStopped(TilewrightError):
-    """An interpreted kernel that cannot come to its end; the message says where and why."""
+    """An interpreted kernel that cannot come to its end; the message says where and why, `kind` is the verdict."""
+
+    def __init__(self, message: str, kind: str = "crashed"):
+        super().__init__(message)
+        self.kind = kind
 
 
 class KernelFault(TilewrightError):

@@ -32,7 +32,7 @@ def worker_environment(*, simulate: bool) -> Mapping[str, str]:
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{package_root}{os.pathsep}{inherited}" if inherited else package_root
     if simulate:
-        environment |= {"TRITON_INTERPRET": "1", "NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1"}
+        environment |= {"NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1"}
     return environment
 
 

@@ -1,4 +1,4 @@
-"""A kernel in a process of its own: for the interpreter, whose switch is read at import, and for users' files.
+"""A kernel in a process of its own: for Numba's simulator, whose switch is read at import, and for users' files.
 
 The parent sends inputs and receives outputs as JSON and raw bytes over pipes; nothing is unpickled, so nothing the
 child sends can run here. The child's own stdout is turned away from the pipe, and a child that crashes, hangs or
@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from tilewright import registry, settings
-from tilewright.errors import MissingPackage, TilewrightError, first_line
+from tilewright.errors import KernelStopped, MissingPackage, TilewrightError, first_line
+from tilewright.interpreter import interpret
 
 HEADER = struct.Struct("<QQ")  # bytes of JSON, bytes of tensors
 LARGEST_FILE = 2**30  # bytes: what a kernel that prints without end may write
@@ -213,7 +214,8 @@ def serve() -> None:
                 assert kernel is not None
                 supplied = iter(tensors)
                 values = [next(supplied).to(device) if isinstance(v, dict) else v for v in message["args"]]
-                outputs, gradients = run_kernel(kernel.fn, values[:-1], values[-1])
+                run = run_interpreted if device == "cpu" else run_kernel
+                outputs, gradients = run(kernel.fn, values[:-1], values[-1])
                 _send(replies, {"outputs": len(outputs)}, [*outputs, *gradients])
         except KernelFailed as failure:
             _send(replies, {"error": str(failure), "kind": failure.kind}, [])
@@ -230,6 +232,15 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
+def run_interpreted(fn: Any, args: Any, grad: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
+    """`run_kernel` with Triton launches on the CPU: a kernel that touches memory as it must not is wrong."""
+    with interpret(faults="collect") as interpreted:
+        outputs, gradients = run_kernel(fn, args, grad)
+    for finding in [*interpreted.findings, *interpreted.unwritten([*outputs, *gradients])]:
+        raise KernelFailed("wrong", str(finding))
+    return outputs, gradients
+
+
 def run_kernel(fn: Any, args: Any, grad: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
     """`run_with_gradients` on copies of the inputs, which must be as they were afterwards."""
     copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
@@ -237,6 +248,8 @@ def run_kernel(fn: Any, args: Any, grad: Tensor | None) -> tuple[list[Tensor], l
         results = run_with_gradients(fn, copies, grad)
     except MissingPackage as missing:
         raise KernelFailed("unsupported", str(missing)) from None
+    except KernelStopped as stopped:
+        raise KernelFailed(stopped.kind, str(stopped)) from None
     except Exception as error:
         raise KernelFailed("crashed", first_line(error)) from error
     for number, (before, after) in enumerate(zip(args, copies, strict=True), start=1):

@@ -163,6 +163,13 @@ def row_stride_of_a_contiguous_tensor():
     return out
 
 
+@planted(OUT_OF_BOUNDS, "x", copy_row, program=(0, 0, 0), element=(1,), lanes=25)
+def gaps_of_every_other_element():
+    out = torch.empty(50)
+    copy_row[(1,)](randn(100)[::2], out, 100, 50, BLOCK=64)
+    return out
+
+
 @triton.jit
 def copy_row_without_column_mask(x, out, stride, columns, BLOCK: tl.constexpr):
     row = tl.program_id(0)
@@ -610,6 +617,64 @@ def relaxed_lock_guards_nothing():
 
 
 @triton.jit
+def count_before_storing(x, parts, arrived, out, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr):
+    pid = tl.program_id(0)
+    before = tl.atomic_add(arrived, 1, sem="acq_rel")
+    tl.store(parts + pid, tl.sum(tl.load(x + pid * BLOCK + tl.arange(0, BLOCK))))  # fault
+    if before == PROGRAMS - 1:
+        total = tl.sum(tl.load(parts + tl.arange(0, PROGRAMS)))  # fault
+        tl.store(out, total)
+
+
+@planted(RACE, "parts", count_before_storing)
+def arrives_before_its_part_is_stored():
+    parts, arrived, out = torch.empty(4), torch.zeros(1, dtype=torch.int32), torch.empty(1)
+    count_before_storing[(4,)](randn(128), parts, arrived, out, BLOCK=32, PROGRAMS=4)
+    return out
+
+
+@triton.jit
+def count_and_look(x, counter, out, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    positive = tl.sum((tl.load(x + pid * BLOCK + tl.arange(0, BLOCK)) > 0).to(tl.int32))
+    tl.atomic_add(counter, positive, sem="relaxed")  # fault
+    so_far = tl.load(counter)  # fault
+    tl.store(out + pid, so_far)
+
+
+@planted(RACE, "counter", count_and_look, element=(0,))
+def plain_read_of_an_atomic_counter():
+    counter, out = torch.zeros(1, dtype=torch.int32), torch.empty(4, dtype=torch.int32)
+    count_and_look[(4,)](randn(128), counter, out, BLOCK=32)
+    return out
+
+
+@triton.jit
+def add_within_a_block(x, total, BLOCK: tl.constexpr):
+    part = tl.sum(tl.load(x + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)))
+    tl.atomic_add(total, part, scope="cta")  # fault
+
+
+@planted(RACE, "total", add_within_a_block, element=(0,))
+def atomics_of_too_small_a_scope():
+    total = torch.zeros(1)
+    add_within_a_block[(4,)](randn(128), total, BLOCK=32)
+    return total
+
+
+@triton.jit
+def store_program_id(out):
+    tl.store(out, tl.program_id(0))  # fault
+
+
+@planted(RACE, "out", store_program_id, element=(0,))
+def one_of_two_writers_changes_nothing():
+    out = torch.zeros(1, dtype=torch.int32)
+    store_program_id[(2,)](out)
+    return out
+
+
+@triton.jit
 def clear_then_count(x, total, BLOCK: tl.constexpr):
     pid = tl.program_id(0)
     if pid == 0:
@@ -778,7 +843,7 @@ def mark_row(out, first, stride, BLOCK: tl.constexpr):
     tl.store(out + start + tl.arange(0, BLOCK), 1)
 
 
-@planted(OVERFLOW, "out", mark_row, program=(1, 0, 0), consequences=[(OUT_OF_BOUNDS, "out")])
+@planted(OVERFLOW, "out", mark_row, program=(1, 0, 0), lanes=16, consequences=[(OUT_OF_BOUNDS, "out")])
 def row_times_stride():
     out = torch.empty(2**15 + 1, 2**16, dtype=torch.int8)
     mark_row[(2,)](out, 2**15 - 1, out.stride(0), BLOCK=16)
@@ -792,7 +857,7 @@ def read_chunk_starts(x, out, CHUNK: tl.constexpr):
     tl.store(out + pid, tl.load(x + start))
 
 
-@planted(OVERFLOW, "x", read_chunk_starts, program=(2, 0, 0), consequences=[(OUT_OF_BOUNDS, "x")])
+@planted(OVERFLOW, "x", read_chunk_starts, program=(2, 0, 0), lanes=1, consequences=[(OUT_OF_BOUNDS, "x")])
 def program_id_times_chunk():
     x = untouched_zeros(2**31 + 64)
     out = torch.empty(3, dtype=torch.int8)
@@ -806,7 +871,7 @@ def read_from(x, out, start, BLOCK: tl.constexpr):
     tl.store(out + tl.arange(0, BLOCK), tl.load(x + offs))
 
 
-@planted(OVERFLOW, "x", read_from, program=(0, 0, 0), consequences=[(OUT_OF_BOUNDS, "x")])
+@planted(OVERFLOW, "x", read_from, program=(0, 0, 0), lanes=8, consequences=[(OUT_OF_BOUNDS, "x")])
 def sum_of_offsets():
     x = untouched_zeros(2**31 + 64)
     out = torch.empty(16, dtype=torch.int8)
@@ -822,7 +887,7 @@ def read_column(x, out, stride, STEP: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + tl.arange(0, BLOCK), tl.load(x + offs))
 
 
-@planted(OVERFLOW, "x", read_column, program=(0, 0, 0))
+@planted(OVERFLOW, "x", read_column, program=(0, 0, 0), lanes=1)
 def product_wraps_back_into_range():
     x = untouched_zeros(2**32 + 2**16)
     out = torch.empty(2, dtype=torch.int8)

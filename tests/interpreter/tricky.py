@@ -571,7 +571,9 @@ def first_sets_then_others_add(x, lock, count, out, BLOCK: tl.constexpr):
     value = tl.load(x + tl.program_id(0) * BLOCK + offs)
     while tl.atomic_cas(lock, 0, 1) == 1:
         pass
-    if tl.load(count) == 0:
+    held_before = tl.load(count)
+    tl.debug_barrier()  # all warps have read it
+    if held_before == 0:
         tl.atomic_xchg(count, 1)
     else:
         value += tl.load(out + offs)
@@ -608,6 +610,29 @@ def cumsum_chained(x, sums, ready, out, BLOCK: tl.constexpr):
 def waits_for_the_program_before():
     sums, ready, out = torch.empty(4), torch.zeros(4, dtype=torch.int32), torch.empty(128)
     cumsum_chained[(4,)](randn(128), sums, ready, out, BLOCK=32)
+    return out
+
+
+@triton.jit
+def relay(x, data, flags, out, BLOCK: tl.constexpr):
+    """Program 0 stores and tells 1, which tells 2, which reads: 0 and 2 share no flag."""
+    pid = tl.program_id(0)
+    offs = tl.arange(0, BLOCK)
+    if pid == 0:
+        tl.store(data + offs, tl.load(x + offs))
+    else:
+        while tl.atomic_add(flags + pid - 1, 0, sem="acquire") == 0:
+            pass
+    tl.debug_barrier()
+    tl.atomic_xchg(flags + pid, 1, sem="release")
+    if pid == 2:
+        tl.store(out + offs, tl.load(data + offs))
+
+
+@equals(lambda: randn(32))
+def order_passed_on():
+    data, flags, out = torch.empty(32), torch.zeros(3, dtype=torch.int32), torch.empty(32)
+    relay[(3,)](randn(32), data, flags, out, BLOCK=32)
     return out
 
 
@@ -768,6 +793,50 @@ def branched() -> Tensor:
 def programs_part_and_meet():
     out = torch.empty(96)
     branches_of_branches[(6,)](randn(6, 16) * 10, out, BLOCK=16)
+    return out
+
+
+@triton.jit
+def halve_large_in_place(x, changes, limit, BLOCK: tl.constexpr):
+    """Memory changes before programs part: what was done must not be done twice."""
+    pid = tl.program_id(0)
+    offs = pid * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + offs) + 1.0
+    tl.debug_barrier()  # warps that hold copies of these lanes have read them too
+    tl.store(x + offs, value)
+    tl.atomic_add(changes, 1, sem="relaxed")
+    while tl.max(value) > limit:
+        value *= 0.5
+        tl.store(x + offs, value)
+        tl.atomic_add(changes, 1, sem="relaxed")
+
+
+def halved() -> tuple[Tensor, Tensor]:
+    x, changes = 16 * randn(6, 16) + 1, torch.full((1,), 6, dtype=torch.int32)
+    for row in x:
+        while row.max() > 10:
+            row *= 0.5
+            changes += 1
+    return x, changes
+
+
+@equals(halved)
+def memory_changes_before_programs_part():
+    x, changes = 16 * randn(6, 16), torch.zeros(1, dtype=torch.int32)
+    halve_large_in_place[(6,)](x, changes, 10.0, BLOCK=16)
+    return x, changes
+
+
+@triton.jit
+def triangle(out):
+    pid = tl.program_id(0)
+    tl.store(out + pid, pid * (pid + 1) // 2)
+
+
+@equals(lambda: torch.arange(10_000).cumsum(0).int())
+def ten_thousand_programs():
+    out = torch.empty(10_000, dtype=torch.int32)
+    triangle[(10_000,)](out)
     return out
 
 

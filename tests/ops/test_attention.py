@@ -39,7 +39,7 @@ def exact_gradients(q, k, v, causal, dout, scale=None):
 def assert_near(got, exact):
     """Half precision rounds the probabilities and what the backward pass makes of them."""
     for ours, theirs in zip(got, exact, strict=True):
-        tolerance = 1e-5 if ours.dtype == torch.float32 else 1e-2
+        tolerance = 3e-5 if ours.dtype == torch.float32 else 1e-2
         torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance)
 
 

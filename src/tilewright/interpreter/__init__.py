@@ -31,7 +31,7 @@ class Run:
         self.launches: list[Launch] = []
         self._raises = faults == "raise"
         self._steps = steps
-        # By address: memory of torch.empty, torch's count of its own writes there, and the bytes no kernel wrote. The
+        # By address: memory of torch.empty, torch's count of its own writes there, and the bytes a kernel wrote. The
         # tensor is kept alive, so that the address stays its own.
         self._fresh: dict[int, tuple[Tensor, int, np.ndarray]] = {}
 
@@ -40,37 +40,38 @@ class Run:
         return [finding for done in self.launches for finding in done.findings]
 
     def unwritten(self, outputs: Any) -> list[Finding]:
-        """Elements of these tensors, made by torch.empty in the context, that no kernel has stored to."""
+        """Elements of these tensors, made by torch.empty and given to a kernel in the context, that none stored to."""
         found = []
-        for place, tensor in enumerate(_tensors(outputs)):
-            fresh = self._unwritten().get(tensor.untyped_storage().data_ptr())
-            if fresh is None or not tensor.numel():
+        for tensor in _tensors(outputs):
+            written = self._written().get(tensor.untyped_storage().data_ptr())
+            taker = self._taker_of(tensor)
+            if written is None or taker is None or not tensor.numel():
                 continue
             size = tensor.element_size()
             strides = [s * size for s in tensor.stride()]
-            start = fresh[tensor.storage_offset() * size :]
-            left = np.lib.stride_tricks.as_strided(start, tensor.shape, strides)
+            start = written[tensor.storage_offset() * size :]
+            left = ~np.lib.stride_tricks.as_strided(start, tensor.shape, strides)
             if left.any():
                 index = tuple(int(i) for i in np.argwhere(left)[0])
-                writer = self._writer_of(tensor)
-                kernel, name = writer if writer is not None else ("no kernel", f"output {place}")
+                kernel, name = taker
                 detail = f"{int(left.sum())} of {left.size} elements of `{name}` are never written, the first is {index}"
                 found.append(Finding(NEVER_WRITTEN, kernel, name, "", 0, None, index, int(left.sum()), detail))
         return found
 
-    def _writer_of(self, tensor: Tensor) -> tuple[str, str] | None:
+    def _taker_of(self, tensor: Tensor) -> tuple[str, str] | None:
+        """The last kernel that was given this memory, and the name of the argument there."""
         address = tensor.untyped_storage().data_ptr()
         for done in reversed(self.launches):
             for traffic in done.arguments.values():
-                if traffic.tensor.untyped_storage().data_ptr() == address and traffic.stored + traffic.atomic:
+                if traffic.tensor.untyped_storage().data_ptr() == address:
                     return done.kernel, traffic.name
         return None
 
     def _launch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> None:
         try:
-            done = launch.run(function, args, kwargs, grid, unwritten=self._unwritten(), steps=self._steps)
+            done = launch.run(function, args, kwargs, grid, fresh=self._written(), steps=self._steps)
         except Stopped as stopped:
-            raise KernelStopped(str(stopped)) from stopped.__cause__
+            raise KernelStopped(str(stopped), stopped.kind) from stopped.__cause__
         self.launches.append(done)
         if self._raises and done.findings:
             raise KernelFault([str(finding) for finding in done.findings])
@@ -78,13 +79,13 @@ class Run:
     def _made(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if type(tensor) is Tensor and not tensor.is_meta and not tensor.is_inference() and storage.nbytes():
-            self._fresh[storage.data_ptr()] = tensor.detach(), tensor._version, np.ones(storage.nbytes(), bool)
+            self._fresh[storage.data_ptr()] = tensor.detach(), tensor._version, np.zeros(storage.nbytes(), bool)
         return tensor
 
-    def _unwritten(self) -> dict[int, np.ndarray]:
+    def _written(self) -> dict[int, np.ndarray]:
         """Of memory that torch has not written itself in the meantime."""
         return {
-            address: left for address, (tensor, version, left) in self._fresh.items() if tensor._version == version
+            address: written for address, (tensor, version, written) in self._fresh.items() if tensor._version == version
         }
 
 
@@ -112,6 +113,8 @@ def interpret(*, faults: str = "raise", steps: int = STEPS) -> Iterator[Run]:
             for hook in self.pre_run_hooks:
                 hook(*args, **kwargs)
             run._launch(self, args, kwargs, grid)
+
+    interpreted.takes_cpu_tensors = True  # type: ignore[attr-defined]  so that ops know
 
     def untuned(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))

@@ -7,7 +7,9 @@ they all have the same value.
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.language.semantic import TritonSemantic
 
 from tilewright.interpreter import libdevice, values
-from tilewright.interpreter.stops import Stopped, Unsupported, here
+from tilewright.interpreter.stops import Endless, Unsupported, here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +41,7 @@ class Handle:
         self.data = data
         self.dtype = dtype.scalar
         self._bounds = bounds
-        self.wrapped = wrapped
+        self.wrapped = wrapped and wrapped.moved(lambda lanes: np.broadcast_to(lanes, data.shape))
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -49,13 +51,25 @@ class Handle:
         return self._bounds
 
 
+@dataclass(frozen=True)
 class Wrap:
-    """Where an integer first left its width, and by which value."""
+    """Where integers first left their width, the value that did not fit, and which lanes descend from such."""
 
-    def __init__(self, value: int, bits: int):
-        self.file, self.line = here()
-        self.value = value
-        self.bits = bits
+    place: tuple[str, int]
+    value: int
+    bits: int
+    lanes: np.ndarray
+
+    def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> Wrap:
+        return replace(self, lanes=move(self.lanes))
+
+    @staticmethod
+    def of(*handles: Handle) -> Wrap | None:
+        """Of a value made from these."""
+        wraps = [h.wrapped for h in handles if h.wrapped is not None]
+        if len(wraps) < 2:
+            return wraps[0] if wraps else None
+        return replace(wraps[0], lanes=functools.reduce(np.logical_or, [w.lanes for w in wraps]))
 
 
 class BlockPointer:
@@ -115,7 +129,9 @@ class Builder:
         self.operations_left -= 1
         if self.operations_left < 0:
             file, line = here()
-            raise Stopped(f"{file}:{line}: still running after {self.operations} operations: an endless loop?")
+            raise Endless(
+                f"{file}:{line}: still running after {self.operations} operations: an endless loop, or raise the limit"
+            )
 
     def _make(self, data: np.ndarray, like: Handle | tl.dtype, bounds: Bounds = None, wrapped: Any = None) -> Handle:
         self.tick()
@@ -208,15 +224,15 @@ class Builder:
         (a0, a1), (b0, b1) = a.bounds, b.bounds
         corners = [exact(a0, b0), exact(a0, b1), exact(a1, b0), exact(a1, b1)]
         bounds = (min(corners), max(corners))
-        wrapped = a.wrapped or b.wrapped
+        wrapped = Wrap.of(a, b)
         bits = a.data.itemsize * 8
         if not _fits(bounds, bits):
             bounds = None
             if bits == 32 and wrapped is None:  # as wide as offsets are by default; narrower ones wrap on purpose
                 wide = ufunc(a.data.astype(np.int64), b.data.astype(np.int64))
-                least, most = int(wide.min()), int(wide.max())
-                if not _fits((least, most), bits):
-                    wrapped = Wrap(most if most >= 2**31 else least, bits)
+                lanes = (wide < -(2**31)) | (wide >= 2**31)
+                if lanes.any():
+                    wrapped = Wrap(here(), int(wide[lanes].reshape(-1)[0]), bits, lanes)
         return self._make(ufunc(a.data, b.data), a, bounds, wrapped)
 
     def create_add(self, a: Handle, b: Handle) -> Handle:
@@ -273,7 +289,12 @@ class Builder:
         bounds = None
         if a.data.dtype.kind == "i" and a._bounds is not None and b._bounds is not None:
             bounds = (min(a._bounds[0], b._bounds[0]), max(a._bounds[1], b._bounds[1]))
-        return self._make(np.where(condition.data, a.data, b.data), a, bounds, a.wrapped or b.wrapped)
+        wrapped = Wrap.of(a, b)
+        if wrapped is not None:
+            off = np.zeros(1, bool)
+            lanes = [h.wrapped.lanes if h.wrapped else off for h in (a, b)]
+            wrapped = replace(wrapped, lanes=np.where(condition.data, *lanes))
+        return self._make(np.where(condition.data, a.data, b.data), a, bounds, wrapped)
 
     def create_extern_elementwise(self, library, path, symbol, args, ty, is_pure) -> Handle:
         try:
@@ -283,28 +304,27 @@ class Builder:
 
     # shapes: axis 0 of an array is the program's, so all axes move by one
 
-    def _moved(self, value: Handle, data: np.ndarray) -> Handle:
-        return self._make(data, value, value._bounds, value.wrapped)
+    def _moved(self, value: Handle, move: Callable[[np.ndarray], np.ndarray]) -> Handle:
+        return self._make(move(value.data), value, value._bounds, value.wrapped and value.wrapped.moved(move))
 
     def create_splat(self, ty: tl.dtype, value: Handle) -> Handle:
         shape = [int(s) for s in ty.shape]
-        data = value.data.reshape(-1, *[1] * len(shape))
-        return self._moved(value, np.broadcast_to(data, (data.shape[0], *shape)))
+        return self._moved(value, lambda x: np.broadcast_to(x.reshape(-1, *[1] * len(shape)), (x.shape[0], *shape)))
 
     def create_unsplat(self, value: Handle) -> Handle:
-        return self._moved(value, value.data.reshape(value.data.shape[0], -1)[:, 0])
+        return self._moved(value, lambda x: x.reshape(x.shape[0], -1)[:, 0])
 
     def create_broadcast(self, value: Handle, shape: list[int]) -> Handle:
-        return self._moved(value, np.broadcast_to(value.data, (value.data.shape[0], *[int(s) for s in shape])))
+        return self._moved(value, lambda x: np.broadcast_to(x, (x.shape[0], *[int(s) for s in shape])))
 
     def create_expand_dims(self, value: Handle, axis: int) -> Handle:
-        return self._moved(value, np.expand_dims(value.data, axis + 1))
+        return self._moved(value, lambda x: np.expand_dims(x, axis + 1))
 
     def create_reshape(self, value: Handle, shape: list[int], can_reorder: bool) -> Handle:
-        return self._moved(value, value.data.reshape(value.data.shape[0], *[int(s) for s in shape]))
+        return self._moved(value, lambda x: x.reshape(x.shape[0], *[int(s) for s in shape]))
 
     def create_trans(self, value: Handle, order: list[int]) -> Handle:
-        return self._moved(value, value.data.transpose(0, *[int(d) + 1 for d in order]))
+        return self._moved(value, lambda x: x.transpose(0, *[int(d) + 1 for d in order]))
 
     def create_cat(self, a: Handle, b: Handle) -> Handle:
         return self._make(np.concatenate(_same_batch(a.data, b.data), axis=1), a)
@@ -313,7 +333,7 @@ class Builder:
         return self._make(np.stack(_same_batch(a.data, b.data), axis=-1), a)
 
     def create_split(self, value: Handle) -> tuple[Handle, Handle]:
-        return self._moved(value, value.data[..., 0]), self._moved(value, value.data[..., 1])
+        return self._moved(value, lambda x: x[..., 0]), self._moved(value, lambda x: x[..., 1])
 
     def create_make_range(self, ty: tl.dtype, start: int, end: int) -> Handle:
         return self._make(np.arange(start, end, dtype=np.int32)[None], tl.int32, (start, end - 1))
@@ -353,7 +373,7 @@ class Builder:
 
     def create_addptr(self, pointer: Handle, offset: Handle) -> Handle:
         size = values.itemsize(pointer.dtype.element_ty)
-        wrapped = pointer.wrapped or offset.wrapped
+        wrapped = Wrap.of(pointer, offset)
         return self._make(pointer.data + offset.data.astype(np.int64) * size, pointer, None, wrapped)
 
     def create_load(self, pointer: Handle, *policy: Any) -> Handle:
@@ -375,19 +395,19 @@ class Builder:
         self.memory.store(pointer, value.data, mask.data if mask is not None else None, ty)
 
     def create_atomic_rmw(self, op: Any, pointer: Handle, value: Handle, mask: Handle, order: Any, scope: Any) -> Handle:
-        return self._make(self.memory.update(pointer, value, mask.data, _updates(op, value.dtype), order), value)
+        return self._make(self.memory.update(pointer, value, mask.data, _updates(op, value.dtype), order, scope), value)
 
     def create_atomic_cas(self, pointer: Handle, expected: Handle, value: Handle, order: Any, scope: Any) -> Handle:
         def swap(old: np.ndarray, new: np.ndarray, wanted: np.ndarray) -> np.ndarray:
             return np.where(old == wanted, new, old)
 
-        return self._make(self.memory.update(pointer, value, None, swap, order, expected.data), value)
+        return self._make(self.memory.update(pointer, value, None, swap, order, scope, expected.data), value)
 
     def create_atomic_load(self, pointer: Handle, mask: Handle | None, order: Any, scope: Any) -> Handle:
         return self.create_masked_load(pointer, mask, None, True)
 
     def create_atomic_store(self, pointer: Handle, value: Handle, mask: Handle | None, order: Any, scope: Any) -> None:
-        self.memory.update(pointer, value, mask.data if mask is not None else None, lambda old, new: new, order)
+        self.memory.update(pointer, value, mask.data if mask is not None else None, lambda old, new: new, order, scope)
 
     def create_atomic_poll(self, *args: Any) -> Handle:
         raise Unsupported("tl.atomic_poll")
@@ -431,7 +451,7 @@ class Builder:
 
     def create_descriptor_reduce(self, kind: Any, descriptor: DescriptorHandle, value: Handle, offsets) -> None:
         places, mask = self._places(descriptor, offsets, range(len(offsets)))
-        self.memory.update(places, value, mask.data, _updates(kind, value.dtype), ir.MEM_SEMANTIC.RELAXED)
+        self.memory.update(places, value, mask.data, _updates(kind, value.dtype), ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
 
     def create_descriptor_gather(self, descriptor: DescriptorHandle, rows: Handle, column: Handle, ty) -> Handle:
         places, mask = self._places(descriptor, [rows, column], (0, 1), rows=True)
@@ -537,7 +557,7 @@ def _exact_binary(ufunc: Callable[..., np.ndarray], unsigned: bool = False):
     def method(self: Builder, a: Handle, b: Handle) -> Handle:
         if unsigned:
             return self._make(values.signed(ufunc(values.unsigned(a.data), values.unsigned(b.data))), a)
-        return self._make(ufunc(a.data, b.data), a, None, a.wrapped or b.wrapped)
+        return self._make(ufunc(a.data, b.data), a, None, Wrap.of(a, b))
 
     return method
 
@@ -564,9 +584,10 @@ _METHODS: dict[str, Callable[..., Any]] = {
         "precise_divf": np.divide, "approx_divf": np.divide,
     }.items()},
     **{name: _exact_binary(f) for name, f in {
-        "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "minsi": np.minimum, "maxsi": np.maximum,
+        "or": np.bitwise_or, "xor": np.bitwise_xor, "minsi": np.minimum, "maxsi": np.maximum,
         "minimumf": np.minimum, "maximumf": np.maximum, "minnumf": np.fmin, "maxnumf": np.fmax,
     }.items()},
+    "and": lambda self, a, b: self._make(a.data & b.data, a),  # a masked hash may have wrapped on purpose
     "minui": _exact_binary(np.minimum, unsigned=True),
     "maxui": _exact_binary(np.maximum, unsigned=True),
     **{f"icmp{kind}{name}": _comparison(f, unsigned=kind == "U") for kind in "SU" for name, f in {

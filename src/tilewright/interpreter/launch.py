@@ -15,11 +15,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewright.interpreter import values
 from tilewright.interpreter.builder import BUILDER, SEMANTIC, Handle
-from tilewright.interpreter.language import adopt, twin, unwrap
+from tilewright.interpreter.language import adopt, translated, twin, unwrap
 from tilewright.interpreter.ledger import Ledger
 from tilewright.interpreter.memory import Memory
 from tilewright.interpreter.observed import Launch
-from tilewright.interpreter.stops import Diverged, Stopped, Unsupported, line_of, short
+from tilewright.interpreter.stops import Diverged, NotInterpreted, Stopped, Unsupported, Waiting, line_of, short
 
 LANES = 2**18  # of the widest operation of a batch: arrays that stay in a cache
 MOST_PROGRAMS = 4096  # of a batch
@@ -38,7 +38,7 @@ def run(
     kwargs: dict[str, Any],
     grid: Any,
     *,
-    unwritten: dict[int, np.ndarray],
+    fresh: dict[int, np.ndarray],
     steps: int,
 ) -> Launch:
     """Run a kernel over its grid. Raises Stopped, with one line, where it cannot come to its end."""
@@ -51,7 +51,7 @@ def run(
     name = function.fn.__name__
     memory = Memory(name, whole)  # type: ignore[arg-type]
     values_of = {p.name: _argument(memory, p, given[p.name]) for p in params}
-    ledger = Ledger(memory, unwritten)
+    ledger = Ledger(memory, fresh)
     BUILDER.memory, BUILDER.grid = memory, whole  # type: ignore[assignment]
     file, line = short(inspect.getsourcefile(function.fn) or ""), _first_line(function)
     try:
@@ -60,9 +60,9 @@ def run(
             _run_all(body, values_of, whole, memory, ledger, steps)
     except Unsupported as error:
         file, line = line_of(error) if line_of(error)[1] else (file, line)
-        raise Stopped(f"{file}:{line}: {name} uses {error}, which the interpreter cannot run") from None
+        raise NotInterpreted(f"{file}:{line}: {name} uses {error}, which the interpreter cannot run") from None
     except Stopped as error:
-        raise Stopped(f"{error} (kernel {name})") from None
+        raise type(error)(f"{error} (kernel {name})") from None
     except Exception as error:
         at, number = line_of(error)
         text = str(error).strip().splitlines()
@@ -74,35 +74,70 @@ def run(
     return Launch(name, file, line, whole, ledger.traffic(), ledger.findings, BUILDER.operations, shown)  # type: ignore[arg-type]
 
 
-def _run_all(body: Any, given: dict[str, Any], grid: tuple[int, ...], memory: Memory, ledger: Ledger, steps: int) -> None:
-    """Program 0 alone tells how wide the operations are; then as many at once as keep arrays small. A batch whose
-    programs part is undone and run again in the parts."""
-    total = math.prod(grid)
-    pending = [np.arange(min(1, total))]
-    done = 0
-    splits = 0
-    while pending:
-        numbers = pending.pop()
-        BUILDER.programs = np.stack([numbers % grid[0], numbers // grid[0] % grid[1], numbers // (grid[0] * grid[1])], axis=1)
+class _Schedule:
+    """Which programs run next. Program 0 alone tells how wide the operations are; then as many at once as keep arrays
+    small. A batch whose programs part is undone and run again in the parts; one that waits for another program is
+    undone and run again later, and with the others that wait if none of them can come first."""
+
+    def __init__(self, total: int):
+        self._total = total
+        self._started = min(1, total)
+        self._pending = [np.arange(self._started)]
+        self._waiting: list[np.ndarray] = []
+        self._done_since = 0  # programs, since the waiting were last tried
+        self._splits = 0
+        self._merges = 0
+        self.patient = False  # nothing else can run: whoever waits now, waits for ever
+
+    def next(self, widest: int) -> np.ndarray | None:
+        if not self._pending and self._started < self._total:
+            count = max(1, min(MOST_PROGRAMS, LANES // widest, self._total - self._started))
+            self._pending.append(np.arange(self._started, self._started + count))
+            self._started += count
+        if not self._pending and self._waiting:
+            if not self._done_since:
+                self._waiting = [np.sort(np.concatenate(self._waiting))]
+                self._merges += 1
+                self.patient = self._merges > 8
+            self._pending, self._waiting, self._done_since = self._waiting[::-1], [], 0
+        return self._pending.pop() if self._pending else None
+
+    def done(self, numbers: np.ndarray) -> None:
+        self._done_since += len(numbers)
+
+    def wait(self, numbers: np.ndarray) -> None:
+        self._waiting.append(numbers)
+
+    def part(self, numbers: np.ndarray, keys: np.ndarray) -> None:
+        self._splits += 1
+        if self._splits > 32 and len(numbers) <= 64:  # they part at every turn, as around a lock
+            keys = np.arange(len(numbers))
+        _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+        self._pending.extend(numbers[group == g] for g in np.argsort(first)[::-1])
+
+
+def _run_all(
+    body: Any, given: dict[str, Any], grid: tuple[int, int, int], memory: Memory, ledger: Ledger, steps: int
+) -> None:
+    schedule = _Schedule(math.prod(grid))
+    widest = 1  # lanes of a program's widest access
+    while (numbers := schedule.next(widest)) is not None:
+        x, y, _ = grid
+        BUILDER.programs = np.stack([numbers % x, numbers // x % y, numbers // (x * y)], axis=1)
         BUILDER.operations_left = steps
-        memory.begin(numbers)
+        memory.begin(numbers, patient=schedule.patient)
         try:
             body(**given)
         except Diverged as parted:
             memory.undo()
-            splits += 1
-            alone = splits > 32 and len(numbers) <= 64  # they part at every turn, as around a lock
-            keys = np.arange(len(numbers)) if alone else parted.keys
-            _, first, group = np.unique(keys, return_index=True, return_inverse=True)
-            parts = [numbers[group == g] for g in np.argsort(first)]
-            pending.extend(reversed(parts))
+            schedule.part(numbers, parted.keys)
+        except Waiting:
+            memory.undo()
+            schedule.wait(numbers)
         else:
+            widest = max([widest, *(a.lanes // len(numbers) for a in memory.accesses)])
             ledger.take()
-            done += len(numbers)
-        if not pending and done < total:
-            widest = max((a.lanes for a in memory.accesses), default=1) // max(1, len(numbers)) or 1
-            count = max(1, min(MOST_PROGRAMS, LANES // widest, total - done))
-            pending.append(np.arange(done, done + count))
+            schedule.done(numbers)
 
 
 def _params(function: Any) -> list[KernelParam]:
@@ -131,7 +166,7 @@ def _bound(function: Any, params: list[KernelParam], args: tuple[Any, ...], kwar
 def _argument(memory: Memory, param: KernelParam, value: Any) -> Any:
     """What the kernel is given: constants as they are, numbers and tensors as values."""
     if param.is_constexpr:
-        return unwrap(value)
+        return translated(value)
     return _converted(memory, param.name, unwrap(value), param)
 
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+from triton._C.libtriton import ir
 
 from tilewright.interpreter.memory import ACQUIRE, RELEASE, Access, Argument, Buffer, Memory
 from tilewright.interpreter.observed import RACE, READ_BEFORE_WRITE, Finding, Traffic
@@ -26,8 +27,7 @@ class Touched:
         self.writer: np.ndarray | None = None
         self.changer: np.ndarray | None = None  # the last that put another value there
         self.updater: np.ndarray | None = None  # by atomics
-        self.read_time: np.ndarray | None = None  # kept once an atomic has ordered anything
-        self.write_time: np.ndarray | None = None
+        self.times: dict[str, np.ndarray] = {}  # of the accesses above, kept once an atomic has ordered anything
 
     def _zeros(self) -> np.ndarray:
         return np.zeros(self._units, np.int32)
@@ -41,16 +41,24 @@ class Touched:
             self.updater = self._zeros()
 
     def keep_time(self) -> None:
-        if self.read_time is None:
-            self.read_time, self.write_time = self._zeros(), self._zeros()
+        if not self.times:
+            self.times = {what: self._zeros() for what in ("reader", "other_reader", "writer", "changer", "updater")}
+
+    def set(self, what: str, index: np.ndarray, who: Any, time: Any) -> None:
+        getattr(self, what)[index] = who
+        if self.times:
+            self.times[what][index] = time
+
+    def time(self, what: str, index: np.ndarray) -> np.ndarray | int:
+        return self.times[what][index] if self.times else 0
 
 
 class Ledger:
     """Takes the accesses of one batch after the other, in the order in which they ran."""
 
-    def __init__(self, memory: Memory, unwritten: dict[int, np.ndarray]):
+    def __init__(self, memory: Memory, fresh: dict[int, np.ndarray]):
         self._memory = memory
-        self._unwritten = unwritten  # by storage address: bytes of torch.empty that nothing has written yet
+        self._fresh = fresh  # by address of torch.empty's memory: which bytes have been written since
         self._findings: dict[tuple[Any, ...], Finding] = {}
         self._touched: dict[int, Touched] = {}
         self._counts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
@@ -58,7 +66,8 @@ class Ledger:
         self._clock = 0
         # by place in memory: time, program, whether it acquires, whether it releases
         self._synced: dict[tuple[int, int], list[tuple[int, int, bool, bool]]] = defaultdict(list)
-        self._keeps_time = False
+        self._acquired: dict[int, list[tuple[int, tuple[int, int]]]] = defaultdict(list)  # by program: time, place
+        self._order: dict[tuple[Any, ...], dict[int, int]] = {}  # `_known_to`, until the next synchronisation
 
     def take(self) -> None:
         """What the memory's batch did."""
@@ -154,65 +163,59 @@ class Ledger:
         touched = self._touched.get(id(buffer))
         if touched is None:
             touched = self._touched[id(buffer)] = Touched(len(buffer.bytes) // buffer.unit)
-        if self._keeps_time:
+        if self._synced:
             touched.keep_time()
         return touched
 
     def _watch_load(self, access, buffer, touched, index, who) -> None:
-        unwritten = self._unwritten.get(buffer.storage.data_ptr())
-        if unwritten is not None:
-            self._check_written(access, unwritten, index, who)
+        written = self._fresh.get(buffer.storage.data_ptr())
+        if written is not None:
+            self._check_written(access, written, index, who)
         if access.volatile:
             return
-        if touched.changer is not None:
-            self._check(access, touched.changer, touched.write_time, index, who, "reads what program {} writes")
-        if touched.updater is not None:
-            self._check(access, touched.updater, touched.write_time, index, who, "reads what program {} updates")
+        self._check(access, touched, "changer", index, who, "reads what program {} writes")
+        self._check(access, touched, "updater", index, who, "reads what program {} updates")
         before = touched.reader[index]
         differs = (before != 0) & (before != who)
         if access.programs is None and len(self._memory.numbers) > 1:  # read by all of the batch
-            touched.other_reader[index] = self._memory.numbers[0] + 1
+            touched.set("other_reader", index, self._memory.numbers[0] + 1, self._clock)
         elif differs.any():
-            touched.other_reader[index[differs]] = before[differs]
-        touched.reader[index] = who
-        if touched.read_time is not None:
-            touched.read_time[index] = self._clock
+            at = index[differs]
+            touched.set("other_reader", at, before[differs], touched.time("reader", at))
+        touched.set("reader", index, who, self._clock)
 
     def _watch_store(self, access, buffer, touched, index, who, changed) -> None:
-        unwritten = self._unwritten.get(buffer.storage.data_ptr())
-        if unwritten is not None:
-            changed = changed | self._mark_written(access, unwritten, index)
+        written = self._fresh.get(buffer.storage.data_ptr())
+        if written is not None:
+            changed = changed | self._mark_written(access, written, index)
         touched.open_for_writing()
         if changed.any():
             at, by = index[changed], who[changed]
-            self._check(access, touched.writer, touched.write_time, at, by, "stores another value than program {} did to")
+            self._check(access, touched, "writer", at, by, "stores another value than program {} did to")
             self._check_readers(access, touched, at, by)
-            if touched.updater is not None:
-                self._check(access, touched.updater, touched.write_time, at, by, "stores where program {} updates")
-            touched.changer[at] = by
-        touched.writer[index] = who
-        if touched.write_time is not None:
-            touched.write_time[index] = self._clock
+            self._check(access, touched, "updater", at, by, "stores where program {} updates")
+            touched.set("changer", at, by, self._clock)
+        touched.set("writer", index, who, self._clock)
 
     def _watch_update(self, access, buffer, touched, index, who, changed) -> None:
-        unwritten = self._unwritten.get(buffer.storage.data_ptr())
-        if unwritten is not None:
-            self._check_written(access, unwritten, index, who)
-            self._mark_written(access, unwritten, index)
-        if access.order in ACQUIRE or access.order in RELEASE:
-            self._synchronise(access, touched)
-        if touched.changer is not None:
-            self._check(access, touched.changer, touched.write_time, index, who, "updates what program {} stores")
+        written = self._fresh.get(buffer.storage.data_ptr())
+        if written is not None:
+            self._check_written(access, written, index, who)
+            self._mark_written(access, written, index)
+        touched.open_for_updates()
+        if access.scope == ir.MEM_SYNC_SCOPE.CTA:
+            says = 'updates, with scope="cta", what program {} updates'
+            self._check(access, touched, "updater", index, who, says)
+        elif access.order in ACQUIRE or access.order in RELEASE:
+            self._synchronise(access)
+        self._check(access, touched, "writer", index, who, "updates what program {} stores")
         if changed.any():
             at, by = index[changed], who[changed]
             self._check_readers(access, touched, at, by)
-            touched.open_for_updates()
-            touched.updater[at] = by
-            if touched.write_time is not None:
-                touched.write_time[at] = self._clock
+            touched.set("updater", at, by, self._clock)
 
-    def _check_written(self, access: Access, unwritten: np.ndarray, index: np.ndarray, who: np.ndarray) -> None:
-        fresh = unwritten[index * access.argument.buffer.unit]
+    def _check_written(self, access: Access, written: np.ndarray, index: np.ndarray, who: np.ndarray) -> None:
+        fresh = ~written[index * access.argument.buffer.unit]
         if fresh.any():
             lane = int(np.flatnonzero(fresh)[0])
             argument = access.argument
@@ -220,25 +223,31 @@ class Ledger:
             detail = f"{access.kind} of {argument.named(element)}, which nothing has written"
             self._add(self._finding(READ_BEFORE_WRITE, access, int(who[lane]), element, int(fresh.sum()), detail))
 
-    def _mark_written(self, access: Access, unwritten: np.ndarray, index: np.ndarray) -> np.ndarray:
+    def _mark_written(self, access: Access, written: np.ndarray, index: np.ndarray) -> np.ndarray:
         """Returns which of these were not written before."""
         unit = access.argument.buffer.unit
-        fresh = unwritten[index * unit]
+        fresh = ~written[index * unit]
         for byte in range(unit):
-            unwritten[index * unit + byte] = False
+            written[index * unit + byte] = True
         return fresh
 
     def _check_readers(self, access: Access, touched: Touched, index: np.ndarray, who: np.ndarray) -> None:
         verb = "stores" if access.kind == "store" else "updates"
-        for readers in (touched.reader, touched.other_reader):
-            self._check(access, readers, touched.read_time, index, who, f"{verb} what program {{}} reads")
+        for readers in ("reader", "other_reader"):
+            self._check(access, touched, readers, index, who, f"{verb} what program {{}} reads")
 
-    def _check(self, access: Access, others: Any, times: Any, index: np.ndarray, who: np.ndarray, says: str) -> None:
+    def _check(self, access: Access, touched: Touched, what: str, index: np.ndarray, who: np.ndarray, says: str) -> None:
         """Report elements that another program touched, unless atomics put the two in order."""
+        others = getattr(touched, what)
+        if others is None:
+            return
         other = others[index]
         suspects = np.flatnonzero((other != 0) & (other != who))
         if len(suspects) and self._synced:
-            suspects = suspects[~self._ordered(other, who, index, times, suspects)]
+            times = np.broadcast_to(touched.time(what, index[suspects]), suspects.shape)
+            places = index[suspects] * access.argument.buffer.unit
+            keys = zip(*(a.tolist() for a in (other[suspects], times, who[suspects], places)), strict=True)
+            suspects = suspects[[not self._happens_before(*key, access.argument.buffer) for key in keys]]
         if not len(suspects):
             return
         lane = int(suspects[0])
@@ -249,35 +258,47 @@ class Ledger:
         detail = f"it {says.format(theirs)}{joint} {argument.named(element)}, and nothing puts the two in order"
         self._add(self._finding(RACE, access, int(who[lane]), element, len(suspects), detail))
 
-    def _synchronise(self, access: Access, touched: Touched) -> None:
-        if not self._keeps_time:
-            self._keeps_time = True
+    def _synchronise(self, access: Access) -> None:
+        if not self._synced:
             for known in self._touched.values():
                 known.keep_time()
         assert access.programs is not None
         acquires, releases = access.order in ACQUIRE, access.order in RELEASE
         for where, program in zip(access.where.tolist(), access.programs.tolist(), strict=True):
             self._clock += 1
-            self._synced[id(access.argument.buffer), where].append((self._clock, program + 1, acquires, releases))
+            place = id(access.argument.buffer), where
+            self._synced[place].append((self._clock, program + 1, acquires, releases))
+            if acquires:
+                self._acquired[program + 1].append((self._clock, place))
+        self._clock += 1
+        self._order.clear()
 
-    def _ordered(self, other: np.ndarray, who: np.ndarray, index: np.ndarray, times: Any, suspects: np.ndarray) -> np.ndarray:
-        """Whether the other's access happened before this one: it released an address that this program acquired later."""
-        known: dict[tuple[int, int, int], bool] = {}
-        out = np.zeros(len(suspects), bool)
-        for place, lane in enumerate(suspects.tolist()):
-            key = int(other[lane]), int(who[lane]), int(times[index[lane]]) if times is not None else 0
-            if key not in known:
-                known[key] = self._happens_before(*key)
-            out[place] = known[key]
-        return out
+    def _happens_before(self, other: int, time: int, who: int, where: int, buffer: Buffer) -> bool:
+        """Whether what `other` did at a time is known to `who` now, by releases and acquires in between. Those at the
+        very place in question prove nothing: another run may take them in another order."""
+        place = (id(buffer), where)
+        key = who, place if place in self._synced else None
+        if key not in self._order:
+            self._order[key] = self._known_to(*key)
+        return self._order[key].get(other, -1) > time
 
-    def _happens_before(self, other: int, who: int, time: int) -> bool:
-        for events in self._synced.values():
-            released = [t for t, program, _, releases in events if program == other and releases and t > time]
-            acquired = [t for t, program, acquires, _ in events if program == who and acquires]
-            if released and acquired and min(released) < max(acquired):
-                return True
-        return False
+    def _known_to(self, who: int, without: tuple[int, int] | None) -> dict[int, int]:
+        """Up to which time the deeds of each program come before what `who` does now: those before a release that was
+        acquired, by `who` or by one whose deeds are known."""
+        known: dict[int, int] = {}
+        follow = [(who, self._clock + 1)]
+        while follow:
+            program, until = follow.pop()
+            for acquired, place in self._acquired[program]:
+                if acquired >= until:
+                    break
+                for released, by, _, releases in self._synced[place] if place != without else ():
+                    if released >= acquired:
+                        break
+                    if releases and by != who and known.get(by, -1) < released:
+                        known[by] = released
+                        follow.append((by, released))
+        return known
 
     def _finding(self, kind: str, access: Access, who: int, element: int, lanes: int, detail: str) -> Finding:
         return self._memory.find(kind, access.argument, access.place, who - 1, element, lanes, detail)

@@ -7,6 +7,7 @@ is logged and goes to the ledger when the batch of programs has come to its end;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,9 @@ from triton._C.libtriton import ir
 
 from tilewright.interpreter import values
 from tilewright.interpreter.observed import OUT_OF_BOUNDS, OVERFLOW, RACE, SECTOR, Finding
-from tilewright.interpreter.stops import Stopped, here
+from tilewright.interpreter.stops import Stopped, Waiting, here
 
+PATIENCE = 500  # atomics at one place in a row, after which a program counts as waiting for another
 SLOT = 48  # bits of an address below the number of the argument
 ORIGIN = 1 << 47  # offset of a storage's first byte, so that negative offsets stay in their slot
 
@@ -137,7 +139,8 @@ class Access:
     lanes: int  # on and off
     sectors: int
     changed: np.ndarray | None = None  # of stores and atomics: lanes that put another value there
-    order: Any = None  # of atomics: which memory order
+    order: Any = None  # of atomics: which memory order, and among whom
+    scope: Any = None
     volatile: bool = False
 
 
@@ -160,8 +163,9 @@ class Memory:
         self.arguments.append(argument)
         return argument
 
-    def begin(self, numbers: np.ndarray) -> None:
+    def begin(self, numbers: np.ndarray, patient: bool = False) -> None:
         self.numbers = numbers
+        self._patience = math.inf if patient else PATIENCE
         self._forget()
 
     def undo(self) -> None:
@@ -173,6 +177,7 @@ class Memory:
         self.accesses: list[Access] = []
         self.findings: list[Finding] = []
         self._undo: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._looked, self._looks = ("", 0), 0  # where an atomic last was, and how often in a row
 
     def program(self, number: int) -> tuple[int, int, int]:
         x, y, _ = self.grid
@@ -223,6 +228,7 @@ class Memory:
         mask: np.ndarray | None,
         change: Callable[..., np.ndarray],
         order: Any,
+        scope: Any,
         expected: np.ndarray | None = None,
     ) -> np.ndarray:
         """An atomic read-modify-write; lanes take their turns in the order of programs. Returns what was there.
@@ -248,7 +254,7 @@ class Memory:
                 memory[index[turn]] = bits
             on = part.pick(np.arange(out.size).reshape(shape))
             out.reshape(-1)[on] = before
-            self._log("atomic", part, size, changed=changed, order=order)
+            self._log("atomic", part, size, changed=changed, order=order, scope=scope)
         return out
 
     def _all_programs(self, pointer: Any, data: np.ndarray, mask: np.ndarray | None) -> tuple[int, ...]:
@@ -299,6 +305,15 @@ class Memory:
             )
         )
 
+        if kind != "atomic" and not more.get("volatile"):
+            self._looks = 0
+        elif self.accesses[-1].place != self._looked:
+            self._looks, self._looked = 0, self.accesses[-1].place
+        else:
+            self._looks += 1
+            if self._looks > self._patience:
+                raise Waiting
+
     # addresses
 
     def _parts(self, pointer: Any, shape: tuple[int, ...], mask: np.ndarray | None, size: int, what: str) -> list[Part]:
@@ -309,6 +324,8 @@ class Memory:
             return []
         one_row = shape[0] == 1 and len(self.numbers) > 1
         rows = None if one_row else np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+        if pointer.wrapped is not None:
+            addresses, on = self._without_wrapped(pointer, addresses, on, rows)
         low, high = int(addresses.min()), int(addresses.max())
         if low >> SLOT == high >> SLOT and self._known(low >> SLOT):
             parts = [self._part(low >> SLOT, addresses, on, rows, None, size, what, (low, high))]
@@ -324,9 +341,6 @@ class Memory:
                 of_rows = None if all_rows is None else all_rows[own]
                 bounds = int(flat[own].min()), int(flat[own].max())
                 parts.append(self._part(int(slot), flat[own], None, of_rows, lanes[own], size, what, bounds))
-        if pointer.wrapped is not None:
-            for part in parts:
-                self._report_wrap(part, pointer.wrapped)
         return parts
 
     def _known(self, slot: int) -> bool:
@@ -366,12 +380,28 @@ class Memory:
         if part.on is not None:
             part.where = np.where(part.on, where, argument.first if argument.span else 0)
 
-    def _report_wrap(self, part: Part, wrap: Any) -> None:
-        lanes = part.where.size if part.on is None else int(part.on.sum())
-        if lanes:
-            name = part.argument.name
-            detail = f"an offset into `{name}` reached {wrap.value} and wrapped around int{wrap.bits}: compute it in int64"
-            self.findings.append(self.find(OVERFLOW, part.argument, (wrap.file, wrap.line), None, 0, lanes, detail))
+    def _without_wrapped(self, pointer: Any, addresses: np.ndarray, on: np.ndarray | None, rows: np.ndarray | None):
+        """Lanes whose offset wrapped are reported and turned off, wherever they came to lie."""
+        wrap = pointer.wrapped
+        lanes = np.broadcast_to(wrap.lanes, addresses.shape)
+        bad = lanes if on is None else lanes & on
+        if not bad.any():
+            return addresses, on
+        lane = int(np.flatnonzero(bad.reshape(-1))[0])
+        row = 0 if rows is None else int(np.broadcast_to(rows, addresses.shape).reshape(-1)[lane])
+        slot = int(addresses.reshape(-1)[lane]) >> SLOT
+        if not self._known(slot):
+            self._astray("access", int(bad.sum()))
+        argument = self.arguments[slot - 1]
+        element = (int(addresses.reshape(-1)[lane]) - argument.address) // argument.size
+        detail = (
+            f"an offset into `{argument.name}` reached {wrap.value} and wrapped around int{wrap.bits}: compute it in int64"
+        )
+        number, repeats = int(self.numbers[row]), len(self.numbers) if rows is None else 1
+        self.findings.append(
+            self.find(OVERFLOW, argument, wrap.place, number, element, int(bad.sum()) * repeats, detail)
+        )
+        return np.where(bad, argument.address, addresses), (~bad if on is None else on & ~bad)
 
     def _astray(self, what: str, lanes: int) -> None:
         file, line = here()

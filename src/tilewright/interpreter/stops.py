@@ -14,9 +14,19 @@ IS_KERNEL = "__tilewright_kernel__"  # in the globals of interpreted code: True 
 class Stopped(Exception):
     """The kernel cannot go on; the message is one line that says where and why."""
 
+    kind = "crashed"  # the verdict it leads to
+
+
+class Endless(Stopped):
+    kind = "timeout"
+
+
+class NotInterpreted(Stopped):
+    kind = "unsupported"
+
 
 class Unsupported(Exception):
-    """The kernel uses something that the interpreter cannot run."""
+    """The kernel uses something that the interpreter cannot run: its name in the language."""
 
 
 class Diverged(Exception):
@@ -25,6 +35,10 @@ class Diverged(Exception):
     def __init__(self, keys: np.ndarray):
         super().__init__("programs diverge")
         self.keys = keys
+
+
+class Waiting(Exception):
+    """The programs of a batch do nothing but look at memory that only another program can change."""
 
 
 def here() -> tuple[str, int]:

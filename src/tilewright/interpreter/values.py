@@ -38,7 +38,7 @@ SMALL = {
     "fp16": Small(10, 15, 65504.0, _INF),
     "bf16": Small(7, 127, 3.3895313892515355e38, _INF),
     "fp8e4nv": Small(3, 7, 448.0, 448.0, infinity=False),
-    "fp8e5": Small(2, 15, 57344.0, _INF),
+    "fp8e5": Small(2, 15, 57344.0, 57344.0),
     "fp8e4b8": Small(3, 8, 240.0, _NAN, infinity=False, negative_zero=False),
     "fp8e5b16": Small(2, 16, 57344.0, _NAN, infinity=False, negative_zero=False),
     "fp8e4b15": Small(3, 15, 1.75, 1.75, infinity=False),
@@ -180,8 +180,8 @@ def to_tf32(data: np.ndarray) -> np.ndarray:
 
 
 def to_integer(data: np.ndarray, bits: int, is_signed: bool) -> np.ndarray:
-    """Floats toward zero, clamped, NaN as 0: what the conversion instruction does. Narrow types go through 32 bits."""
-    wide = max(bits, 32)
+    """Floats toward zero and clamped, as the conversion instruction does; int8 is what is left of int16."""
+    wide = max(bits, 16)
     least, most = (-(2 ** (wide - 1)), 2 ** (wide - 1) - 1) if is_signed else (0, 2**wide - 1)
     whole = np.trunc(data.astype(F64, copy=False))
     out = np.zeros(whole.shape, _INTEGERS[wide] if is_signed else _UNSIGNED[wide])
@@ -190,4 +190,6 @@ def to_integer(data: np.ndarray, bits: int, is_signed: bool) -> np.ndarray:
     out[whole > most] = most
     out[whole >= 2.0 ** (wide - 1 if is_signed else wide)] = most
     out[whole < least] = least
+    if wide == 64:
+        out[np.isnan(whole)] = np.array(-(2**63)).astype(out.dtype)  # narrower ones have 0 there
     return signed(out).astype(_INTEGERS[bits])

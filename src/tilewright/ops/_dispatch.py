@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from triton import knobs
+from triton.runtime.jit import JITFunction
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-INTERPRETED = bool(knobs.runtime.interpret)  # Triton reads it once too, when it decorates
 
 
 def runs_here(*tensors: Tensor) -> bool:
@@ -18,7 +17,7 @@ def runs_here(*tensors: Tensor) -> bool:
     """
     first = tensors[0]
     return (
-        (first.is_cuda or (INTERPRETED and first.device.type == "cpu"))
+        (first.is_cuda or (first.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)))
         and first.dtype in FLOATS
         and all(_plain(t) and t.dtype == first.dtype and t.device == first.device for t in tensors)
         and not torch.is_autocast_enabled(first.device.type)
