@@ -83,6 +83,25 @@ class NoFunction(TilewrightError):
         )
 
 
+class UnknownFunction(TilewrightError):
+    def __init__(self, path: object, name: str, known: Iterable[str]):
+        super().__init__(f"{path} has no function named '{name}'; {_nearest(name, known)}")
+
+
+class WhichFunction(TilewrightError):
+    def __init__(self, path: object, known: Iterable[str]):
+        names = ", ".join(sorted(known))
+        what = f"name one of {names} with --function" if names else "define one that launches the kernels"
+        super().__init__(f"{path} does not say which function to call: {what}")
+
+
+class BadInput(TilewrightError):
+    def __init__(self, text: str, why: str):
+        super().__init__(
+            f"cannot read the input '{text}': {why}; write a tensor like 64x1000:bfloat16, a number like 7 or 0.5"
+        )
+
+
 class WrongArguments(TilewrightError):
     def __init__(self, path: object, op: str, why: str, expected: str):
         super().__init__(f"{path}: {op} cannot be called: {why}; it is called as {op}({expected})")
@@ -135,3 +154,19 @@ class KernelFault(TilewrightError):
         more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
         super().__init__(findings[0] + more)
         self.findings = findings
+
+
+class TooLarge(TilewrightError):
+    def __init__(self, elements: int, limit: int, instead: str = ""):
+        what = instead or f"make the tensors {-(-elements // limit)} times smaller"
+        super().__init__(f"{elements} elements are too many to interpret, at most {limit} are taken; {what}")
+
+
+class NothingAudited(TilewrightError):
+    def __init__(self, target: str):
+        super().__init__(f"{target} has no Triton kernel that takes this case; try another --case or --kernel")
+
+
+class CountersFailed(TilewrightError):
+    def __init__(self, why: str):
+        super().__init__(f"the hardware's counters could not be read: {why}")

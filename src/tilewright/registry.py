@@ -7,12 +7,25 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from triton.runtime.jit import KernelInterface
+
 from tilewright import source
-from tilewright.errors import FileBroken, FileMissing, NoFunction, UnknownKernel, UnknownOp, WrongArguments, first_line
+from tilewright.errors import (
+    FileBroken,
+    FileMissing,
+    NoFunction,
+    UnknownFunction,
+    UnknownKernel,
+    UnknownOp,
+    WhichFunction,
+    WrongArguments,
+    first_line,
+)
 from tilewright.spec import Kernel, Op
 
 
@@ -48,7 +61,16 @@ def require_python_file(path: Path) -> None:
 
 
 def load_file(path: Path, op: Op, *, differentiable: bool = False) -> Kernel:
-    """The kernel that a user's file holds for an Op. Runs the file, with its own folder to import from."""
+    """The kernel that a user's file holds for an Op."""
+    fn = _find(load_module(path), path, op)
+    if fn is None:
+        raise NoFunction(path, op.name)
+    _require_callable(fn, path, op)
+    return Kernel(path.name, fn, "python", lambda *_: True, differentiable)
+
+
+def load_module(path: Path) -> types.ModuleType:
+    """A user's file, run with its own folder to import from."""
     require_python_file(path)
     spec = importlib.util.spec_from_file_location(f"_tilewright_user_{path.stem}", path)
     assert spec is not None
@@ -61,11 +83,26 @@ def load_file(path: Path, op: Op, *, differentiable: bool = False) -> Kernel:
     except (Exception, SystemExit) as error:
         line = error.__traceback__ and _last_line_in(error.__traceback__, path)
         raise FileBroken(path, line, first_line(error)) from error
-    fn = _find(module, path, op)
-    if fn is None:
-        raise NoFunction(path, op.name)
-    _require_callable(fn, path, op)
-    return Kernel(path.name, fn, "python", lambda *_: True, differentiable)
+    return module
+
+
+def launcher(path: Path, name: str | None) -> Callable[..., Any]:
+    """The function of a user's file that launches kernels: the named one, or the only one that may be meant."""
+    module = load_module(path)
+    own = {
+        n: fn
+        for n, fn in vars(module).items()
+        if isinstance(fn, types.FunctionType) and fn.__module__ == module.__name__ and not n.startswith("_")
+    }
+    if name is not None:
+        if name not in own:
+            raise UnknownFunction(path, name, own)
+        return own[name]
+    kernels = {n for n, value in vars(module).items() if isinstance(value, KernelInterface)}
+    launching = {n: fn for n, fn in own.items() if kernels & set(fn.__code__.co_names)} or own
+    if len(launching) != 1:
+        raise WhichFunction(path, launching)
+    return next(iter(launching.values()))
 
 
 def _find(module: object, path: Path, op: Op) -> Callable[..., Any] | None:

@@ -39,6 +39,11 @@ class Run:
     def findings(self) -> list[Finding]:
         return [finding for done in self.launches for finding in done.findings]
 
+    @property
+    def made(self) -> set[int]:
+        """Addresses of the memory that torch.empty gave out in the context."""
+        return set(self._fresh)
+
     def unwritten(self, outputs: Any) -> list[Finding]:
         """Elements of these tensors, made by torch.empty and given to a kernel in the context, that none stored to."""
         found = []
@@ -54,7 +59,9 @@ class Run:
             if left.any():
                 index = tuple(int(i) for i in np.argwhere(left)[0])
                 kernel, name = taker
-                detail = f"{int(left.sum())} of {left.size} elements of `{name}` are never written, the first is {index}"
+                detail = (
+                    f"{int(left.sum())} of {left.size} elements of `{name}` are never written, the first is {index}"
+                )
                 found.append(Finding(NEVER_WRITTEN, kernel, name, "", 0, None, index, int(left.sum()), detail))
         return found
 
@@ -85,7 +92,9 @@ class Run:
     def _written(self) -> dict[int, np.ndarray]:
         """Of memory that torch has not written itself in the meantime."""
         return {
-            address: written for address, (tensor, version, written) in self._fresh.items() if tensor._version == version
+            address: written
+            for address, (tensor, version, written) in self._fresh.items()
+            if tensor._version == version
         }
 
 

@@ -97,7 +97,7 @@ class DescriptorHandle:
 
 
 _NVIDIA = CUDABackend(GPUTarget("cuda", 90, 32))
-_OPTIONS = SimpleNamespace(**{**vars(_NVIDIA.parse_options({})), "sanitize_overflow": False, "debug": False})
+_OPTIONS = SimpleNamespace(**{**vars(_NVIDIA.parse_options({"enable_fp_fusion": False})), "sanitize_overflow": False, "debug": False})
 
 _INTEGER_NAMES = ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _FLOAT_NAMES = ("fp16", "bf16", "fp32", "fp64")
@@ -267,7 +267,10 @@ class Builder:
         return self._make(np.right_shift(a.data, np.minimum(values.unsigned(b.data), bits - 1).astype(a.data.dtype)), a)
 
     def create_umulhi(self, a: Handle, b: Handle) -> Handle:
-        return self._make(libdevice.evaluate(f"__nv_umul{'64' if a.data.itemsize == 8 else ''}hi", [a.data, b.data]), a)
+        if a.data.itemsize == 8:
+            return self._make(libdevice.evaluate("__nv_umul64hi", [a.data, b.data]), a)
+        x, y = (values.unsigned(v.data).astype(np.uint64) for v in (a, b))
+        return self._make(values.signed((x * y >> np.uint64(32)).astype(np.uint32)), a)
 
     # operations that rounding follows
 
@@ -275,15 +278,22 @@ class Builder:
         return self._make(values.rounded(data, like.dtype), like)
 
     def create_fma(self, a: Handle, b: Handle, c: Handle) -> Handle:
-        if c.dtype.primitive_bitwidth >= 32:
-            symbol = "__nv_fmaf" if c.dtype.primitive_bitwidth == 32 else "__nv_fma"
-            return self._make(libdevice.evaluate(symbol, [a.data, b.data, c.data]), c)
-        return self._rounding(a.data.astype(np.float64) * b.data + c.data, c)
+        return self._make(_fused(a.data, b.data, c.data, c.dtype), c)
+
+    def create_frem(self, a: Handle, b: Handle) -> Handle:
+        """As compiled: exact only while the quotient is."""
+        quotient = np.trunc(values.rounded(a.data / b.data, a.dtype))
+        return self._make(np.where(np.isinf(b.data), a.data, _fused(-quotient, b.data, a.data, a.dtype)), a)
 
     def create_clampf(self, x: Handle, low: Handle, high: Handle, propagate_nan: Any) -> Handle:
-        if propagate_nan == ir.PROPAGATE_NAN.ALL:
-            return self._make(np.minimum(np.maximum(x.data, low.data), high.data), x)
-        return self._make(np.fmin(np.fmax(x.data, low.data), high.data), x)
+        out = values.minimum(values.maximum(x.data, low.data), high.data)
+        nan = np.isnan(x.data)
+        if nan.any():
+            if propagate_nan == tl.PropagateNan.ALL:
+                out = np.where(nan, x.data, out)
+            else:  # a clamp between a limit and its negative is one instruction, which keeps the sign
+                out = np.where(nan & (low.data == -high.data), np.copysign(high.data, x.data), out)
+        return self._make(out, x)
 
     def create_select(self, condition: Handle, a: Handle, b: Handle) -> Handle:
         bounds = None
@@ -339,7 +349,7 @@ class Builder:
         return self._make(np.arange(start, end, dtype=np.int32)[None], tl.int32, (start, end - 1))
 
     def create_gather(self, source: Handle, index: Handle, axis: int) -> Handle:
-        data, where = _same_batch(source.data, index.data, rest=False)
+        data, where = _same_batch(source.data, index.data)
         if where.size and (where.min() < 0 or where.max() >= data.shape[axis + 1]):
             raise ValueError(f"tl.gather: an index is outside of 0 to {data.shape[axis + 1] - 1}")
         return self._make(np.take_along_axis(data, where.astype(np.int64), axis + 1), source)
@@ -394,12 +404,15 @@ class Builder:
         ty = pointer.dtype.element_ty
         self.memory.store(pointer, value.data, mask.data if mask is not None else None, ty)
 
-    def create_atomic_rmw(self, op: Any, pointer: Handle, value: Handle, mask: Handle, order: Any, scope: Any) -> Handle:
+    def create_atomic_rmw(
+        self, op: Any, pointer: Handle, value: Handle, mask: Handle, order: Any, scope: Any
+    ) -> Handle:
         return self._make(self.memory.update(pointer, value, mask.data, _updates(op, value.dtype), order, scope), value)
 
     def create_atomic_cas(self, pointer: Handle, expected: Handle, value: Handle, order: Any, scope: Any) -> Handle:
         def swap(old: np.ndarray, new: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-            return np.where(old == wanted, new, old)
+            same = values.pack(old, value.dtype) == values.pack(wanted, value.dtype)
+            return np.where(same, new, old)
 
         return self._make(self.memory.update(pointer, value, None, swap, order, scope, expected.data), value)
 
@@ -451,7 +464,9 @@ class Builder:
 
     def create_descriptor_reduce(self, kind: Any, descriptor: DescriptorHandle, value: Handle, offsets) -> None:
         places, mask = self._places(descriptor, offsets, range(len(offsets)))
-        self.memory.update(places, value, mask.data, _updates(kind, value.dtype), ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
+        self.memory.update(
+            places, value, mask.data, _updates(kind, value.dtype), ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU
+        )
 
     def create_descriptor_gather(self, descriptor: DescriptorHandle, rows: Handle, column: Handle, ty) -> Handle:
         places, mask = self._places(descriptor, [rows, column], (0, 1), rows=True)
@@ -478,7 +493,9 @@ class Builder:
             address = address + index * block.strides[dim].data.astype(np.int64).reshape(-1, *[1] * rank) * size
             if dim in check:
                 mask = mask & (index >= 0) & (index < block.shape[dim].data.reshape(-1, *[1] * rank))
-        return Handle(address, block.base.dtype), Handle(np.broadcast_to(mask, np.broadcast_shapes(mask.shape, address.shape)), tl.int1)
+        return Handle(address, block.base.dtype), Handle(
+            np.broadcast_to(mask, np.broadcast_shapes(mask.shape, address.shape)), tl.int1
+        )
 
     # what leaves no value
 
@@ -520,7 +537,9 @@ def _constants(ty: tl.dtype) -> Callable[[Builder, Any], Handle]:
     def constant(self: Builder, value: Any) -> Handle:
         kind = values.numpy_type(ty)
         if kind.kind == "i":
-            wrapped = (int(value) + 2 ** (kind.itemsize * 8 - 1)) % 2 ** (kind.itemsize * 8) - 2 ** (kind.itemsize * 8 - 1)
+            wrapped = (int(value) + 2 ** (kind.itemsize * 8 - 1)) % 2 ** (kind.itemsize * 8) - 2 ** (
+                kind.itemsize * 8 - 1
+            )
             return self._make(np.full(1, wrapped, kind), ty, (wrapped, wrapped))
         data = np.full(1, value, np.float64 if ty.is_floating() else kind)
         return self._make(values.rounded(data, ty) if ty.is_floating() else data, ty)
@@ -578,14 +597,22 @@ def _erf(x: np.ndarray) -> np.ndarray:
     return torch.erf(torch.from_numpy(np.ascontiguousarray(x, np.float64))).numpy()
 
 
+def _flushed(x: np.ndarray) -> np.ndarray:
+    """Instructions that take subnormal fp32 numbers for 0."""
+    small = np.abs(x) < np.float32(2.0**-126)
+    return np.where(small, np.copysign(np.float32(0), x), x) if x.dtype == np.float32 and small.any() else x
+
+
 _METHODS: dict[str, Callable[..., Any]] = {
     **{name: _float_binary(f) for name, f in {
-        "fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide, "frem": np.fmod,
+        "fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide,
         "precise_divf": np.divide, "approx_divf": np.divide,
     }.items()},
     **{name: _exact_binary(f) for name, f in {
         "or": np.bitwise_or, "xor": np.bitwise_xor, "minsi": np.minimum, "maxsi": np.maximum,
-        "minimumf": np.minimum, "maximumf": np.maximum, "minnumf": np.fmin, "maxnumf": np.fmax,
+        "minnumf": values.minimum, "maxnumf": values.maximum,
+        "minimumf": lambda x, y: np.where(np.isnan(x) | np.isnan(y), np.nan, values.minimum(x, y)).astype(x.dtype),
+        "maximumf": lambda x, y: np.where(np.isnan(x) | np.isnan(y), np.nan, values.maximum(x, y)).astype(x.dtype),
     }.items()},
     "and": lambda self, a, b: self._make(a.data & b.data, a),  # a masked hash may have wrapped on purpose
     "minui": _exact_binary(np.minimum, unsigned=True),
@@ -600,9 +627,10 @@ _METHODS: dict[str, Callable[..., Any]] = {
     }.items()},
     "fcmpUNE": _comparison(np.not_equal),
     **{name: _float_unary(f) for name, f in {
-        "fabs": np.abs, "fneg": np.negative, "cos": np.cos, "sin": np.sin, "exp": np.exp, "exp2": np.exp2, "log": np.log,
-        "log2": np.log2, "sqrt": np.sqrt, "precise_sqrt": np.sqrt, "floor": np.floor, "ceil": np.ceil, "erf": _erf,
-        "rsqrt": lambda x: 1 / np.sqrt(x.astype(np.float64)),
+        "fabs": np.abs, "fneg": np.negative, "cos": np.cos, "sin": np.sin, "exp": np.exp, "log": np.log,
+        "log2": np.log2, "precise_sqrt": np.sqrt, "erf": _erf, "exp2": lambda x: _flushed(np.exp2(_flushed(x))),
+        "sqrt": lambda x: np.sqrt(_flushed(x)), "rsqrt": lambda x: 1 / np.sqrt(_flushed(x).astype(np.float64)),
+        "floor": lambda x: np.floor(_flushed(x)), "ceil": lambda x: np.ceil(_flushed(x)),
     }.items()},
     "iabs": lambda self, a: self._make(np.abs(a.data), a),
 }  # fmt: skip
@@ -620,8 +648,17 @@ def _shrunk(value: Handle) -> Bounds:
 
 
 def _from_integer(data: np.ndarray, ty: tl.dtype) -> np.ndarray:
-    wide = np.float64 if data.itemsize < 8 or ty.scalar.primitive_bitwidth == 64 else np.float32
-    return values.rounded(data.astype(wide), ty)
+    if data.itemsize < 8 or ty.scalar.primitive_bitwidth == 64:
+        return values.rounded(data.astype(np.float64), ty)
+    high, low = (data >> 32).astype(np.float64) * 2.0**32, (data & 0xFFFFFFFF).astype(np.float64)
+    return values.rounded(values.odd_sum(high, low), ty)
+
+
+def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray, ty: tl.dtype) -> np.ndarray:
+    """a * b + c, rounded once."""
+    if ty.primitive_bitwidth == 64:
+        return libdevice.evaluate("__nv_fma", [a, b, c])
+    return values.rounded(values.odd_sum(a.astype(np.float64) * b, c.astype(np.float64)), ty)
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -646,12 +683,9 @@ def _shifted(ufunc: np.ufunc, a: np.ndarray, by: np.ndarray) -> np.ndarray:
     return np.where(by < bits, ufunc(a, np.minimum(by, bits - 1).astype(a.dtype)), 0).astype(a.dtype)
 
 
-def _same_batch(a: np.ndarray, b: np.ndarray, rest: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    if rest:
-        a, b = (np.broadcast_to(x, (max(a.shape[0], b.shape[0]), *x.shape[1:])) for x in (a, b))
-        return a, b
-    batch = max(a.shape[0], b.shape[0])
-    return np.broadcast_to(a, (batch, *a.shape[1:])), np.broadcast_to(b, (batch, *b.shape[1:]))
+def _same_batch(a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
+    rows = max(a.shape[0], b.shape[0])
+    return [np.broadcast_to(x, (rows, *x.shape[1:])) for x in (a, b)]
 
 
 def _padding(option: Any, ty: tl.dtype) -> Handle | None:

@@ -38,7 +38,7 @@ class Value(tl.tensor):
     def __bool__(self) -> bool:
         if self.type.is_block() and self.numel.value != 1:
             raise ValueError("the truth of a block is asked for: use tl.where, or reduce it to a scalar")
-        return bool(uniform(self))
+        return _common(_per_program(self) != 0)
 
     def __index__(self) -> int:
         return int(uniform(self))
@@ -54,19 +54,26 @@ class Descriptor(tl.tensor_descriptor):
     """A tensor descriptor of the interpreter."""
 
 
-def uniform(value: Any) -> Any:
-    """The one Python value that all programs of the batch have."""
-    value = unwrap(value)
-    if not isinstance(value, tl.tensor):
-        return value
-    data = value.handle.data.reshape(value.handle.data.shape[0], -1)[:, 0]
+def _per_program(scalar: tl.tensor) -> np.ndarray:
+    return scalar.handle.data.reshape(scalar.handle.data.shape[0], -1)[:, 0]
+
+
+def _common(data: np.ndarray) -> Any:
+    """The one Python value that all programs have."""
     if len(data) > 1 and (data != data[0]).any():
         raise Diverged(data)
     return data[0].item()
 
 
+def uniform(value: Any) -> Any:
+    """The one Python value that all programs of the batch have."""
+    value = unwrap(value)
+    return _common(_per_program(value)) if isinstance(value, tl.tensor) else value
+
+
 def adopt(result: Any) -> Any:
-    """Triton's own functions make plain tensors; here they become values."""
+    """Triton's own functions make plain tensors and constants; here they become values and what they hold."""
+    result = unwrap(result)
     kind = type(result)
     if kind is tl.tensor:
         result.__class__ = Value
@@ -95,9 +102,14 @@ def _builtin(fn: Callable[..., Any]) -> Callable[..., Any]:
         kwargs["_semantic"] = SEMANTIC
         if not takes_generator:
             kwargs.pop("_generator", None)
-        return adopt(fn(*args, **kwargs))
+        return adopt(fn(*map(_wrapped, args), **{name: _wrapped(value) for name, value in kwargs.items()}))
 
     return call
+
+
+def _wrapped(value: Any) -> Any:
+    """Some functions ask for the `.value` of a string."""
+    return tl.constexpr(value) if isinstance(value, str) else value
 
 
 # what the language says in ways that only a compiler understands, said again
@@ -122,16 +134,13 @@ def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: bool = False, **_
 def _folded(input: tuple[Any, ...], axis: int, combine_fn: Any) -> tuple[Any, ...]:
     """Halves are combined until one element is left, as threads of a block do."""
     axis += 1
-    types_of = [t.type.scalar for t in input]
+    kinds = [t.type.scalar for t in input]
     arrays = [t.handle.data for t in input]
     while (length := arrays[0].shape[axis]) > 1:
-        half = length // 2
-        low = [np.take(a, range(half), axis) if False else _slice(a, axis, 0, half) for a in arrays]
-        high = [_slice(a, axis, half, 2 * half) for a in arrays]
-        joined = _combined(combine_fn, low, high, types_of)
-        rest = [_slice(a, axis, 2 * half, length) for a in arrays]
-        arrays = [np.concatenate(_same_programs(j, r), axis) if length % 2 else j for j, r in zip(joined, rest, strict=True)]
-    return tuple(tensor(a.reshape(*a.shape[:axis], *a.shape[axis + 1 :]), ty) for a, ty in zip(arrays, types_of, strict=True))
+        low = [_slice(a, axis, 0, length // 2) for a in arrays]
+        high = [_slice(a, axis, length // 2, length) for a in arrays]
+        arrays = _combined(combine_fn, low, high, kinds)
+    return tuple(tensor(a.squeeze(axis), kind) for a, kind in zip(arrays, kinds, strict=True))
 
 
 def _same_programs(a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
@@ -145,8 +154,8 @@ def _slice(array: np.ndarray, axis: int, start: int, stop: int) -> np.ndarray:
 
 _FAST: dict[Any, Callable[..., np.ndarray]] = {
     "_sum_combine": np.add,
-    "_elementwise_max": np.fmax,
-    "_elementwise_min": np.fmin,
+    "_elementwise_max": values.maximum,
+    "_elementwise_min": values.minimum,
     "_xor_combine": np.bitwise_xor,
     "_or_combine": np.bitwise_or,
     "_prod_combine": np.multiply,
@@ -158,16 +167,33 @@ def _combined(combine_fn: Any, a: list[np.ndarray], b: list[np.ndarray], kinds: 
     ufunc = _FAST.get(name)
     if ufunc is not None and len(a) == 1 and getattr(combine_fn, "origin", None) is getattr(standard, name, None):
         kind = kinds[0]
-        unsigned = kind.is_int_unsigned() and ufunc in (np.fmax, np.fmin)
-        x, y = (values.unsigned(a[0]), values.unsigned(b[0])) if unsigned else (a[0], b[0])
+        x, y = (values.unsigned(a[0]), values.unsigned(b[0])) if kind.is_int_unsigned() else (a[0], b[0])
         BUILDER.tick()
         out = ufunc(x, y)
         return [values.rounded(out, kind) if kind.is_floating() else values.signed(out)]
-    parts = [tensor(x, kind) for x, kind in zip(a + b, kinds * 2, strict=True)]
-    out = combine_fn(*parts)
-    out = out if isinstance(out, tuple) else (out,)
-    shape = np.broadcast_shapes(*[o.handle.data.shape for o in out])
-    return [np.broadcast_to(SEMANTIC.cast(o, k).handle.data, shape) for o, k in zip(out, kinds, strict=True)]
+    return [x for x, _ in _lanewise(combine_fn, a + b, kinds * 2)]
+
+
+def _lanewise(fn: Any, arrays: list[np.ndarray], kinds: list[tl.dtype]) -> list[tuple[np.ndarray, tl.dtype]]:
+    """A function of scalars, over arrays: lanes take the place of programs, so they too may go different ways."""
+    arrays = list(np.broadcast_arrays(*arrays))
+    size, shape = arrays[0].size, arrays[0].shape
+    out: list[np.ndarray] = []
+    types_of: list[tl.dtype] = []
+    groups = [np.arange(size)]
+    while groups:
+        lanes = groups.pop()
+        try:
+            made = fn(*[tensor(a.reshape(-1)[lanes], kind) for a, kind in zip(arrays, kinds, strict=True)])
+        except Diverged as parted:
+            groups.extend(lanes[parted.keys == key] for key in np.unique(parted.keys))
+            continue
+        made = made if isinstance(made, tuple) else (made,)
+        types_of = [m.dtype for m in made]
+        out = out or [np.zeros(size, m.handle.data.dtype) for m in made]
+        for whole, m in zip(out, made, strict=True):
+            whole[lanes] = m.handle.data
+    return [(whole.reshape(shape), kind) for whole, kind in zip(out, types_of, strict=True)]
 
 
 def _associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: bool = False, **_: Any) -> Any:
@@ -190,35 +216,39 @@ def _associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: bool = Fa
 
 
 def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: bool = False, **_: Any) -> Any:
-    axis = unwrap(axis)
-    shape = [unwrap(s) for s in input.shape]
-    index = np.arange(shape[axis], dtype=np.int32).reshape(1, *[-1 if d == axis % len(shape) else 1 for d in range(len(shape))])
-    where = tensor(np.broadcast_to(index, (1, *shape)), tl.int32)
-    rows = input.handle.data.shape[0]
-    where.handle.data = np.broadcast_to(where.handle.data, (rows, *shape))
-    return _reduce((input, where), axis, combine_fn, keep_dims)
+    axis, data = unwrap(axis), input.handle.data
+    index = np.arange(data.shape[1:][axis], dtype=np.int32)
+    index = np.expand_dims(index, tuple(d for d in range(data.ndim) if d != axis % (data.ndim - 1) + 1))
+    return _reduce((input, tensor(np.broadcast_to(index, data.shape), tl.int32)), axis, combine_fn, keep_dims)
 
 
 def _map_elementwise(scalar_fn: Any, *args: Any, pack: int = 1, **_: Any) -> Any:
     if unwrap(pack) != 1:
         raise Unsupported("tl.map_elementwise with pack > 1")
-    return scalar_fn(*adopt(list(SEMANTIC.broadcast_tensors(*args))))
+    args = SEMANTIC.broadcast_tensors(*args)
+    out = _lanewise(scalar_fn, [t.handle.data for t in args], [t.type.scalar for t in args])
+    made = tuple(tensor(data, kind) for data, kind in out)
+    return made if len(made) > 1 else made[0]
 
 
 def _range(*bounds: Any, **_options: Any) -> Iterator[Any]:
     """A loop variable is an int32, or wider if a bound is, as in a compiled kernel; never a Python number."""
     start, stop, step = _bounds(bounds)
-    given = [SEMANTIC.to_tensor(unwrap(b)) for b in bounds[:2]]
-    kind = functools.reduce(SEMANTIC.integer_promote_impl, [t.dtype for t in given])
+    if step < 0 and isinstance(unwrap(bounds[2]), tl.tensor):  # compiled, a loop whose step is not constant goes up
+        if start < stop:
+            raise ValueError("the step of a loop is negative and not a constant: the loop would never end")
+        stop = start
+    given = [SEMANTIC.to_tensor(unwrap(b)).dtype for b in (0, *bounds)]
+    kind = functools.reduce(SEMANTIC.integer_promote_impl, given)
     for i in range(start, stop, step):
         BUILDER.tick()
-        yield adopt(SEMANTIC.scalar_constant(i, kind)) if i else adopt(SEMANTIC.full([], 0, kind))
+        yield adopt(SEMANTIC.scalar_constant(i, kind))
 
 
 def _bounds(bounds: tuple[Any, ...]) -> tuple[int, int, int]:
     """Asked of all programs at once, so that they part once and not three times."""
     given = [unwrap(b) for b in bounds]
-    rows = [b.handle.data.reshape(b.handle.data.shape[0], -1)[:, 0] for b in given if isinstance(b, tl.tensor)]
+    rows = [_per_program(b) for b in given if isinstance(b, tl.tensor)]
     if any(len(r) > 1 and (r != r[0]).any() for r in rows):
         table = np.stack(np.broadcast_arrays(*rows), axis=1)
         raise Diverged(np.unique(table, axis=0, return_inverse=True)[1].reshape(-1))
@@ -271,6 +301,7 @@ _SAID_AGAIN: dict[str, Callable[..., Any]] = {
 }
 _OVERRIDES = {id(getattr(core, name)): fn for name, fn in _SAID_AGAIN.items() if hasattr(core, name)}
 _OVERRIDES[id(core.condition)] = lambda value, **_: value
+_OVERRIDES[id(core.constexpr)] = unwrap
 
 
 def _device_print(*args: Any, **options: Any) -> None:
@@ -371,7 +402,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _assigned(value: Any) -> Any:
-    """A Python number that is assigned becomes a tensor, as it does in a compiled kernel."""
+    """A Python number that is assigned or returned becomes a tensor, as it does in a compiled kernel."""
     value = unwrap(value)
     if isinstance(value, bool | int | float):
         return adopt(SEMANTIC.to_tensor(value))
@@ -380,14 +411,24 @@ def _assigned(value: Any) -> Any:
     return value
 
 
-def _and(a: Any, rest: Callable[[], Any]) -> Any:
-    a = unwrap(a)
-    return adopt(SEMANTIC.logical_and(a, SEMANTIC.to_tensor(unwrap(rest())))) if isinstance(a, tl.tensor) else a and rest()
+def _and(*parts: Callable[[], Any]) -> Any:
+    return _logical(parts, SEMANTIC.logical_and, decides=False)
 
 
-def _or(a: Any, rest: Callable[[], Any]) -> Any:
-    a = unwrap(a)
-    return adopt(SEMANTIC.logical_or(a, SEMANTIC.to_tensor(unwrap(rest())))) if isinstance(a, tl.tensor) else a or rest()
+def _or(*parts: Callable[[], Any]) -> Any:
+    return _logical(parts, SEMANTIC.logical_or, decides=True)
+
+
+def _logical(parts: tuple[Callable[[], Any], ...], join: Callable[[Any, Any], Any], decides: bool) -> Any:
+    """Constants are settled at once; tensors are all computed, whatever the first of them says."""
+    value, tensors = None, []
+    for part in parts:
+        value = unwrap(part())
+        if isinstance(value, tl.tensor):
+            tensors.append(value)
+        elif bool(value) is decides:
+            return value
+    return adopt(functools.reduce(join, tensors)) if tensors else value
 
 
 def _not(a: Any) -> Any:
@@ -395,11 +436,16 @@ def _not(a: Any) -> Any:
     return adopt(SEMANTIC.not_(a)) if isinstance(a, tl.tensor) else not a
 
 
-def _chained(*pairs: Any) -> Any:
-    out = pairs[0]()
-    for pair in pairs[1:]:
-        out = _and(out, pair)
-    return out
+def _chosen(test: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """`yes if test else no`: a constant is a tensor where the test is one."""
+    test = unwrap(test)
+    chosen = yes() if test else no()
+    return _assigned(chosen) if isinstance(test, tl.tensor) else chosen
+
+
+def _plain(value: Any) -> Any:
+    """A shape: numbers, as all constants are here."""
+    return tl.tuple([adopt(v) for v in value.values]) if isinstance(value, tl.tuple) else unwrap(value)
 
 
 def _value_of(value: Any) -> Any:
@@ -413,9 +459,14 @@ _HELPERS: dict[str, Any] = {
     "__and__": _and,
     "__or__": _or,
     "__not__": _not,
+    "__chosen__": _chosen,
+    "__plain__": _plain,
     "__value_of__": _value_of,
     "__tick__": BUILDER.tick,
 }
+
+
+_SHAPES = ("shape", "strides", "numel")
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -450,13 +501,23 @@ class _Rewriter(ast.NodeTransformer):
         value = _call("__unwrapped__" if constant else "__assigned__", self.visit(node.value))
         return ast.copy_location(ast.Assign([node.target], value), node)
 
+    def visit_Return(self, node: ast.Return) -> Any:
+        self.generic_visit(node)
+        if node.value is not None:
+            node.value = _call("__assigned__", node.value)
+        return node
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        return ast.copy_location(ast.Pass(), node)  # compiled in for debugging only
+
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         self.generic_visit(node)
         name = "__and__" if isinstance(node.op, ast.And) else "__or__"
-        out = node.values[-1]
-        for value in reversed(node.values[:-1]):
-            out = _call(name, value, _lambda(out))
-        return ast.copy_location(out, node)
+        return ast.copy_location(_call(name, *map(_lambda, node.values)), node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        self.generic_visit(node)
+        return ast.copy_location(_call("__chosen__", node.test, _lambda(node.body), _lambda(node.orelse)), node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         self.generic_visit(node)
@@ -468,16 +529,13 @@ class _Rewriter(ast.NodeTransformer):
             return node
         sides = [node.left, *node.comparators]
         pairs = [ast.Compare(a, [op], [b]) for a, op, b in zip(sides[:-1], node.ops, sides[1:], strict=True)]
-        out: ast.expr = pairs[-1]
-        for pair in reversed(pairs[:-1]):
-            out = _call("__and__", pair, _lambda(out))
-        return ast.copy_location(out, node)
+        return ast.copy_location(_call("__and__", *map(_lambda, pairs)), node)
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
-        if node.attr == "value" and isinstance(node.ctx, ast.Load):
+        if node.attr == "value":
             return ast.copy_location(_call("__value_of__", node.value), node)
-        return node
+        return ast.copy_location(_call("__plain__", node), node) if node.attr in _SHAPES else node
 
     def visit_While(self, node: ast.While) -> Any:
         self.generic_visit(node)

@@ -236,7 +236,9 @@ class Ledger:
         for readers in ("reader", "other_reader"):
             self._check(access, touched, readers, index, who, f"{verb} what program {{}} reads")
 
-    def _check(self, access: Access, touched: Touched, what: str, index: np.ndarray, who: np.ndarray, says: str) -> None:
+    def _check(
+        self, access: Access, touched: Touched, what: str, index: np.ndarray, who: np.ndarray, says: str
+    ) -> None:
         """Report elements that another program touched, unless atomics put the two in order."""
         others = getattr(touched, what)
         if others is None:

@@ -184,7 +184,14 @@ class Memory:
         return number % x, number // x % y, number // (x * y)
 
     def find(
-        self, kind: str, argument: Argument, place: tuple[str, int], program: int | None, element: int, lanes: int, detail: str
+        self,
+        kind: str,
+        argument: Argument,
+        place: tuple[str, int],
+        program: int | None,
+        element: int,
+        lanes: int,
+        detail: str,
     ) -> Finding:
         at = self.program(program) if program is not None else None
         return Finding(kind, self.kernel, argument.name, *place, at, argument.index(element), lanes, detail)
@@ -394,9 +401,7 @@ class Memory:
             self._astray("access", int(bad.sum()))
         argument = self.arguments[slot - 1]
         element = (int(addresses.reshape(-1)[lane]) - argument.address) // argument.size
-        detail = (
-            f"an offset into `{argument.name}` reached {wrap.value} and wrapped around int{wrap.bits}: compute it in int64"
-        )
+        detail = f"an offset into `{argument.name}` reached {wrap.value} and wrapped around int{wrap.bits}: compute it in int64"
         number, repeats = int(self.numbers[row]), len(self.numbers) if rows is None else 1
         self.findings.append(
             self.find(OVERFLOW, argument, wrap.place, number, element, int(bad.sum()) * repeats, detail)

@@ -95,3 +95,11 @@ class Launch:
 def _without_repeats(per_element: np.ndarray, tensor: Tensor) -> np.ndarray:
     """One of each element that a stride of 0 repeats."""
     return per_element[tuple(slice(0, 1) if s == 0 else slice(None) for s in tensor.stride())]
+
+
+def size(count: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError

@@ -24,7 +24,7 @@ class Small:
     mantissa: int  # stored bits
     bias: int
     largest: float
-    beyond: float  # what is too large becomes
+    beyond: float  # what is too large becomes, rounded to nearest
     infinity: bool = True  # has codes for it
     negative_zero: bool = True
 
@@ -75,8 +75,8 @@ def rounded(data: np.ndarray, ty: tl.dtype, toward_zero: bool = False) -> np.nda
     if small is None:
         return _narrowed(data, toward_zero) if name == "fp32" else data.astype(F64, copy=False)
     if not toward_zero:
-        if name == "bf16":
-            return _to_bf16(data.astype(F32, copy=False))
+        if name == "bf16" and data.dtype == F32:
+            return _to_bf16(data)
         if name == "fp16":
             return data.astype(np.float16).astype(F32)
     return _to_small(data, small, toward_zero)
@@ -94,7 +94,10 @@ def _to_bf16(data: np.ndarray) -> np.ndarray:
     out = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) & np.uint32(0xFFFF0000)
     out = out.view(F32)
     nan = np.isnan(data)
-    return np.where(nan, F32.type(np.nan), out) if nan.any() else out
+    return np.where(nan, _ONE_NAN, out) if nan.any() else out
+
+
+_ONE_NAN = np.uint32(0x7FFFFFFF).view(F32)  # that all conversions give
 
 
 def _to_small(data: np.ndarray, small: Small, toward_zero: bool) -> np.ndarray:
@@ -104,11 +107,12 @@ def _to_small(data: np.ndarray, small: Small, toward_zero: bool) -> np.ndarray:
     out = (np.trunc if toward_zero else np.rint)(wide / step) * step
     large = np.abs(out) > small.largest  # infinity too
     if large.any():
-        beyond = np.where(np.isfinite(wide), small.largest, small.beyond) if toward_zero else small.beyond
+        kept = np.inf if small.infinity else small.beyond
+        beyond = np.where(np.isfinite(wide), small.largest, kept) if toward_zero else small.beyond
         out = np.where(large, np.copysign(beyond, wide), out)
     if not small.negative_zero:
         out = out + 0.0
-    return out.astype(F32)
+    return np.where(np.isnan(out), _ONE_NAN, out.astype(F32))
 
 
 def _decoded(small: Small) -> np.ndarray:
@@ -124,18 +128,19 @@ def _decoded(small: Small) -> np.ndarray:
     value = np.where(code & 0x80, -value, value)
     if not small.negative_zero:
         value[0x80] = np.nan
-    return value.astype(F32)
+    bits = value.astype(F32).view(np.uint32)
+    own = (code & 0x80) << 24 | 0x7F800000 | mantissa << (23 - small.mantissa)  # NaNs stay apart from each other
+    return np.where(np.isnan(value) & (mantissa > 0), own.astype(np.uint32), bits).view(F32)
 
 
 _VALUES_OF_CODES = {name: _decoded(small) for name, small in SMALL.items() if name.startswith("fp8")}
 
 
-def _codes(name: str) -> tuple[np.ndarray, np.ndarray, int]:
-    """Magnitudes in rising order, their codes, and the code of NaN."""
+def _codes(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Magnitudes in rising order and their codes."""
     values = _VALUES_OF_CODES[name][:128]
     known = np.flatnonzero(~np.isnan(values))
-    nan = 0x80 if not SMALL[name].negative_zero else 0x7F
-    return values[known], known.astype(np.uint8), nan
+    return values[known], known.astype(np.uint8)
 
 
 _CODES_OF_VALUES = {name: _codes(name) for name in _VALUES_OF_CODES}
@@ -145,10 +150,14 @@ def pack(data: np.ndarray, ty: tl.dtype) -> np.ndarray:
     """Values as they lie in memory: unsigned integers of the type's width."""
     name = ty.scalar.name
     if name in _CODES_OF_VALUES:
-        magnitudes, codes, nan = _CODES_OF_VALUES[name]
+        magnitudes, codes = _CODES_OF_VALUES[name]
         code = codes[np.minimum(np.searchsorted(magnitudes, np.abs(data)), len(codes) - 1)]
+        nan = np.isnan(data)
+        if nan.any():
+            top = np.ascontiguousarray(data).view(np.uint32) >> (23 - SMALL[name].mantissa) & 0x7F
+            code = np.where(nan, top.astype(np.uint8), code)
         code = code | (np.signbit(data).astype(np.uint8) << 7)
-        return np.where(np.isnan(data), np.uint8(nan), code).astype(np.uint8)
+        return code if SMALL[name].negative_zero else np.where(nan, np.uint8(0x80), code)
     if name == "bf16":
         return (np.ascontiguousarray(data).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
     if name == "fp16":
@@ -179,17 +188,35 @@ def to_tf32(data: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(data), bits & np.uint32(0xFFFFE000), bits).astype(np.uint32).view(F32)
 
 
+def odd_sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The sum of fp64, its last bit set where it is inexact: it then rounds to less as the exact sum would."""
+    near = a + b
+    rest = near - a
+    error = (a - (near - rest)) + (b - rest)
+    even = near.view(np.int64) % 2 == 0
+    return np.where((np.abs(error) > 0) & even, np.nextafter(near, np.copysign(np.inf, error)), near)
+
+
+def maximum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Of floats the one that is not NaN, and +0 rather than -0."""
+    out = np.fmax(a, b)
+    if out.dtype.kind == "f" and not out.all():
+        out = np.where((a == 0) & (b == 0), a + b, out)
+    return out
+
+
+def minimum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return -maximum(-a, -b) if a.dtype.kind == "f" else np.minimum(a, b)
+
+
 def to_integer(data: np.ndarray, bits: int, is_signed: bool) -> np.ndarray:
     """Floats toward zero and clamped, as the conversion instruction does; int8 is what is left of int16."""
     wide = max(bits, 16)
     least, most = (-(2 ** (wide - 1)), 2 ** (wide - 1) - 1) if is_signed else (0, 2**wide - 1)
     whole = np.trunc(data.astype(F64, copy=False))
-    out = np.zeros(whole.shape, _INTEGERS[wide] if is_signed else _UNSIGNED[wide])
-    inside = (whole >= least) & (whole <= most) & (whole < 2.0 ** (wide - 1 if is_signed else wide))
-    out[inside] = whole[inside].astype(out.dtype)
-    out[whole > most] = most
-    out[whole >= 2.0 ** (wide - 1 if is_signed else wide)] = most
-    out[whole < least] = least
-    if wide == 64:
-        out[np.isnan(whole)] = np.array(-(2**63)).astype(out.dtype)  # narrower ones have 0 there
+    low, high = whole <= float(least), whole >= float(most)
+    out = np.where(low | high | np.isnan(whole), 0, whole).astype(_INTEGERS[wide] if is_signed else _UNSIGNED[wide])
+    out[low], out[high] = least, most
+    if data.dtype == F64 or wide == 64:
+        out[np.isnan(whole)] = least if is_signed else 2 ** (wide - 1)  # 0 otherwise
     return signed(out).astype(_INTEGERS[bits])

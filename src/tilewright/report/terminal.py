@@ -12,6 +12,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from tilewright.report.rows import Row
+    from tilewright.tools.audit import Audit
     from tilewright.tools.check import Verdict
 
 STYLE = {"right": "green", "wrong": "bold red", "crashed": "bold red", "timeout": "bold red", "unsupported": "dim"}
@@ -62,6 +63,48 @@ def timings(found: Sequence[Row], title: str) -> Group:
     if any(row.is_stale for row in found):
         notes["stale: the kernel's source has changed since it was measured"] = None
     return Group(table, *(Text(note, "dim") for note in notes))
+
+
+def audit(found: Audit, counted: dict[str, int] | None = None) -> Group:
+    """One line an argument of each launch, then what to know of it; faults last, where they are seen."""
+    from tilewright.interpreter.observed import SECTOR, size  # here, since it takes a second
+
+    table = Table(title=found.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("launch", no_wrap=True)
+    table.add_column("argument", no_wrap=True)
+    for column in ("loaded", "stored", "distinct", "reads each", "masked off", "in sectors*"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for launch in found.launches:
+        name = f"{launch.kernel} {'x'.join(map(str, launch.grid))}"
+        for t in (t for t in launch.arguments.values() if t.lanes):
+            distinct = size(t.distinct_read) if t.distinct_read else ""
+            written = size(t.distinct_written) if t.distinct_written else ""
+            table.add_row(
+                name,
+                f"{t.name} ({found.role(t)})",
+                size(t.loaded + t.atomic) if t.loaded + t.atomic else "",
+                size(t.stored + t.atomic) if t.stored + t.atomic else "",
+                " + ".join(filter(None, (distinct, written))),
+                f"{t.reads_per_element:.2f}" if t.distinct_read else "",
+                f"{t.masked / t.lanes:.0%}",
+                f"{t.sectors * SECTOR / t.moved:.2f}x" if t.moved else "",
+            )
+            name = ""
+        table.add_section()
+    lines = [Text(line) for line in found.summary()]
+    if counted:
+        read, written = (sum(getattr(t, name) for t in found.traffic) for name in ("distinct_read", "distinct_written"))
+        lines.append(
+            Text(
+                f"Counted by the hardware: {size(counted['read'])} read, {counted['read'] / max(read, 1):.3f}x what the "
+                f"audit says; {size(counted['written'])} written, {counted['written'] / max(written, 1):.3f}x."
+            )
+        )
+    faults = [Text(str(f), "bold red") for f in found.findings]
+    note = Text(
+        "* bytes of 32-byte sectors against bytes used: an estimate, for lanes along the smallest stride", "dim"
+    )
+    return Group(table, note, *lines, *faults, "")
 
 
 def pairs(content: dict[str, Any], title: str) -> Table:

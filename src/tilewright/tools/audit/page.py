@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.interpreter.observed import SECTOR, Finding, Launch, Traffic
+from tilewright.interpreter.observed import SECTOR, Finding, Launch, Traffic, size
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _CELLS = 256  # the most that a picture is wide or high
@@ -38,7 +38,7 @@ def render(title: str, launches: list[Launch], summary: list[str], findings: lis
 def _contents(launches: list[Launch]) -> str:
     rows = [
         f'<tr><td>{number}<td><a href="#launch-{number}"><code>{escape(launch.kernel)}</code></a>'
-        f"<td>{_times(launch.grid)}<td>{_bytes(sum(t.moved for t in launch.arguments.values()))}"
+        f"<td>{_times(launch.grid)}<td>{size(sum(t.moved for t in launch.arguments.values()))}"
         f"<td>{f'<b class=bad>{len(launch.findings)}</b>' if launch.findings else 'none'}"
         for number, launch in enumerate(launches, 1)
     ]
@@ -151,14 +151,14 @@ def _card(picture: _Picture, grid: tuple[int, int, int]) -> str:
     t = picture.traffic
     fetched = t.sectors * SECTOR
     numbers = {
-        "Loaded": (_bytes(t.loaded), ""),
-        "Stored": (_bytes(t.stored), ""),
-        "Atomic": (_bytes(t.atomic), ""),
+        "Loaded": (size(t.loaded), ""),
+        "Stored": (size(t.stored), ""),
+        "Atomic": (size(t.atomic), ""),
         "Reads per element": (f"{t.reads_per_element:,.2f}", "of those read"),
-        "Distinct read": (_bytes(t.distinct_read), ""),
-        "Distinct written": (_bytes(t.distinct_written), ""),
+        "Distinct read": (size(t.distinct_read), ""),
+        "Distinct written": (size(t.distinct_written), ""),
         "Masked lanes": (f"{t.masked / max(t.lanes, 1):.1%}", f"of {t.lanes:,}"),
-        "Sector bytes": (_bytes(fetched), f"{fetched / max(t.moved, 1):.2f} × {_bytes(t.moved)} used"),
+        "Sector bytes": (size(fetched), f"{fetched / max(t.moved, 1):.2f} × {size(t.moved)} used"),
     }
     tiles = "".join(
         f"<div><dt>{k}</dt><dd{' class=zero' if v == '0 B' else ''}>{v}<small>{note}</small></dd></div>"
@@ -192,8 +192,3 @@ def _counted(number: int, noun: str) -> str:
 
 def _times(sizes: tuple[int, ...]) -> str:
     return " × ".join(f"{size:,}" for size in sizes)
-
-
-def _bytes(number: int) -> str:
-    power = min(3, max(0, number.bit_length() - 1) // 10)
-    return f"{number / 1024**power:,.{min(power, 1)}f} {('B', 'KiB', 'MiB', 'GiB')[power]}"

@@ -1,0 +1,124 @@
+"""What the commands share: how their arguments read, and how they speak."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilewright import settings, source
+from tilewright.errors import BadCase, CorruptRecords, SameName, UnknownDtype, UnknownOp, first_line
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tilewright.spec import Case, Op
+    from tilewright.tools.bench import Timing
+    from tilewright.tools.check import Verdict
+
+LARGEST_CASE = 2**34  # elements: beyond, the inputs alone pass any GPU's memory
+
+OpName = Annotated[str, typer.Argument(metavar="OP", help="An operation; `tilewright ops` lists them.")]
+Files = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Kernels of your own, one a file.")]
+Kernels = Annotated[list[str] | None, typer.Option("--kernel", "-k", help="Only this kernel; may be repeated.")]
+CaseText = Annotated[list[str] | None, typer.Option("--case", "-c", help="Sizes, as M=64,N=1000; may be repeated.")]
+DtypeName = Annotated[list[str] | None, typer.Option("--dtype", "-d", help="float32, float16 or bfloat16.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON lines instead of a table.")]
+
+
+def one_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def load_op(name: str, files: list[Path] | None) -> Op:
+    if name not in source.op_files():
+        raise UnknownOp(name, source.op_files())
+    from tilewright import registry
+
+    names = [path.name for path in files or []]
+    for path in files or []:
+        registry.require_python_file(path)
+        if names.count(path.name) > 1:
+            raise SameName(path.name)
+    return registry.load(name)
+
+
+def exit_unless_good(found: Sequence[Verdict | Timing]) -> None:
+    from tilewright.tools.check import NOT_RIGHT
+
+    if any(one.verdict in NOT_RIGHT for one in found):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def recorded() -> Iterator[list[dict[str, Any]]]:
+    """The newest timing records; lines that cannot be read are told once the rest has been used."""
+    from tilewright.record import latest, read
+
+    found = [read(path) for path in sorted(settings.results_dir().rglob("*.jsonl"))]
+    for file in found:
+        for number in file.torn:
+            print(f"tilewright: {file.path}, line {number} was cut off while written; skipped", file=sys.stderr)
+    yield list(latest([r for file in found for r in file.records if r["kind"] == "timing"]))
+    for file in found:
+        if file.corrupt:
+            raise CorruptRecords(file.path, file.corrupt)
+
+
+def cases_of(op: Op, texts: list[str] | None) -> list[Case] | None:
+    """The cases named on the command line; None for the op's own."""
+    from tilewright.spec import Case
+
+    cases = [Case.parse(text, like=op.check[-1]) for text in texts or []]
+    for case, text in zip(cases, texts or [], strict=True):
+        try:
+            shapes = op.make(case, device="meta")
+            op.reference(*shapes)
+        except Exception as error:
+            raise BadCase(text, f"{op.name} does not take it ({first_line(error)})", str(op.check[-1])) from None
+        size = sum(a.numel() for a in shapes if hasattr(a, "numel"))
+        if size > LARGEST_CASE:
+            raise BadCase(text, f"it has {size} elements, more than the {LARGEST_CASE} allowed", str(op.check[-1]))
+    return cases or None
+
+
+def dtypes_of(op: Op, names: list[str] | None) -> list[str] | None:
+    short = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+    full = [short.get(name, name) for name in names or []]
+    for name in full:
+        if name not in op.dtypes:
+            raise UnknownDtype(name, op.dtypes)
+    return full or None
+
+
+def console() -> Console:
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
+@contextmanager
+def progress(title: str, total: int | None) -> Iterator[Callable[[str], None]]:
+    """A bar on stderr that is gone when the work is done; nothing where no one watches."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task(title, total=total)
+
+        def advance(step: str) -> None:
+            bar.update(task, advance=1, description=f"{title}: {step}" if step else title)
+
+        yield advance
+
+
+def say_next(what: str) -> None:
+    print(f"\nNext: {what.strip()}")

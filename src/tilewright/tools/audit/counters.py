@@ -1,0 +1,65 @@
+"""The bytes that a call really moved through device memory, counted by the hardware.
+
+`ncu` watches a process that makes the call once, with caches emptied before, and then reads a buffer larger than the
+L2, so that what the call wrote has left the caches too. What that buffer adds is known and taken off.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilewright import registry
+from tilewright.errors import CountersFailed, MissingPackage
+from tilewright.spec import Case
+from tilewright.tools.audit.inputs import make
+
+METRICS = {"read": "dram__bytes_read.sum", "written": "dram__bytes_write.sum"}
+FLUSH = 2**29  # bytes
+
+
+def count(call: dict[str, Any]) -> dict[str, int]:
+    """Bytes read and written by a call: of an op's kernel (op, kernel, case, dtype) or of a file's function (file,
+    function, inputs)."""
+    child = [sys.executable, "-c", f"from {__name__} import main; main()", json.dumps(call)]
+    options = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--cache-control", "all"]
+    ranges = ["--replay-mode", "app-range", "--metrics", ",".join(METRICS.values())]
+    try:
+        done = subprocess.run(["ncu", *options, *ranges, *child], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise MissingPackage("--measure", "Nsight Compute (ncu)") from None
+    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
+    rows = list(csv.DictReader(lines))
+    if done.returncode or len(rows) < 2:  # the first row under the names has the units
+        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        raise CountersFailed(said[-1] if said else f"ncu ended with code {done.returncode}")
+    read, written = (int(float(rows[-1][metric].replace(",", ""))) for metric in METRICS.values())
+    return {"read": read - FLUSH, "written": written}
+
+
+def main() -> None:
+    """In the watched process: the call, between the marks that ncu looks for."""
+    call = json.loads(sys.argv[1])
+    if "op" in call:
+        op = registry.load(call["op"])
+        fn = op.kernels[call["kernel"]].fn
+        args: tuple[Any, ...] = op.make(Case(tuple(call["case"].items()), call["dtype"]), "cuda")
+    else:
+        fn = registry.launcher(Path(call["file"]), call["function"])
+        args = tuple(make(text, "cuda") for text in call["inputs"])
+    flush = torch.ones(FLUSH // 4, dtype=torch.float32, device="cuda")
+    with torch.no_grad():
+        fn(*args)  # compiles
+        flush.sum()
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStart()
+        fn(*args)
+        flush.sum()
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStop()

@@ -1,0 +1,41 @@
+"""Inputs as the command line writes them: 64x1000:bfloat16 is a tensor of random values, 7 and 0.5 are numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tilewright.errors import BadInput
+
+_SHORT = {"": "float32", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
+
+
+def make(text: str, device: str = "cpu") -> Any:
+    shape, _, kind = text.partition(":")
+    if not kind and "x" not in shape:
+        return _number(text)
+    dtype = getattr(torch, _SHORT.get(kind, kind), None)
+    if not isinstance(dtype, torch.dtype):
+        raise BadInput(text, f"torch has no dtype '{kind}'")
+    sizes = [int(n) if n.isdecimal() else -1 for n in shape.split("x")]
+    if min(sizes) < 0:
+        raise BadInput(text, f"'{shape}' is no shape")
+    generator = torch.Generator(device).manual_seed(0)
+    try:
+        if dtype.is_floating_point:
+            return torch.randn(sizes, generator=generator, device=device).to(dtype)
+        return torch.randint(0, 2 if dtype == torch.bool else 10, sizes, generator=generator, device=device).to(dtype)
+    except RuntimeError as error:
+        raise BadInput(text, str(error).partition("\n")[0]) from None
+
+
+def _number(text: str) -> Any:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    raise BadInput(text, "it is neither a number nor a shape")
