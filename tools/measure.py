@@ -2,8 +2,10 @@
 
 python tools/measure.py start-up    how long the command line takes to answer
 python tools/measure.py make-test   `make test` in a fresh clone, installation included
+python tools/measure.py interpreter our interpreter with all its checks against Triton's own, on the same launches
 """
 
+import json
 import os
 import statistics
 import subprocess
@@ -37,8 +39,54 @@ def make_test() -> None:
         print(f"make test in a fresh clone: {seconds(['make', '-C', folder, 'test']):.0f} s")
 
 
+# Op, kernel and case; float32, which Triton's own interpreter computes rightly (with numpy before 2.4).
+INTERPRETED = (
+    ("softmax", "triton-three-pass", {"M": 64, "N": 1000}),
+    ("softmax", "triton", {"M": 64, "N": 1000}),
+    ("add", "triton", {"N": 200003}),
+    ("sum", "triton", {"M": 67, "N": 4096}),
+    ("linear", "triton", {"M": 512, "N": 512, "K": 512, "relu": True}),
+    ("attention", "triton", {"B": 2, "H": 2, "HKV": 2, "LQ": 256, "LK": 256, "D": 64, "causal": True}),
+)
+RUN = """
+import json, statistics, sys, time
+from tilewright import registry
+from tilewright.spec import Case
+audited, name, kernel, point = sys.argv[1] == "audited", *sys.argv[2:4], json.loads(sys.argv[4])
+op = registry.load(name)
+fn, args = op.kernels[kernel].fn, op.make(Case(tuple(point.items())))
+if audited:
+    from tilewright.tools.audit import audit
+    call = lambda: audit(fn, *args)
+else:
+    call = lambda: fn(*args)
+call()
+taken = []
+for _ in range(3):
+    begin = time.perf_counter()
+    call()
+    taken.append(time.perf_counter() - begin)
+print(statistics.median(taken))
+"""
+
+
+def interpreter() -> None:
+    for name, kernel, point in INTERPRETED:
+        taken = {}
+        for how, more in (("stock", {"TRITON_INTERPRET": "1"}), ("audited", {})):
+            environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | more
+            command = [sys.executable, "-c", RUN, how, name, kernel, json.dumps(point)]
+            done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
+            taken[how] = float(done.stdout)
+        case = ",".join(f"{k}={v}" for k, v in point.items())
+        print(
+            f"{name + ' ' + kernel:26} {case:48} Triton's {taken['stock']:7.3f} s, ours with the audit "
+            f"{taken['audited']:6.3f} s: {taken['stock'] / taken['audited']:5.1f}x as fast"
+        )
+
+
 if __name__ == "__main__":
-    wanted = {"start-up": start_up, "make-test": make_test}
+    wanted = {"start-up": start_up, "make-test": make_test, "interpreter": interpreter}
     if len(sys.argv) != 2 or sys.argv[1] not in wanted:
         sys.exit(f"usage: python tools/measure.py {' | '.join(wanted)}")
     wanted[sys.argv[1]]()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tilewright.ops.softmax import softmax as softmax
     from tilewright.ops.sum import sum as sum
     from tilewright.spec import kernel as kernel
+    from tilewright.tools.audit import audit as audit
 
 # Each public name and where it lives; loaded on first use, so that the command line starts without torch.
 _HOMES = {
@@ -27,6 +28,7 @@ _HOMES = {
     "scaled_dot_product_attention": "ops.attention",
     "softmax": "ops.softmax",
     "sum": "ops.sum",
+    "audit": "tools.audit",
     "interpret": "interpreter",
     "kernel": "spec",
 }

@@ -97,10 +97,9 @@ class DescriptorHandle:
 
 
 _NVIDIA = CUDABackend(GPUTarget("cuda", 90, 32))
-_OPTIONS = SimpleNamespace(**{**vars(_NVIDIA.parse_options({"enable_fp_fusion": False})), "sanitize_overflow": False, "debug": False})
-
-_INTEGER_NAMES = ("int1", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
-_FLOAT_NAMES = ("fp16", "bf16", "fp32", "fp64")
+_OPTIONS = SimpleNamespace(
+    **{**vars(_NVIDIA.parse_options({"enable_fp_fusion": False})), "sanitize_overflow": False, "debug": False}
+)
 
 
 def _signless(ty: tl.dtype) -> tl.dtype:
@@ -404,10 +403,9 @@ class Builder:
         ty = pointer.dtype.element_ty
         self.memory.store(pointer, value.data, mask.data if mask is not None else None, ty)
 
-    def create_atomic_rmw(
-        self, op: Any, pointer: Handle, value: Handle, mask: Handle, order: Any, scope: Any
-    ) -> Handle:
-        return self._make(self.memory.update(pointer, value, mask.data, _updates(op, value.dtype), order, scope), value)
+    def create_atomic_rmw(self, op, pointer: Handle, value: Handle, mask: Handle, order: Any, scope: Any) -> Handle:
+        change = _update(op.name, value.dtype)
+        return self._make(self.memory.update(pointer, value, mask.data, change, order, scope), value)
 
     def create_atomic_cas(self, pointer: Handle, expected: Handle, value: Handle, order: Any, scope: Any) -> Handle:
         def swap(old: np.ndarray, new: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -464,9 +462,8 @@ class Builder:
 
     def create_descriptor_reduce(self, kind: Any, descriptor: DescriptorHandle, value: Handle, offsets) -> None:
         places, mask = self._places(descriptor, offsets, range(len(offsets)))
-        self.memory.update(
-            places, value, mask.data, _updates(kind, value.dtype), ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU
-        )
+        change = _update(kind.name, descriptor.base.dtype.element_ty)
+        self.memory.update(places, value, mask.data, change, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
 
     def create_descriptor_gather(self, descriptor: DescriptorHandle, rows: Handle, column: Handle, ty) -> Handle:
         places, mask = self._places(descriptor, [rows, column], (0, 1), rows=True)
@@ -493,9 +490,8 @@ class Builder:
             address = address + index * block.strides[dim].data.astype(np.int64).reshape(-1, *[1] * rank) * size
             if dim in check:
                 mask = mask & (index >= 0) & (index < block.shape[dim].data.reshape(-1, *[1] * rank))
-        return Handle(address, block.base.dtype), Handle(
-            np.broadcast_to(mask, np.broadcast_shapes(mask.shape, address.shape)), tl.int1
-        )
+        mask = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, address.shape))
+        return Handle(address, block.base.dtype), Handle(mask, tl.int1)
 
     # what leaves no value
 
@@ -506,9 +502,9 @@ class Builder:
                 if arg.data.dtype.kind == "i" and not sign:
                     data = values.unsigned(data)
                 shown = np.vectorize(hex)(data) if hexadecimal and data.dtype.kind in "iu" else data
-                print(f"{tuple(int(p) for p in program)}{prefix}{shown}")
+                print(f"pid {tuple(int(p) for p in program)}{prefix}{shown}")
             if not args:
-                print(f"{tuple(int(p) for p in program)}{prefix}")
+                print(f"pid {tuple(int(p) for p in program)}{prefix}")
 
     def create_assert(self, condition: Handle, message: str) -> None:
         if not condition.data.all():
@@ -537,9 +533,8 @@ def _constants(ty: tl.dtype) -> Callable[[Builder, Any], Handle]:
     def constant(self: Builder, value: Any) -> Handle:
         kind = values.numpy_type(ty)
         if kind.kind == "i":
-            wrapped = (int(value) + 2 ** (kind.itemsize * 8 - 1)) % 2 ** (kind.itemsize * 8) - 2 ** (
-                kind.itemsize * 8 - 1
-            )
+            half = 2 ** (kind.itemsize * 8 - 1)
+            wrapped = (int(value) + half) % (2 * half) - half
             return self._make(np.full(1, wrapped, kind), ty, (wrapped, wrapped))
         data = np.full(1, value, np.float64 if ty.is_floating() else kind)
         return self._make(values.rounded(data, ty) if ty.is_floating() else data, ty)
@@ -547,41 +542,48 @@ def _constants(ty: tl.dtype) -> Callable[[Builder, Any], Handle]:
     return constant
 
 
-for _name in _INTEGER_NAMES:
-    setattr(Builder, f"get_{_name}", _constants(getattr(tl, _name.replace("uint", "int"))))
-for _name in _FLOAT_NAMES:
-    _ty = {"fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32, "fp64": tl.float64}[_name]
-    setattr(Builder, f"get_{_name}", _constants(_ty))
+_INTEGERS = {
+    f"{sign}int{bits}": getattr(tl, f"int{bits}")
+    for bits in (1, 8, 16, 32, 64)
+    for sign in ("", "u")
+    if bits > 1 or not sign
+}
+_CONSTANTS = {**_INTEGERS, "fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32, "fp64": tl.float64}
+_TYPES = {
+    **_INTEGERS,
+    "half": tl.float16,
+    "bf16": tl.bfloat16,
+    "float": tl.float32,
+    "double": tl.float64,
+    "fp8e4nv": tl.float8e4nv,
+    "fp8e5": tl.float8e5,
+    "fp8e4b8": tl.float8e4b8,
+    "fp8e5b16": tl.float8e5b16,
+    "fp8e4b15": tl.float8e4b15,
+}
 
 
 def _type_getter(ty: tl.dtype) -> Callable[[Builder], tl.dtype]:
     return lambda self: ty
 
 
-_TYPES = {
-    "half": tl.float16, "bf16": tl.bfloat16, "float": tl.float32, "double": tl.float64,
-    "fp8e4nv": tl.float8e4nv, "fp8e5": tl.float8e5, "fp8e4b8": tl.float8e4b8, "fp8e5b16": tl.float8e5b16,
-    "fp8e4b15": tl.float8e4b15,
-    **{name: getattr(tl, name.replace("uint", "int")) for name in _INTEGER_NAMES},
-}  # fmt: skip
+for _name, _ty in _CONSTANTS.items():
+    setattr(Builder, f"get_{_name}", _constants(_ty))
 for _name, _ty in _TYPES.items():
     setattr(Builder, f"get_{_name}_ty", _type_getter(_ty))
 
 
-def _float_binary(ufunc: Callable[..., np.ndarray]) -> Callable[[Builder, Handle, Handle], Handle]:
-    return lambda self, a, b: self._rounding(ufunc(a.data, b.data), a)
+def _rounded(ufunc: Callable[..., np.ndarray]) -> Callable[..., Handle]:
+    return lambda self, *args: self._rounding(ufunc(*[a.data for a in args]), args[0])
 
 
-def _exact_binary(ufunc: Callable[..., np.ndarray], unsigned: bool = False):
-    def method(self: Builder, a: Handle, b: Handle) -> Handle:
-        if unsigned:
-            return self._make(values.signed(ufunc(values.unsigned(a.data), values.unsigned(b.data))), a)
-        return self._make(ufunc(a.data, b.data), a, None, Wrap.of(a, b))
-
-    return method
+def _exact(ufunc: Callable[..., np.ndarray]) -> Callable[[Builder, Handle, Handle], Handle]:
+    return lambda self, a, b: self._make(ufunc(a.data, b.data), a, None, Wrap.of(a, b))
 
 
-def _comparison(ufunc: Callable[..., np.ndarray], unsigned: bool = False):
+def _comparison(
+    ufunc: Callable[..., np.ndarray], unsigned: bool = False
+) -> Callable[[Builder, Handle, Handle], Handle]:
     def method(self: Builder, a: Handle, b: Handle) -> Handle:
         x, y = (values.unsigned(a.data), values.unsigned(b.data)) if unsigned else (a.data, b.data)
         return self._make(ufunc(x, y), tl.int1)
@@ -589,8 +591,12 @@ def _comparison(ufunc: Callable[..., np.ndarray], unsigned: bool = False):
     return method
 
 
-def _float_unary(ufunc: Callable[..., np.ndarray]) -> Callable[[Builder, Handle], Handle]:
-    return lambda self, a: self._rounding(ufunc(a.data), a)
+def _unsigned(ufunc: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    return lambda a, b: values.signed(ufunc(values.unsigned(a), values.unsigned(b)))
+
+
+def _propagating(ufunc: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    return lambda x, y: np.where(np.isnan(x) | np.isnan(y), np.nan, ufunc(x, y)).astype(x.dtype)
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
@@ -598,42 +604,60 @@ def _erf(x: np.ndarray) -> np.ndarray:
 
 
 def _flushed(x: np.ndarray) -> np.ndarray:
-    """Instructions that take subnormal fp32 numbers for 0."""
-    small = np.abs(x) < np.float32(2.0**-126)
-    return np.where(small, np.copysign(np.float32(0), x), x) if x.dtype == np.float32 and small.any() else x
+    """Some instructions take subnormal fp32 numbers for 0."""
+    if x.dtype != np.float32 or not (small := np.abs(x) < np.float32(2.0**-126)).any():
+        return x
+    return np.where(small, np.copysign(np.float32(0), x), x)
 
 
+_ROUNDED = {
+    "fadd": np.add,
+    "fsub": np.subtract,
+    "fmul": np.multiply,
+    "fdiv": np.divide,
+    "precise_divf": np.divide,
+    "approx_divf": np.divide,
+    "fabs": np.abs,
+    "fneg": np.negative,
+    "cos": np.cos,
+    "sin": np.sin,
+    "exp": np.exp,
+    "exp2": lambda x: _flushed(np.exp2(_flushed(x))),
+    "log": np.log,
+    "log2": np.log2,
+    "sqrt": lambda x: np.sqrt(_flushed(x)),
+    "precise_sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(_flushed(x).astype(np.float64)),
+    "floor": lambda x: np.floor(_flushed(x)),
+    "ceil": lambda x: np.ceil(_flushed(x)),
+    "erf": _erf,
+}
+_EXACT = {
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "minsi": np.minimum,
+    "maxsi": np.maximum,
+    "minui": _unsigned(np.minimum),
+    "maxui": _unsigned(np.maximum),
+    "minnumf": values.minimum,
+    "maxnumf": values.maximum,
+    "minimumf": _propagating(values.minimum),
+    "maximumf": _propagating(values.maximum),
+}
+_COMPARED = {"LE": np.less_equal, "LT": np.less, "GE": np.greater_equal, "GT": np.greater}
 _METHODS: dict[str, Callable[..., Any]] = {
-    **{name: _float_binary(f) for name, f in {
-        "fadd": np.add, "fsub": np.subtract, "fmul": np.multiply, "fdiv": np.divide,
-        "precise_divf": np.divide, "approx_divf": np.divide,
-    }.items()},
-    **{name: _exact_binary(f) for name, f in {
-        "or": np.bitwise_or, "xor": np.bitwise_xor, "minsi": np.minimum, "maxsi": np.maximum,
-        "minnumf": values.minimum, "maxnumf": values.maximum,
-        "minimumf": lambda x, y: np.where(np.isnan(x) | np.isnan(y), np.nan, values.minimum(x, y)).astype(x.dtype),
-        "maximumf": lambda x, y: np.where(np.isnan(x) | np.isnan(y), np.nan, values.maximum(x, y)).astype(x.dtype),
-    }.items()},
+    **{name: _rounded(f) for name, f in _ROUNDED.items()},
+    **{name: _exact(f) for name, f in _EXACT.items()},
     "and": lambda self, a, b: self._make(a.data & b.data, a),  # a masked hash may have wrapped on purpose
-    "minui": _exact_binary(np.minimum, unsigned=True),
-    "maxui": _exact_binary(np.maximum, unsigned=True),
-    **{f"icmp{kind}{name}": _comparison(f, unsigned=kind == "U") for kind in "SU" for name, f in {
-        "LE": np.less_equal, "LT": np.less, "GE": np.greater_equal, "GT": np.greater,
-    }.items()},
+    "iabs": lambda self, a: self._make(np.abs(a.data), a),
+    **{f"icmpS{name}": _comparison(f) for name, f in _COMPARED.items()},
+    **{f"icmpU{name}": _comparison(f, unsigned=True) for name, f in _COMPARED.items()},
+    **{f"fcmpO{name}": _comparison(f) for name, f in _COMPARED.items()},
     "icmpEQ": _comparison(np.equal),
     "icmpNE": _comparison(np.not_equal),
-    **{f"fcmpO{name}": _comparison(f) for name, f in {
-        "LE": np.less_equal, "LT": np.less, "GE": np.greater_equal, "GT": np.greater, "EQ": np.equal,
-    }.items()},
+    "fcmpOEQ": _comparison(np.equal),
     "fcmpUNE": _comparison(np.not_equal),
-    **{name: _float_unary(f) for name, f in {
-        "fabs": np.abs, "fneg": np.negative, "cos": np.cos, "sin": np.sin, "exp": np.exp, "log": np.log,
-        "log2": np.log2, "precise_sqrt": np.sqrt, "erf": _erf, "exp2": lambda x: _flushed(np.exp2(_flushed(x))),
-        "sqrt": lambda x: np.sqrt(_flushed(x)), "rsqrt": lambda x: 1 / np.sqrt(_flushed(x).astype(np.float64)),
-        "floor": lambda x: np.floor(_flushed(x)), "ceil": lambda x: np.ceil(_flushed(x)),
-    }.items()},
-    "iabs": lambda self, a: self._make(np.abs(a.data), a),
-}  # fmt: skip
+}
 for _name, _method in _METHODS.items():
     setattr(Builder, f"create_{_name}", _method)
 
@@ -694,17 +718,23 @@ def _padding(option: Any, ty: tl.dtype) -> Handle | None:
     return Handle(np.full(1, math.nan, values.numpy_type(ty)), ty)
 
 
-_UPDATES: dict[Any, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "ADD": np.add, "FADD": np.add, "AND": np.bitwise_and, "OR": np.bitwise_or, "XOR": np.bitwise_xor,
-    "XCHG": lambda old, new: new, "MAX": np.maximum, "MIN": np.minimum,
-    "UMAX": lambda old, new: values.signed(np.maximum(values.unsigned(old), values.unsigned(new))),
-    "UMIN": lambda old, new: values.signed(np.minimum(values.unsigned(old), values.unsigned(new))),
-}  # fmt: skip
+_UPDATES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
+    "ADD": np.add,
+    "FADD": np.add,
+    "AND": np.bitwise_and,
+    "OR": np.bitwise_or,
+    "XOR": np.bitwise_xor,
+    "XCHG": lambda old, new: new,
+    "MAX": values.maximum,
+    "MIN": values.minimum,
+    "UMAX": _unsigned(np.maximum),
+    "UMIN": _unsigned(np.minimum),
+}
 
 
-def _updates(op: Any, ty: tl.dtype) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    update = _UPDATES[op.name]
-    return (lambda old, new: values.rounded(update(old, new), ty)) if ty.is_floating() else update
+def _update(name: str, ty: tl.dtype) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    change = _UPDATES["U" + name if name in ("MAX", "MIN") and ty.is_int_unsigned() else name]
+    return (lambda old, new: values.rounded(change(old, new), ty)) if ty.is_floating() else change
 
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -722,8 +752,10 @@ def _scaled(value: Handle, scale: Handle | None, kind: Any, packed: int, along: 
         data = _E2M1[data]
     if scale is None:
         return data
-    bits = values.unsigned(scale.data)
-    factor = np.where(bits == 255, np.nan, np.ldexp(np.float32(1), bits.astype(np.int32) - 127)).astype(np.float32)
+    factor = scale.data
+    if scale.dtype.is_int():  # the exponent of a bf16: 0 is 0
+        bits = values.unsigned(scale.data).astype(np.uint32)
+        factor = np.where(bits == 255, np.float32(np.nan), (bits << 23).view(np.float32))
     factor = np.repeat(factor, data.shape[along] // factor.shape[-1], axis=-1)  # (rows, K)
     return data * (factor if along == -1 else np.swapaxes(factor, -1, -2))
 

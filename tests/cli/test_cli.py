@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from cli.command import assert_one_line, run
 from support import timing_record
 from tilewright import cli, record, source
 
@@ -33,18 +34,6 @@ def softmax(x):
 ONE_CASE = ("--case", "M=3,N=50", "--dtype", "float32")
 
 
-def run(*args, cwd=None, **env):
-    program = "import sys; sys.path[:] = [p for p in sys.path if p]; from tilewright.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", program, *map(str, args)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | env,
-        cwd=cwd,
-    )
-
-
 @pytest.fixture
 def file(tmp_path):
     def write(text: str, name: str = "mine.py"):
@@ -53,14 +42,6 @@ def file(tmp_path):
         return path
 
     return write
-
-
-def assert_one_line(done, code: int, *words: str):
-    assert done.returncode == code, done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    for word in words:
-        assert word in lines[0]
 
 
 def test_valid_files_of_every_kind_are_loaded(tmp_path):

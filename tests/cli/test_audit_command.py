@@ -1,0 +1,89 @@
+"""`tilewright audit` as a user types it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.command import assert_one_line, run
+
+KERNELS = Path(__file__).parent.parent / "interpreter" / "kernels.py"
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+SMALL = ("--case", "M=3,N=500")
+
+
+def test_an_op_shows_what_its_forms_waste():
+    done = run("audit", "softmax", *SMALL)
+    assert done.returncode == 0, done.stderr
+    for words in ("triton-three-pass", "Moves 2.00x", "`x_ptr` is read 3 times", "Moves 1.50x", "Moves 1.00x"):
+        assert words in done.stdout
+    assert "Next: tilewright audit softmax --html audit.html" in done.stdout
+
+
+def test_json_and_records_hold_the_same(tmp_path):
+    path = tmp_path / "audit.jsonl"
+    done = run("audit", "softmax", "-k", "triton", *SMALL, "--json", "--record", path)
+    printed, recorded = json.loads(done.stdout), json.loads(path.read_text())
+    assert printed["moved"] == recorded["moved"] == 4 * 3 * 500
+    assert recorded["kind"] == "audit"
+    assert recorded["call"]["case"] == {"M": 3, "N": 500}
+    assert recorded["source"]
+
+
+@pytest.mark.parametrize("inputs", [("transpose.py", "70x90:bf16"), ("rms_norm.py", "70x90:bf16", "90:fp32")])
+def test_the_examples(inputs):
+    file, *given = inputs
+    done = run("audit", EXAMPLES / file, *(word for text in given for word in ("--input", text)))
+    assert done.returncode == 0, done.stderr
+    assert "loaded" in done.stdout
+
+
+def test_a_users_kernel_of_an_op(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from tilewright.registry import load\n\nsoftmax = load('softmax').kernels['triton-online'].fn\n")
+    done = run("audit", "softmax", file, *SMALL)
+    assert "Moves 1.50x" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_fault_is_shown_and_ends_with_1(tmp_path):
+    page = tmp_path / "page.html"
+    done = run("audit", KERNELS, "-f", "copy_too_much", "-i", "100:fp32", "--html", page)
+    assert done.returncode == 1
+    assert "out of bounds in _copy_too_much, program (1, 0, 0)" in done.stdout
+    assert "out of bounds" in page.read_text()
+
+
+def test_what_stops_is_one_line_and_the_others_go_on(tmp_path):
+    done = run("audit", KERNELS, "-f", "assembly", "-i", "64:fp32")
+    assert done.returncode == 1
+    assert "uses tl.inline_asm_elementwise, which the interpreter cannot run" in done.stdout
+    done = run("audit", KERNELS, "-f", "for_ever", "-i", "1:int32", "--steps", "300")
+    assert done.returncode == 1
+    assert "still running after" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_huge_cases_are_refused_with_one_that_fits():
+    done = run("audit", "softmax", "-k", "triton-online", "--case", "M=1000000,N=8192")
+    assert done.returncode == 1
+    assert "try --case M=" in done.stdout
+    fitting = done.stdout.partition("try --case ")[2].split()[0]
+    assert (
+        run("audit", "softmax", "-k", "triton-online", "--case", fitting, "--steps", "1").stdout.count("too many") == 0
+    )
+
+
+def test_mistakes_are_one_line(tmp_path):
+    assert_one_line(run("audit", "softmaks"), 2, "did you mean 'softmax'?")
+    assert_one_line(run("audit", tmp_path / "no.py"), 2, "no file at")
+    assert_one_line(run("audit", KERNELS), 2, "--function")
+    assert_one_line(run("audit", KERNELS, "-f", "copi"), 2, "did you mean 'copy'?")
+    assert_one_line(run("audit", KERNELS, "-f", "copy", "-i", "3xb"), 2, "no shape")
+    assert_one_line(run("audit", "softmax", "--gpu", "h20"), 2, "did you mean 'h200'?")
+    assert_one_line(run("audit", "softmax", "--measure"), 2, "needs a GPU")
+    assert_one_line(
+        run("audit", "softmax", *SMALL, "-k", "triton", "--html", tmp_path / "no" / "x.html"), 2, "cannot write"
+    )
+    done = run("audit", KERNELS, "-f", "copy")
+    assert done.returncode == 1
+    assert "copy fails: TypeError" in done.stdout
