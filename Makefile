@@ -13,12 +13,13 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready-$(PLACE)
 endif
 
-.PHONY: help demo test lint types tests gpu-test pages clean
+.PHONY: help demo test lint types tests gpu-test pairs pages clean
 
 help:
 	@echo "make demo      set up .venv, then: tilewright bench softmax"
 	@echo "make test      set up .venv, then: lint, types and all tests"
 	@echo "make gpu-test  the tests on this machine's GPU"
+	@echo "make pairs     the interpreter's tests with other versions of Triton and NumPy"
 	@echo "make pages     make the tables of README and docs anew from results/"
 
 demo: $(READY)
@@ -38,6 +39,16 @@ tests: $(READY)
 
 gpu-test: $(READY)
 	$(RUN) -m pytest tests/ops tests/tools tests/test_hardware.py
+
+PAIRS := triton==3.6.0/numpy==2.4.6 triton==3.9.0/numpy==2.3.5 triton==3.9.0/numpy==2.4.6
+
+pairs: $(READY)
+	@for pair in $(PAIRS); do \
+		folder=$(VENV)/pairs/$$(echo $$pair | tr -c 'a-z0-9.\n' -); \
+		echo "== $$pair"; \
+		test -d $$folder || $(RUN) -m pip install --quiet --no-deps --target $$folder $$(echo $$pair | tr / ' ') || exit 1; \
+		PYTHONPATH=$$folder $(RUN) -m pytest -n 2 tests/interpreter tests/ops tests/tools/test_audit.py || exit 1; \
+	done
 
 pages: $(READY)
 	$(RUN) -m tilewright report README.md docs/softmax.md

@@ -535,13 +535,13 @@ def shapes() -> Iterator[Case]:
         "tl.split(tl.reshape(x, (4, 2, 2)))": ((block(16),), block(16).reshape(4, 2, 2).unbind(-1)),
         "tl.flip(x, 0)": ((line,), line.flip(0)), "tl.flip(x, 1)": ((x,), x.flip(1)), "x.flip(1)": ((cube.half(),), cube.half().flip(1)),
         "tl.sort(tl.cat(x, y, can_reorder=True))": ((line, other), torch.cat([line, other]).sort().values),
-        "tl.sort(tl.view(x, 64))": ((x,), x.reshape(64).sort().values), "tl.sum(x).item() if False else tl.sum(x)": ((x,), x.sum()),
+        "tl.sort(tl.view(x, 64))": ((x,), x.reshape(64).sort().values), "tl.sum(x, 0, keep_dims=True).item()": ((line,), line.sum()),
         "tl.zeros((2, 4), tl.bfloat16)": ((), torch.zeros(2, 4, dtype=BF16)), "tl.zeros_like(x)": ((x.short(),), torch.zeros(4, 16, dtype=I16)),
         "tl.full((8,), 3, tl.int64)": ((), torch.full((8,), 3)), "tl.full((8,), x, tl.float16)": ((0.1,), torch.full((8,), 0.1, dtype=F16)),
         "tl.arange(8, 24)": ((), torch.arange(8, 24, dtype=I32)), "tl.cast(x, tl.int8)": ((x,), x.to(I8)),
         "tl.where(x[:, None] > y[None, :], x[:, None], 0)": ((line, other), torch.where(line[:, None] > other, line[:, None], 0)),
-        "tl.gather(x, y, 1)": ((x, block(4, 32, dtype=I32, low=0, high=16)), x.gather(1, block(4, 32, low=0, high=16).long())),
-        "tl.gather(x, y, 0)": ((x, block(8, 16, dtype=I64, low=0, high=4)), x.gather(0, block(8, 16, low=0, high=4).long())),
+        "tl.gather(x, y, 1)": ((x, block(4, 16, dtype=I32, low=0, high=16)), x.gather(1, block(4, 16, low=0, high=16).long())),
+        "tl.gather(x, y, 0)": ((x, block(4, 16, dtype=I64, low=0, high=4)), x.gather(0, block(4, 16, low=0, high=4).long())),
         "tl.map_elementwise(collatz, x)": ((torch.arange(16, dtype=I32),), torch.tensor([0, 0, 1, 7, 2, 5, 8, 16, 3, 19, 6, 14, 9, 9, 17, 17], dtype=I32)),
     }  # fmt: skip
     for expression, (inputs, expected) in whole.items():
@@ -908,10 +908,10 @@ def stores_convert(out, x):
 @triton.jit
 def policies(out, x):
     i = tl.arange(0, 4)
-    tl.store(out + i, tl.load(x + i, cache_modifier=".cg", eviction_policy="evict_first"), cache_modifier=".wb")
-    tl.store(out + 4 + i, tl.load(x + 4 + i, volatile=True), eviction_policy="evict_last")
+    tl.store(out + i, tl.load(x + i, cache_modifier=".cg"), cache_modifier=".wb")
+    tl.store(out + 4 + i, tl.load(x + 4 + i, eviction_policy="evict_first"), eviction_policy="evict_last")
     tl.store(out + 8 + i, tl.load(x + 8 + i, cache_modifier=".ca"), cache_modifier=".cs")
-    tl.store(out + 12 + i, tl.load(x + 12 + i, cache_modifier=".cv"), cache_modifier=".wt")
+    tl.store(out + 12 + i, tl.load(x + 12 + i, cache_modifier=".cv", volatile=True), cache_modifier=".wt")
 
 
 PADDED = torch.arange(24.0).reshape(4, 6)
@@ -1085,11 +1085,11 @@ def functions_and_tuples(out, x, pair):
     tl.store(out + 5, pair[1])
 
 
-@gives(LANGUAGE, [111, 55, 9, 4, 1])
+@gives(LANGUAGE, [111, 55, 9, 4, 1, 1])
 @triton.jit
 def loops_and_branches(out):
     x, steps = 27, 0
-    while x != 1:
+    while tl.condition(x != 1, disable_licm=True):
         if x % 2 == 0:
             x //= 2
         elif x > 0:
@@ -1105,8 +1105,9 @@ def loops_and_branches(out):
     tl.store(out + 2, y)
     y -= 5
     tl.store(out + 3, y if y > 3 else -y)
-    if (y > 3 and not y == 5) or y < 0:
+    if (FACTOR and y > 3 and not y == 5) or y < 0:
         tl.store(out + 4, 1)
+    tl.store(out + 5, 1 if tl.target_info.cuda_capability_geq(9, 0) else 0)
 
 
 @gives(LANGUAGE, [0, 1, 3, 6, 0, 15, 21, 28], 4, grid=(8,))
@@ -1134,7 +1135,7 @@ def grid_of_three_dimensions(out):
 @gives(LANGUAGE, [0, 2, 4, 6], None, 4)
 @triton.jit
 def hints_and_assertions(out, nothing, n):
-    i = tl.multiple_of(tl.max_contiguous(tl.arange(0, 4), 4), 4)
+    i = tl.max_constancy(tl.multiple_of(tl.max_contiguous(tl.arange(0, 4), 4), 4), 1)
     tl.assume(n > 0)
     tl.device_assert(i < 0, "never looked at")
     assert n < 0, "nor this"
@@ -1187,6 +1188,20 @@ def test_device_print(device, capfd):
     shown = capfd.readouterr().out
     assert re.search(r"^pid \(0, 0, 0\).* seen: 17$", shown, re.MULTILINE)
     assert re.search(r"^pid \(1, 0, 0\).* seen: 42$", shown, re.MULTILINE)
+
+
+@triton.jit
+def count_between(x, out):
+    v = tl.load(x + tl.arange(0, 8))
+    tl.store(out, tl.sum((2 < v <= 5).to(tl.int32)))
+
+
+def test_chained_comparisons():
+    """Triton refuses them; Python and so the interpreter do not."""
+    out = torch.zeros(1, dtype=I32)
+    with tilewright.interpret():
+        count_between[(1,)](torch.arange(8), out)
+    assert out.item() == 3
 
 
 @triton.jit

@@ -39,7 +39,7 @@ class Handle:
 
     def __init__(self, data: np.ndarray, dtype: tl.dtype, bounds: Bounds = None, wrapped: Wrap | None = None):
         self.data = data
-        self.dtype = dtype.scalar
+        self.dtype: Any = dtype.scalar  # a pointer's has an element_ty
         self._bounds = bounds
         self.wrapped = wrapped and wrapped.moved(lambda lanes: np.broadcast_to(lanes, data.shape))
 
@@ -96,14 +96,15 @@ class DescriptorHandle:
         self.round_to_tf32 = False
 
 
-_NVIDIA = CUDABackend(GPUTarget("cuda", 90, 32))
+TARGET = GPUTarget("cuda", 90, 32)
+_NVIDIA = CUDABackend(TARGET)
 _OPTIONS = SimpleNamespace(
     **{**vars(_NVIDIA.parse_options({"enable_fp_fusion": False})), "sanitize_overflow": False, "debug": False}
 )
 
 
 def _signless(ty: tl.dtype) -> tl.dtype:
-    return getattr(tl, ty.name.replace("uint", "int")) if ty.is_int() and ty.name.startswith("uint") else ty
+    return getattr(tl, str(ty.name).removeprefix("u")) if ty.is_int() else ty
 
 
 class Builder:
@@ -316,7 +317,7 @@ class Builder:
     def _moved(self, value: Handle, move: Callable[[np.ndarray], np.ndarray]) -> Handle:
         return self._make(move(value.data), value, value._bounds, value.wrapped and value.wrapped.moved(move))
 
-    def create_splat(self, ty: tl.dtype, value: Handle) -> Handle:
+    def create_splat(self, ty: tl.block_type, value: Handle) -> Handle:
         shape = [int(s) for s in ty.shape]
         return self._moved(value, lambda x: np.broadcast_to(x.reshape(-1, *[1] * len(shape)), (x.shape[0], *shape)))
 
@@ -761,4 +762,4 @@ def _scaled(value: Handle, scale: Handle | None, kind: Any, packed: int, along: 
 
 
 BUILDER = Builder()
-SEMANTIC: TritonSemantic = TritonSemantic(BUILDER)
+SEMANTIC: TritonSemantic[Any] = TritonSemantic(BUILDER)

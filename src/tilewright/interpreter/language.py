@@ -17,15 +17,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import triton
 import triton.language as tl
-from triton.language import core, standard
+from triton.language import core, standard, target_info
+from triton.language.extra import cuda
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from tilewright.interpreter import values
-from tilewright.interpreter.builder import BUILDER, SEMANTIC, Handle
+from tilewright.interpreter.builder import BUILDER, SEMANTIC, TARGET, Handle
 from tilewright.interpreter.stops import IS_KERNEL, Diverged, Unsupported
+
+_LIBDEVICE: Any = cuda.libdevice
 
 
 def unwrap(value: Any) -> Any:
@@ -34,6 +36,8 @@ def unwrap(value: Any) -> Any:
 
 class Value(tl.tensor):
     """A tensor of the interpreter. Its operators and methods are set below, from Triton's own."""
+
+    type: Any
 
     def __bool__(self) -> bool:
         if self.type.is_block() and self.numel.value != 1:
@@ -44,7 +48,7 @@ class Value(tl.tensor):
         return int(uniform(self))
 
     @property
-    def T(self) -> Value:  # noqa: N802  Triton's name
+    def T(self) -> Value:  # type: ignore[override]  # noqa: N802  Triton's name
         return _builtin(core.trans)(self)
 
     __hash__ = None  # type: ignore[assignment]
@@ -227,38 +231,39 @@ def _map_elementwise(scalar_fn: Any, *args: Any, pack: int = 1, **_: Any) -> Any
         raise Unsupported("tl.map_elementwise with pack > 1")
     args = SEMANTIC.broadcast_tensors(*args)
     out = _lanewise(scalar_fn, [t.handle.data for t in args], [t.type.scalar for t in args])
-    made = tuple(tensor(data, kind) for data, kind in out)
-    return made if len(made) > 1 else made[0]
+    made = [tensor(data, kind) for data, kind in out]
+    return tuple(made) if len(made) > 1 else made[0]
 
 
 def _range(*bounds: Any, **_options: Any) -> Iterator[Any]:
-    """A loop variable is an int32, or wider if a bound is, as in a compiled kernel; never a Python number."""
+    """A loop variable is an int32, or wider if a bound is, as in a compiled kernel; never a Python number. Programs
+    that start elsewhere but take as many turns stay together."""
     start, stop, step = _bounds(bounds)
-    if step < 0 and isinstance(unwrap(bounds[2]), tl.tensor):  # compiled, a loop whose step is not constant goes up
-        if start < stop:
+    if len(bounds) > 2 and isinstance(unwrap(bounds[2]), tl.tensor) and (step < 0).any():
+        if ((step < 0) & (start < stop)).any():
             raise ValueError("the step of a loop is negative and not a constant: the loop would never end")
-        stop = start
+        stop = np.where(step < 0, start, stop)  # compiled, a loop whose step is not constant goes up
+    turns = np.maximum(-((start - stop) // step), 0)
+    if len(turns) > 1 and (turns != turns[0]).any():
+        raise Diverged(turns)
     given = [SEMANTIC.to_tensor(unwrap(b)).dtype for b in (0, *bounds)]
     kind = functools.reduce(SEMANTIC.integer_promote_impl, given)
-    for i in range(start, stop, step):
+    for turn in range(int(turns[0])):
         BUILDER.tick()
-        yield adopt(SEMANTIC.scalar_constant(i, kind))
+        yield tensor((start + turn * step).astype(values.numpy_type(kind)), kind)
 
 
-def _bounds(bounds: tuple[Any, ...]) -> tuple[int, int, int]:
-    """Asked of all programs at once, so that they part once and not three times."""
+def _bounds(bounds: tuple[Any, ...]) -> list[np.ndarray]:
+    """Start, stop and step, each of every program or of all."""
     given = [unwrap(b) for b in bounds]
-    rows = [_per_program(b) for b in given if isinstance(b, tl.tensor)]
-    if any(len(r) > 1 and (r != r[0]).any() for r in rows):
-        table = np.stack(np.broadcast_arrays(*rows), axis=1)
-        raise Diverged(np.unique(table, axis=0, return_inverse=True)[1].reshape(-1))
-    whole = [int(uniform(b)) for b in given]
-    start, stop = (0, whole[0]) if len(whole) == 1 else whole[:2]
-    return start, stop, whole[2] if len(whole) > 2 else 1
+    rows = [_per_program(b) if isinstance(b, tl.tensor) else np.array([b]) for b in given]
+    start_stop = [np.zeros(1, np.int64), *rows] if len(rows) == 1 else rows
+    three = start_stop if len(start_stop) > 2 else [*start_stop, np.ones(1, np.int64)]
+    return list(np.broadcast_arrays(*(r.astype(np.int64) for r in three)))
 
 
 def _static_range(*bounds: Any, **_options: Any) -> Iterator[int]:
-    for i in range(*_bounds(bounds)):
+    for i in range(*(int(uniform(b)) for b in bounds)):
         BUILDER.tick()
         yield i
 
@@ -300,8 +305,15 @@ _SAID_AGAIN: dict[str, Callable[..., Any]] = {
     "max_constancy": _hint,
 }
 _OVERRIDES = {id(getattr(core, name)): fn for name, fn in _SAID_AGAIN.items() if hasattr(core, name)}
-_OVERRIDES[id(core.condition)] = lambda value, **_: value
-_OVERRIDES[id(core.constexpr)] = unwrap
+_OVERRIDES |= {
+    id(core.condition): lambda value, **_: value,
+    id(core.constexpr): unwrap,
+    id(cuda.gdc_wait): lambda **_: None,  # launches come one after the other
+    id(cuda.gdc_launch_dependents): lambda **_: None,
+    id(target_info.current_target): lambda: TARGET,
+    id(target_info.is_cuda): lambda: True,
+    id(target_info.cuda_capability_geq): lambda major, minor=0: TARGET.arch >= 10 * unwrap(major) + unwrap(minor),
+}
 
 
 def _device_print(*args: Any, **options: Any) -> None:
@@ -338,14 +350,14 @@ def translated(value: Any) -> Any:
         if value.__name__.startswith("triton.experimental.gluon"):
             raise Unsupported("Gluon")
         if value.__name__ == "triton.language.extra.libdevice":
-            return _namespace(triton.language.extra.cuda.libdevice)
+            return _namespace(_LIBDEVICE)
         return _namespace(value)
     if isinstance(value, JITFunction | InterpretedFunction):
         return twin(value)
     if isinstance(value, types.FunctionType) and core.is_builtin(value):
         return _builtin(value)
     if isinstance(value, types.FunctionType) and value.__module__ == "triton.language.extra.libdevice":
-        return translated(getattr(triton.language.extra.cuda.libdevice, value.__name__))
+        return translated(getattr(_LIBDEVICE, value.__name__))
     return value
 
 

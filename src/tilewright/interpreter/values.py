@@ -70,7 +70,7 @@ def signed(data: np.ndarray) -> np.ndarray:
 
 def rounded(data: np.ndarray, ty: tl.dtype, toward_zero: bool = False) -> np.ndarray:
     """Floats rounded to a float type, to nearest even unless told otherwise; held as `numpy_type` says."""
-    name = ty.scalar.name
+    name = str(ty.scalar.name)
     small = SMALL.get(name)
     if small is None:
         return _narrowed(data, toward_zero) if name == "fp32" else data.astype(F64, copy=False)
@@ -148,7 +148,7 @@ _CODES_OF_VALUES = {name: _codes(name) for name in _VALUES_OF_CODES}
 
 def pack(data: np.ndarray, ty: tl.dtype) -> np.ndarray:
     """Values as they lie in memory: unsigned integers of the type's width."""
-    name = ty.scalar.name
+    name = str(ty.scalar.name)
     if name in _CODES_OF_VALUES:
         magnitudes, codes = _CODES_OF_VALUES[name]
         code = codes[np.minimum(np.searchsorted(magnitudes, np.abs(data)), len(codes) - 1)]
@@ -170,7 +170,7 @@ def pack(data: np.ndarray, ty: tl.dtype) -> np.ndarray:
 
 def unpack(bits: np.ndarray, ty: tl.dtype) -> np.ndarray:
     """The values that memory holds."""
-    name = ty.scalar.name
+    name = str(ty.scalar.name)
     if name in _VALUES_OF_CODES:
         return _VALUES_OF_CODES[name][bits]
     if name == "bf16":
