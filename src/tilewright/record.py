@@ -94,18 +94,21 @@ def _is_record(value: Any) -> bool:
 
 
 def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The newest record of each GPU, op, kernel, case, dtype and direction, in the order of first appearance."""
+    """The newest timing or audit of each GPU and call, in the order of first appearance."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in records:
-        key = tuple(str(record[name]) for name in ("op", "kernel", "case", "dtype", "direction"))
-        key += (record["device"]["gpu"],)
+        names = ("kind", "op", "kernel", "case", "dtype", "direction", "call")
+        key = tuple(str(record.get(name)) for name in names) + (record.get("device", {}).get("gpu"),)
         if key not in newest or record["date"] >= newest[key]["date"]:
             newest[key] = record
     yield from newest.values()
 
 
 def is_stale(record: dict[str, Any]) -> bool:
-    """Whether the kernel's source has changed since; a kernel that is not the project's own never is."""
+    """Whether the kernel's source has changed since; of kernels that are not here, no one knows."""
+    called = record.get("call", {}).get("file")
+    if called:
+        return Path(called).is_file() and source.file_hash(Path(called)) != record["source"]
     if record["op"] not in source.op_files() or record.get("file"):
         return False
     return source.kernel_hash(record["op"], record["kernel"]) != record["source"]

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.semantic import TritonSemantic
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewright.interpreter.observed import NEVER_WRITTEN, OUT_OF_BOUNDS, OVERFLOW, RACE, READ_BEFORE_WRITE
@@ -424,7 +425,7 @@ def descriptor_stores_one_row_too_many():
     return out
 
 
-if hasattr(tl, "make_block_ptr"):  # not in every version of Triton
+if hasattr(TritonSemantic, "make_block_ptr"):  # not in every version of Triton
 
     @triton.jit
     def copy_blocks(x, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 import tilewright
 from interpreter import faulty
@@ -70,6 +71,26 @@ def test_wrong_values_are_those_of_the_hardware(case):
     assert not run.unwritten(out)
     torch.testing.assert_close(out, case.wrong(), equal_nan=True)
     assert not torch.allclose(out.double(), case.reference().double(), rtol=0, atol=case.apart)
+
+
+@pytest.fixture
+def on_gpu():
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+    with torch.device("cuda"):
+        yield
+
+
+@pytest.mark.gpu
+@named(TRICKY)
+def test_what_is_right_is_right_on_the_gpu(case, on_gpu):
+    tolerance = {"rtol": 0, "atol": 0} if case.exact else {}
+    torch.testing.assert_close(case.run(), case.reference(), **tolerance)
+
+
+@pytest.mark.gpu
+@named(VALUE_FAULTS)
+def test_wrong_values_are_wrong_on_the_gpu(case, on_gpu):
+    torch.testing.assert_close(case.run(), case.wrong(), equal_nan=True)
 
 
 def test_there_are_enough_of_each():

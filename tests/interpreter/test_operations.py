@@ -7,7 +7,6 @@ GPU the rows are interpreted; with one they are compiled, and say of the hardwar
 from __future__ import annotations
 
 import functools
-import importlib.util
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -18,14 +17,38 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-from triton.experimental import gluon
-from triton.tools.tensor_descriptor import TensorDescriptor
 
-import tilewright
-from tilewright.errors import KernelStopped
+from interpreter.exact import (
+    BF16,
+    BOOL,
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    F64,
+    FLOATS,
+    FP8,
+    I8,
+    I16,
+    I32,
+    I64,
+    INTEGERS,
+    LANES,
+    SIGNED,
+    U8,
+    U16,
+    U32,
+    U64,
+    UNSIGNED,
+    assert_near,
+    block,
+    name_of,
+    narrow,
+    rounded,
+    sample,
+    wide,
+)
 
 HEADER = """
 import triton
@@ -75,22 +98,6 @@ def collatz(x):
 def kernel({parameters}):
 """
 
-F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-I8, I16, I32, I64 = torch.int8, torch.int16, torch.int32, torch.int64
-U8, U16, U32, U64 = torch.uint8, torch.uint16, torch.uint32, torch.uint64
-BOOL = torch.bool
-FLOATS, FP8 = (F16, BF16, F32, F64), (E4M3, E5M2)
-SIGNED, UNSIGNED = (I8, I16, I32, I64), (U8, U16, U32, U64)
-INTEGERS = SIGNED + UNSIGNED
-MANTISSA = {E4M3: 3, E5M2: 2, F16: 10, BF16: 7, F32: 23, F64: 52}  # stored bits
-NAMES = {E4M3: "float8e4nv", E5M2: "float8e5", BOOL: "int1"}  # in tl, where it is not torch's
-LANES = 128
-
-
-def name_of(dtype: torch.dtype) -> str:
-    return NAMES.get(dtype, str(dtype).removeprefix("torch."))
-
 
 @dataclass(frozen=True, eq=False)
 class Case:
@@ -114,12 +121,11 @@ def written(tmp_path_factory) -> Callable[[str, str], Any]:
     @functools.cache
     def write(parameters: str, body: str) -> Any:
         path = folder / f"kernel_{len(list(folder.glob('*.py')))}.py"
-        path.write_text(HEADER.format(parameters=parameters) + "".join(f"    {line}\n" for line in body.splitlines()))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec and spec.loader
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module.kernel
+        text = HEADER.format(parameters=parameters) + "".join(f"    {line}\n" for line in body.splitlines())
+        path.write_text(text)
+        scope: dict[str, Any] = {"__name__": path.stem}
+        exec(compile(text, path, "exec"), scope)
+        return scope["kernel"]
 
     return write
 
@@ -156,83 +162,8 @@ def _load(name: str, tensor: Tensor) -> str:
     return f"{name} = {flat}" if tensor.ndim == 1 else f"{name} = tl.reshape({flat}, {list(tensor.shape)})"
 
 
-def assert_near(got: Tensor, expected: Tensor, rtol: float = 0.0, atol: float = 0.0) -> None:
-    assert got.dtype == expected.dtype
-    if rtol or atol:
-        torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, equal_nan=True)
-        return
-    differ = bits(got) != bits(expected)
-    if got.dtype.is_floating_point:
-        differ &= ~(got.float().isnan() & expected.float().isnan()).flatten().numpy()
-    where = np.flatnonzero(differ)
-    if len(where):
-        first = int(where[0])
-        pytest.fail(f"{len(where)} differ; [{first}] is {got.flatten()[first]}, not {expected.flatten()[first]}")
-
-
-def bits(tensor: Tensor) -> np.ndarray:
-    kind = {1: torch.uint8, 2: I16, 4: I32, 8: I64}[tensor.element_size()]
-    return tensor.contiguous().flatten().view(kind).numpy()
-
-
 def parametrised(cases: Iterator[Case] | list[Case]) -> Any:
     return pytest.mark.parametrize("case", list(cases), ids=lambda case: case.name)
-
-
-# Inputs and exact arithmetic
-
-
-def sample(dtype: torch.dtype, which: int = 0, special: bool = True) -> Tensor:
-    """Random numbers; the first of x (which=0) and y (which=1) are all pairs of special ones."""
-    rng = np.random.default_rng(which)
-    if dtype == BOOL:
-        return torch.from_numpy(rng.integers(0, 2, LANES).astype(bool))
-    if dtype.is_floating_point:
-        finfo = torch.finfo(dtype)
-        values = rng.standard_normal(LANES) * 2.0 ** rng.integers(-6, 7, LANES)
-        edges: list[Any] = [0.0, -0.0, math.inf, -math.inf, math.nan, finfo.smallest_normal / 4, finfo.max]
-    else:
-        info = torch.iinfo(dtype)
-        values = rng.integers(info.min, info.max, LANES, name_of(dtype), endpoint=True)
-        values[LANES // 2 :] = rng.integers(1, 100, LANES - LANES // 2)
-        edges = [0, 1, info.min, info.max, info.max - 1, 3, info.max if not info.min else -1]
-    if special:
-        pairs = np.array(edges, values.dtype).repeat(7) if which % 2 == 0 else np.tile(edges, 7)
-        values[:49] = np.roll(pairs, which // 2)
-    return torch.from_numpy(values).to(dtype)
-
-
-def wide(tensor: Tensor) -> np.ndarray:
-    """Numbers that lose nothing: fp64, or Python's integers."""
-    if tensor.dtype.is_floating_point:
-        return tensor.double().numpy()
-    return np.array(tensor.numpy().tolist(), bool if tensor.dtype == BOOL else object)
-
-
-def narrow(values: Any, dtype: torch.dtype) -> Tensor:
-    """Integers wrap around, floats round to nearest."""
-    if dtype == BOOL:
-        return torch.from_numpy(np.asarray(values).astype(bool))
-    if dtype.is_floating_point:
-        return torch.from_numpy(np.asarray(values).astype(np.float64)).to(dtype)
-    width = torch.iinfo(dtype).bits
-    return torch.from_numpy(np.array([int(v) % 2**width for v in values], f"u{width // 8}")).view(dtype)
-
-
-def rounded(value: Any, dtype: torch.dtype, toward_zero: bool = False) -> float:
-    """An exact number in a float type. The fp8s saturate."""
-    if isinstance(value, float) and (not math.isfinite(value) or value == 0):
-        return math.copysign(torch.finfo(dtype).max, value) if dtype in FP8 and math.isinf(value) else value
-    exact, finfo = Fraction(value), torch.finfo(dtype)
-    if not exact:
-        return 0.0
-    exponent = abs(exact.numerator).bit_length() - exact.denominator.bit_length()
-    exponent -= abs(exact) < Fraction(2) ** exponent
-    step = Fraction(2) ** (max(exponent, math.frexp(finfo.smallest_normal)[1] - 1) - MANTISSA[dtype])
-    size = (math.trunc if toward_zero else round)(abs(exact) / step) * step
-    if size > finfo.max:
-        size = finfo.max if toward_zero or dtype in FP8 else math.inf
-    return math.copysign(float(size), 1 if exact > 0 else -1)
 
 
 def over(dtypes, expression, reference, result: Any = None, rtol: float = 0.0, **inputs: Any) -> Iterator[Case]:
@@ -366,10 +297,17 @@ def test_arithmetic(case, check):
 def functions() -> Iterator[Case]:
     """As near as the approximating instructions are; fp64 nearer."""
     ranges: dict[str, tuple[Callable[..., Any], float, float]] = {
-        "exp": (np.exp, -10, 10), "exp2": (np.exp2, -10, 10), "log": (np.log, 1e-3, 1e3), "log2": (np.log2, 1e-3, 1e3),
-        "sin": (np.sin, -10, 10), "cos": (np.cos, -10, 10), "sqrt": (np.sqrt, 0, 1e4), "erf": (np.vectorize(math.erf), -3, 3),
-        "rsqrt": (lambda x: 1 / np.sqrt(x), 1e-3, 1e4), "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), -10, 10),
-    }  # fmt: skip
+        "exp": (np.exp, -10, 10),
+        "exp2": (np.exp2, -10, 10),
+        "log": (np.log, 1e-3, 1e3),
+        "log2": (np.log2, 1e-3, 1e3),
+        "sin": (np.sin, -10, 10),
+        "cos": (np.cos, -10, 10),
+        "sqrt": (np.sqrt, 0, 1e4),
+        "rsqrt": (lambda x: 1 / np.sqrt(x), 1e-3, 1e4),
+        "erf": (np.vectorize(math.erf), -3, 3),
+        "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), -10, 10),
+    }
     for name, (of, low, high) in ranges.items():
         for dtype in (F32, F64):
             x = narrow(np.linspace(low, high, LANES), dtype)
@@ -409,8 +347,8 @@ def promotions() -> Iterator[Case]:
     """Which dtype two make, and that the values are computed in it."""
     pairs = [
         (F16, F32, F32), (BF16, F32, F32), (BF16, F16, F16), (F16, F64, F64), (I32, F32, F32), (I64, F16, F16),
-        (I32, BF16, F32), (I8, I32, I32), (I8, U8, U8), (I16, U8, I16), (I32, U32, U32), (I64, U32, I64), (BOOL, I32, I32),
-        (BOOL, F32, F32), (I8, I64, I64), (U16, U64, U64),
+        (I32, BF16, F32), (I8, I32, I32), (I8, U8, U8), (I16, U8, I16), (I32, U32, U32), (I64, U32, I64),
+        (BOOL, I32, I32), (BOOL, F32, F32), (I8, I64, I64), (U16, U64, U64),
     ]  # fmt: skip
     for one, two, result in pairs:
         x, y = sample(one, special=False), sample(two, 1, special=False)
@@ -457,7 +395,10 @@ def float_sample(dtype: torch.dtype) -> Tensor:
     """Numbers that are hard to convert."""
     rng = np.random.default_rng(0)
     if dtype in FP8:
-        return torch.arange(256).to(U8).view(dtype)
+        codes = torch.arange(256)
+        if dtype == E5M2:  # compiled, infinity and NaN become large numbers in bf16
+            codes = torch.where(codes & 0x7C == 0x7C, 0, codes)
+        return codes.to(U8).view(dtype)
     if dtype.itemsize == 2:
         return torch.from_numpy(rng.integers(0, 2**16, 512).astype(np.uint16)).view(dtype)
     ties = np.concatenate([between(d) for d in (*FP8, F16, BF16)])
@@ -514,38 +455,45 @@ def test_casts(case, check):
 # Blocks
 
 
-def block(*shape: int, dtype: torch.dtype = F32, low: int = -8, high: int = 9, seed: int = 0) -> Tensor:
-    """Whole numbers, small enough for sums and products of them to be exact."""
-    low = low if dtype not in UNSIGNED else 0
-    return torch.from_numpy(np.random.default_rng(seed).integers(low, high, shape)).to(dtype)
-
-
 def shapes() -> Iterator[Case]:
-    x, y, cube = block(4, 16), block(4, 16, seed=1), block(2, 4, 8)
-    line, other = block(32), block(32, seed=1)
-    whole: dict[str, tuple[tuple[Tensor, ...], Any]] = {
-        "x.T": ((x,), x.T), "tl.trans(x)": ((x,), x.T), "tl.trans(x, 1, 0)": ((x,), x.T), "x[:, None, :]": ((x,), x[:, None]),
-        "tl.permute(x, (2, 0, 1))": ((cube,), cube.permute(2, 0, 1)), "x.permute(1, 2, 0)": ((cube,), cube.permute(1, 2, 0)),
-        "tl.reshape(x, (8, 2, 4))": ((x,), x.reshape(8, 2, 4)), "x.reshape(64)": ((x,), x.reshape(64)),
-        "tl.ravel(x)": ((cube,), cube.ravel()), "tl.expand_dims(x, 1)": ((x,), x[:, None]), "x.expand_dims(-1)": ((x,), x[..., None]),
-        "tl.expand_dims(x, (0, 2))": ((line,), line[None, :, None]), "x[None, :] + y[:, None]": ((line, other), line + other[:, None]),
-        "tl.broadcast_to(x, (4, 32))": ((line[None],), line.expand(4, 32)), "tl.broadcast(x, y)[0]": ((line[None], block(4, 1)), line.expand(4, 32)),
-        "tl.join(x, y)": ((x, y), torch.stack([x, y], -1)), "tl.interleave(x, y)": ((x, y), torch.stack([x, y], -1).reshape(4, 32)),
-        "tl.split(x)": ((block(8, 2),), block(8, 2).unbind(-1)), "tl.split(tl.join(x, y))": ((x, y), (x, y)),
-        "tl.split(tl.reshape(x, (4, 2, 2)))": ((block(16),), block(16).reshape(4, 2, 2).unbind(-1)),
-        "tl.flip(x, 0)": ((line,), line.flip(0)), "tl.flip(x, 1)": ((x,), x.flip(1)), "x.flip(1)": ((cube.half(),), cube.half().flip(1)),
-        "tl.sort(tl.cat(x, y, can_reorder=True))": ((line, other), torch.cat([line, other]).sort().values),
-        "tl.sort(tl.view(x, 64))": ((x,), x.reshape(64).sort().values), "tl.sum(x, 0, keep_dims=True).item()": ((line,), line.sum()),
-        "tl.zeros((2, 4), tl.bfloat16)": ((), torch.zeros(2, 4, dtype=BF16)), "tl.zeros_like(x)": ((x.short(),), torch.zeros(4, 16, dtype=I16)),
-        "tl.full((8,), 3, tl.int64)": ((), torch.full((8,), 3)), "tl.full((8,), x, tl.float16)": ((0.1,), torch.full((8,), 0.1, dtype=F16)),
-        "tl.arange(8, 24)": ((), torch.arange(8, 24, dtype=I32)), "tl.cast(x, tl.int8)": ((x,), x.to(I8)),
-        "tl.where(x[:, None] > y[None, :], x[:, None], 0)": ((line, other), torch.where(line[:, None] > other, line[:, None], 0)),
-        "tl.gather(x, y, 1)": ((x, block(4, 16, dtype=I32, low=0, high=16)), x.gather(1, block(4, 16, low=0, high=16).long())),
-        "tl.gather(x, y, 0)": ((x, block(4, 16, dtype=I64, low=0, high=4)), x.gather(0, block(4, 16, low=0, high=4).long())),
-        "tl.map_elementwise(collatz, x)": ((torch.arange(16, dtype=I32),), torch.tensor([0, 0, 1, 7, 2, 5, 8, 16, 3, 19, 6, 14, 9, 9, 17, 17], dtype=I32)),
-    }  # fmt: skip
-    for expression, (inputs, expected) in whole.items():
-        yield Case(expression, inputs, expected)
+    x, y, cube, line, other = block(4, 16), block(4, 16, seed=1), block(2, 4, 8), block(32), block(32, seed=1)
+    for expression in ("x.T", "tl.trans(x)", "tl.trans(x, 1, 0)", "x.permute(1, 0)"):
+        yield Case(expression, (x,), x.T)
+    yield Case("tl.permute(x, (2, 0, 1))", (cube,), cube.permute(2, 0, 1))
+    yield Case("tl.reshape(x, (8, 2, 4))", (x,), x.reshape(8, 2, 4))
+    yield Case("x.reshape(64)", (x,), x.ravel())
+    yield Case("tl.ravel(x)", (cube,), cube.ravel())
+    yield Case("tl.expand_dims(x, 1)", (x,), x[:, None])
+    yield Case("x.expand_dims(-1)", (x,), x[..., None])
+    yield Case("tl.expand_dims(x, (0, 2))", (line,), line[None, :, None])
+    yield Case("x[:, None, :]", (x,), x[:, None])
+    yield Case("x[None, :] + y[:, None]", (line, other), line + other[:, None])
+    yield Case("tl.broadcast_to(x, (4, 32))", (line[None],), line.expand(4, 32))
+    yield Case("tl.broadcast(x, y)", (line[None], block(4, 1)), (line.expand(4, 32), block(4, 1).expand(4, 32)))
+    yield Case("tl.join(x, y)", (x, y), torch.stack([x, y], -1))
+    yield Case("tl.interleave(x, y)", (x, y), torch.stack([x, y], -1).reshape(4, 32))
+    yield Case("tl.split(x)", (block(8, 2),), block(8, 2).unbind(-1))
+    yield Case("tl.split(tl.join(x, y))", (x, y), (x, y))
+    yield Case("tl.flip(x, 0)", (line,), line.flip(0))
+    yield Case("tl.flip(x, 1)", (x.int(),), x.int().flip(1))
+    yield Case("x.flip(1)", (cube.half(),), cube.half().flip(1))
+    # what may reorder is sorted
+    yield Case("tl.sort(tl.cat(x, y, can_reorder=True))", (line, other), torch.cat([line, other]).sort().values)
+    yield Case("tl.sort(tl.view(x, 64))", (x,), x.ravel().sort().values)
+    yield Case("tl.sum(x, 0, keep_dims=True).item()", (line,), line.sum())
+    yield Case("tl.zeros((2, 4), tl.bfloat16)", (), torch.zeros(2, 4, dtype=BF16))
+    yield Case("tl.zeros_like(x)", (x.short(),), torch.zeros(4, 16, dtype=I16))
+    yield Case("tl.full((8,), 3, tl.int64)", (), torch.full((8,), 3))
+    yield Case("tl.full((8,), x, tl.float16)", (0.1,), torch.full((8,), 0.1, dtype=F16))
+    yield Case("tl.arange(8, 24)", (), torch.arange(8, 24, dtype=I32))
+    yield Case("tl.cast(x, tl.int8)", (x,), x.to(I8))
+    apart = torch.where(line[:, None] > other, line[:, None], 0)
+    yield Case("tl.where(x[:, None] > y[None, :], x[:, None], 0)", (line, other), apart)
+    for axis, dtype in ((1, I32), (0, I64)):
+        index = block(4, 16, dtype=dtype, low=0, high=x.shape[axis])
+        yield Case(f"tl.gather(x, y, {axis})", (x, index), x.gather(axis, index.long()))
+    steps = [0, 0, 1, 7, 2, 5, 8, 16, 3, 19, 6, 14, 9, 9, 17, 17]
+    yield Case("tl.map_elementwise(collatz, x)", (torch.arange(16, dtype=I32),), torch.tensor(steps, dtype=I32))
     # four bits a number, the lower half first
     packed = sample(I8)
     halves = [wide(packed) % 16, wide(packed) % 256 // 16]
@@ -582,10 +530,10 @@ def reductions() -> Iterator[Case]:
     for dtype in (*FLOATS, *INTEGERS, BOOL):
         x = block(4, 32, dtype=dtype, high=9 if dtype != BOOL else 2)
         for axis, where in axes.items() if dtype in (F32, I8) else list(axes.items())[1:3]:
-            yield Case(f"tl.sum(x, {axis})", (x,), narrow_block(x.double().sum(**where), summed(dtype)))
+            yield Case(f"tl.sum(x, {axis})", (x,), narrow(x.double().sum(**where), summed(dtype)))
             for name in ("max", "min") if dtype != BOOL else ():
                 found = getattr(torch, f"a{name}")(x.double(), **where)
-                yield Case(f"tl.{name}(x, {axis})", (x,), narrow_block(found, compared(dtype)))
+                yield Case(f"tl.{name}(x, {axis})", (x,), narrow(found, compared(dtype)))
         if dtype in INTEGERS:
             folded = functools.reduce(np.bitwise_xor, wide(x)), functools.reduce(np.bitwise_or, wide(x))
             yield Case("tl.xor_sum(x, 0)", (x,), narrow(folded[0], dtype))
@@ -618,10 +566,6 @@ def reductions() -> Iterator[Case]:
     yield Case("tl.softmax(x, 1, keep_dims=True)", (z,), z.softmax(1), 2e-6)
 
 
-def narrow_block(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return narrow(values.numpy().ravel(), dtype).reshape(values.shape)
-
-
 @parametrised(reductions())
 def test_reductions(case, check):
     check(case)
@@ -634,13 +578,13 @@ def scans() -> Iterator[Case]:
         for axis in (0, 1):
             whole = x.double().cumsum(axis)
             back = x.double().flip(axis).cumsum(axis).flip(axis)
-            yield Case(f"tl.cumsum(x, {axis})", (x,), narrow_block(whole, to))
-            yield Case(f"tl.cumsum(x, {axis}, reverse=True)", (x,), narrow_block(back, to))
+            yield Case(f"tl.cumsum(x, {axis})", (x,), narrow(whole, to))
+            yield Case(f"tl.cumsum(x, {axis}, reverse=True)", (x,), narrow(back, to))
     signs = block(4, 32, low=0, high=2) * 3 - 2  # 1 and -2
     for dtype in (F32, I32, BF16):
         product = signs.double()[:, :16].cumprod(1)
         x = signs[:, :16].to(dtype)
-        yield Case("tl.cumprod(x, 1)", (x,), narrow_block(product, F32 if dtype == BF16 else dtype))
+        yield Case("tl.cumprod(x, 1)", (x,), narrow(product, F32 if dtype == BF16 else dtype))
     factors, terms = block(4, 16, dtype=I32, low=-1, high=3), block(4, 16, dtype=I32, seed=1)
     state, states = torch.zeros(4, dtype=I32), []
     for step in range(16):
@@ -663,7 +607,7 @@ def test_scans(case, check):
 
 def sorts() -> Iterator[Case]:
     for dtype in (F16, F32, F64, I8, I16, I32, I64, U8):
-        x = narrow_block(torch.from_numpy(np.random.default_rng(0).permutation(100)[:64].reshape(4, 16) - 40.0), dtype)
+        x = narrow(torch.from_numpy(np.random.default_rng(0).permutation(100)[:64].reshape(4, 16) - 40.0), dtype)
         yield Case("tl.sort(x)", (x,), x.sort(-1).values)
         yield Case("tl.sort(x, descending=True)", (x,), x.sort(-1, descending=True).values)
     x = block(4, 32)
@@ -825,414 +769,3 @@ def test_atomics(name, dtype, written, device):
         columns = [[v for v in news[k::4] if v != 3] for k in range(4)]
         folded = [functools.reduce(change, column, old) for column, old in zip(columns, wide(together), strict=True)]
         assert_near(given[3].cpu(), narrow(folded, dtype))
-
-
-@dataclass(frozen=True, eq=False)
-class Launched:
-    """A kernel that stores `expected` to its first argument."""
-
-    kernel: Any
-    expected: Tensor
-    args: tuple[Any, ...]
-    grid: tuple[int, ...]
-
-    def check(self, device: str) -> None:
-        def moved(value: Any) -> Any:
-            if isinstance(value, TensorDescriptor):
-                return TensorDescriptor(
-                    value.base.to(device), value.shape, value.strides, value.block_shape, value.padding
-                )
-            if isinstance(value, tuple):
-                return tuple(map(moved, value))
-            return value.clone().to(device) if isinstance(value, Tensor) else value
-
-        out = torch.zeros(self.expected.shape, dtype=self.expected.dtype, device=device)
-        self.kernel[self.grid](out, *map(moved, self.args))
-        assert_near(out.cpu(), self.expected)
-
-
-MEMORY: list[Launched] = []
-LANGUAGE: list[Launched] = []
-
-
-def gives(rows: list[Launched], expected: Any, *args: Any, grid: tuple[int, ...] = (1,)) -> Callable[[Any], Any]:
-    """Enters a kernel; what it gives are int32s unless a tensor says otherwise."""
-
-    def enter(kernel: Any) -> Any:
-        whole = expected if isinstance(expected, Tensor) else torch.tensor(expected, dtype=I32)
-        rows.append(Launched(kernel, whole, args, grid))
-        return kernel
-
-    return enter
-
-
-def named(rows: list[Launched]) -> Any:
-    function = lambda row: row.kernel if hasattr(row.kernel, "__name__") else row.kernel.fn
-    return pytest.mark.parametrize("row", rows, ids=lambda row: function(row).__name__)
-
-
-@gives(MEMORY, torch.tensor([0, 1, 2, 3, 4, -1, -1, -1, 0, 1, 2, 3, 4, 0, 0, 0.0]), torch.arange(8.0), 5)
-@triton.jit
-def masked_loads(out, x, n):
-    i = tl.arange(0, 8)
-    tl.store(out + i, tl.load(x + i, mask=i < n, other=-1))
-    tl.store(out + 8 + i, tl.load(x + i, mask=i < n), mask=i < n)
-
-
-@gives(MEMORY, [3, 0, 7, 0, 5, 6], torch.arange(8, dtype=I32), 7)
-@triton.jit
-def scalars(out, x, n):
-    tl.store(out, tl.load(x + 3))
-    tl.store(out + 1, tl.load(x + 4), mask=n < 5)
-    tl.store(out + 2, tl.load(x + n, mask=n > 5, other=9))
-    end = x + n.to(tl.int64)
-    tl.store(out + 4 + tl.arange(0, 2), tl.load(end - 2 + tl.arange(0, 2).to(tl.uint8)))
-
-
-@gives(MEMORY, torch.tensor([False, True, False, True, True, True]), torch.tensor([True, False, True, False]))
-@triton.jit
-def truth_values(out, x):
-    i = tl.arange(0, 4)
-    tl.store(out + i, ~tl.load(x + i))
-    tl.store(out + 4, tl.load(x + 1, mask=tl.load(x + 1), other=True))
-    tl.store(out + 5, tl.max(tl.load(x + i).to(tl.int32), 0))
-
-
-@gives(MEMORY, torch.tensor([1, 1 + 2**-10, 65504, math.inf], dtype=F16), torch.tensor([1, 1.001, 65519, 65520]))
-@triton.jit
-def stores_convert(out, x):
-    tl.store(out + tl.arange(0, 4), tl.load(x + tl.arange(0, 4)))
-
-
-@gives(MEMORY, torch.arange(16.0), torch.arange(16.0))
-@triton.jit
-def policies(out, x):
-    i = tl.arange(0, 4)
-    tl.store(out + i, tl.load(x + i, cache_modifier=".cg"), cache_modifier=".wb")
-    tl.store(out + 4 + i, tl.load(x + 4 + i, eviction_policy="evict_first"), eviction_policy="evict_last")
-    tl.store(out + 8 + i, tl.load(x + 8 + i, cache_modifier=".ca"), cache_modifier=".cs")
-    tl.store(out + 12 + i, tl.load(x + 12 + i, cache_modifier=".cv", volatile=True), cache_modifier=".wt")
-
-
-PADDED = torch.arange(24.0).reshape(4, 6)
-WINDOW = torch.full((8, 8), math.nan)
-WINDOW[:2, :4] = PADDED[2:, 2:]
-
-
-@gives(MEMORY, torch.stack([WINDOW, WINDOW.nan_to_num(0), WINDOW.nan_to_num(0).T]), PADDED, 4, 6)
-@triton.jit
-def block_pointers(out, x, rows, columns):
-    source = tl.make_block_ptr(x, (rows, columns), (columns, 1), (0, 2), (8, 8), (1, 0))
-    source = tl.advance(source, (2, 0))
-    target = tl.make_block_ptr(out, (24, 8), (8, 1), (0, 0), (8, 8), (1, 0))
-    tl.store(target, tl.load(source, boundary_check=(0, 1), padding_option="nan"))
-    tl.store(tl.advance(target, (8, 0)), tl.load(source, boundary_check=(0, 1), padding_option="zero"))
-    turned = tl.make_block_ptr(x, (columns, rows), (1, columns), (2, 2), (8, 8), (0, 1))
-    tl.store(tl.advance(target, (16, 0)), tl.load(turned, boundary_check=(0, 1)), boundary_check=(0,))
-
-
-TILED = torch.arange(5 * 12.0).reshape(5, 12)
-
-
-@gives(MEMORY, 2 * TILED + 1, TILED, 5, 12, grid=(2, 3))
-@triton.jit
-def descriptors_in_the_kernel(out, x, rows, columns):
-    source = tl.make_tensor_descriptor(x, [rows, columns], [columns, 1], [4, 4])
-    target = tl.make_tensor_descriptor(out, [rows, columns], [columns, 1], [4, 4])
-    tl.static_assert(source.block_shape[1] == 4)
-    start = [tl.program_id(0) * 4, tl.program_id(1) * 4]
-    target.store(start, 2 * source.load(start))
-    tl.debug_barrier()
-    target.atomic_add(start, tl.full((4, 4), 1.0, tl.float32))
-
-
-@gives(MEMORY, torch.arange(64, dtype=I32), torch.arange(32, dtype=I32), torch.arange(32, 64, dtype=I32))
-@triton.jit
-def descriptors_of_one_and_three_dimensions(out, x, y):
-    line = tl.make_tensor_descriptor(x, [32], [1], [16])
-    for start in range(0, 32, 16):
-        tl.store(out + start + tl.arange(0, 16), line.load([start]))
-    cube = tl.make_tensor_descriptor(y, [2, 4, 4], [16, 4, 1], [1, 4, 4])
-    for layer in range(2):
-        tl.store(out + 32 + layer * 16 + tl.arange(0, 16), tl.ravel(cube.load([layer, 0, 0])))
-
-
-EDGE = torch.full((4, 8), math.nan)
-EDGE[:1, :4] = TILED[4:, 8:]
-
-
-@gives(MEMORY, EDGE, TensorDescriptor(TILED, [5, 12], [12, 1], [4, 8], "nan"))
-@triton.jit
-def descriptors_of_the_host(out, x):
-    tl.static_assert(x.dtype == tl.float32)
-    tl.store(out + tl.arange(0, 4)[:, None] * 8 + tl.arange(0, 8)[None, :], x.load([4, 8]))
-
-
-@named(MEMORY)
-def test_memory(row, device):
-    if device == "cuda":
-        triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=I8, device=device))
-    row.check(device)
-
-
-@triton.jit
-def swap_where_equal(memory, expected, before):
-    i = tl.arange(0, 32)
-    tl.store(before + i, tl.atomic_cas(memory + i, tl.load(expected + i), i + 100))
-
-
-@triton.jit
-def take_once(lock, winners):
-    old = tl.atomic_cas(lock, 0, tl.program_id(0) + 1)
-    tl.atomic_add(winners, (old == 0).to(tl.int32), sem="relaxed")
-
-
-def test_compare_and_swap(device):
-    memory, before = torch.arange(32, dtype=I32, device=device), torch.zeros(32, dtype=I32, device=device)
-    expected = torch.where(torch.arange(32) % 2 == 0, torch.arange(32), 7).int().to(device)
-    swap_where_equal[(1,)](memory, expected, before)
-    assert before.tolist() == list(range(32))
-    assert memory.tolist() == [i + 100 if i % 2 == 0 or i == 7 else i for i in range(32)]
-    lock, winners = torch.zeros(1, dtype=I32, device=device), torch.zeros(1, dtype=I32, device=device)
-    take_once[(64,)](lock, winners)
-    assert winners.item() == 1
-    assert 1 <= lock.item() <= 64
-
-
-@triton.jit
-def shuffle_rows(x, order, out, rows, columns):
-    source = tl.make_tensor_descriptor(x, [rows, columns], [columns, 1], [1, 16])
-    target = tl.make_tensor_descriptor(out, [rows, columns], [columns, 1], [1, 16])
-    where = tl.load(order + tl.arange(0, 8))
-    target.scatter(source.gather(where, 16), tl.arange(0, 8) + 1, 0)
-
-
-def test_descriptors_gather_and_scatter():
-    """Hopper has no instruction for them: interpreted only."""
-    x, out = torch.arange(16.0 * 32).reshape(16, 32), torch.zeros(16, 32)
-    order = torch.tensor([3, 1, 4, 15, 9, 2, 6, 16], dtype=I32)
-    with tilewright.interpret():
-        shuffle_rows[(1,)](x, order, out, 16, 32)
-    expected = torch.zeros(16, 32)
-    expected[1:8, :16] = x[order[:7].long(), 16:]  # row 16 is outside of x, and so zeros
-    assert_near(out, expected)
-
-
-# The language around them
-
-FACTOR = tl.constexpr(3)
-
-
-@triton.jit
-def scaled(x, factor=FACTOR):
-    return x * factor
-
-
-@triton.jit
-def both(x, y: tl.constexpr = 2):
-    return x + y, x * y
-
-
-@triton.jit
-def constant():
-    return 5
-
-
-@gives(LANGUAGE, [10, 7, 4, 1, 0, 2, 4, 3, 3], 10, 2**40)
-@triton.jit
-def ranges(out, n, far):
-    k = 0
-    for i in range(n, 0, -3):
-        tl.static_assert(i.dtype == tl.int32)
-        tl.store(out + k, i)
-        k += 1
-    for i in tl.range(0, n // 2, 2, num_stages=2):
-        tl.store(out + k, i)
-        k += 1
-    for i in range(far, far + 2):
-        tl.static_assert(i.dtype == tl.int64)
-        tl.store(out + k, 3)
-        k += 1
-
-
-@gives(LANGUAGE, [0, 10, 20, 7, 1, 5])
-@triton.jit
-def constants_of_the_compiler(out):
-    for i in tl.static_range(3):
-        tl.store(out + i, i * 10)
-    SIZE: tl.constexpr = 2 * FACTOR + 1
-    tl.static_assert(SIZE % 2 == 1)
-    tl.store(out + 3, SIZE)
-    block = tl.zeros((SIZE + 1, 4), tl.float16)
-    HALF: tl.constexpr = block.dtype == tl.float16 and block.shape[0] == 8 and block.numel == 32
-    if HALF:
-        tl.store(out + 4, 1)
-    tl.store(out + 5, max(FACTOR, 5) if block.type.is_block() else min(2, 3))
-
-
-@gives(LANGUAGE, [6, 8, 4, 8, 5, 60], 2, (4, 60))
-@triton.jit
-def functions_and_tuples(out, x, pair):
-    tl.store(out, scaled(x))
-    tl.store(out + 1, scaled(x, factor=4))
-    total, product = both(x)
-    other = both(x, y=4)
-    tl.store(out + 2, total * product // 4)
-    tl.store(out + 3, other[1])
-    five = constant()
-    tl.static_assert(five.dtype == tl.int32)
-    tl.store(out + 4, five)
-    tl.store(out + 5, pair[1])
-
-
-@gives(LANGUAGE, [111, 55, 9, 4, 1, 1])
-@triton.jit
-def loops_and_branches(out):
-    x, steps = 27, 0
-    while tl.condition(x != 1, disable_licm=True):
-        if x % 2 == 0:
-            x //= 2
-        elif x > 0:
-            x = 3 * x + 1
-        steps += 1
-    tl.store(out, steps)
-    a, b = 0, 1
-    for _ in range(10):
-        a, b = b, a + b
-    tl.store(out + 1, a)
-    y = 3
-    y *= y
-    tl.store(out + 2, y)
-    y -= 5
-    tl.store(out + 3, y if y > 3 else -y)
-    if (FACTOR and y > 3 and not y == 5) or y < 0:
-        tl.store(out + 4, 1)
-    tl.store(out + 5, 1 if tl.target_info.cuda_capability_geq(9, 0) else 0)
-
-
-@gives(LANGUAGE, [0, 1, 3, 6, 0, 15, 21, 28], 4, grid=(8,))
-@triton.jit
-def programs_go_different_ways(out, skipped):
-    pid = tl.program_id(0)
-    if pid == skipped:
-        return
-    total = 0
-    for i in range(pid):
-        total += i + 1
-    tl.store(out + pid, total)
-
-
-@gives(
-    LANGUAGE, [[[100 * x + 10 * y + z + 234000 for x in range(2)] for y in range(3)] for z in range(4)], grid=(2, 3, 4)
-)
-@triton.jit
-def grid_of_three_dimensions(out):
-    x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(axis=2)
-    sizes = tl.num_programs(0) * 100 + tl.num_programs(1) * 10 + tl.num_programs(2)
-    tl.store(out + x + 2 * (y + 3 * z), x * 100 + y * 10 + z + sizes * 1000)
-
-
-@gives(LANGUAGE, [0, 2, 4, 6], None, 4)
-@triton.jit
-def hints_and_assertions(out, nothing, n):
-    i = tl.max_constancy(tl.multiple_of(tl.max_contiguous(tl.arange(0, 4), 4), 4), 1)
-    tl.assume(n > 0)
-    tl.device_assert(i < 0, "never looked at")
-    assert n < 0, "nor this"
-    tl.static_assert(nothing is None, "told")
-    if nothing is not None:
-        tl.store(out + i, nothing)
-    tl.debug_barrier()
-    tl.store(out + i, 2 * i, mask=i < n)
-
-
-@gives(LANGUAGE, [12, 1], 6)
-@triton.heuristics({"EVEN": lambda args: args["n"] % 2 == 0})
-@triton.jit
-def heuristics(out, n, EVEN: tl.constexpr):
-    tl.store(out, n * 2 if EVEN else n)
-    tl.store(out + 1, EVEN.value)
-
-
-@named(LANGUAGE)
-def test_language(row, device):
-    row.check(device)
-
-
-@triton.autotune([triton.Config({"BLOCK": size}, num_warps=1) for size in (16, 32)], key=["n"])
-@triton.jit
-def tuned(x, out, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + i, tl.load(x + i, mask=i < n), mask=i < n)
-
-
-def test_autotuned_kernels_take_their_first_configuration(device):
-    x = torch.arange(100, device=device)
-    out = torch.zeros_like(x)
-    tuned[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, out=out, n=100)
-    assert out.tolist() == x.tolist()
-    with tilewright.interpret() as run:
-        tuned[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x.cpu(), out=torch.empty(100, dtype=I64), n=100)
-    assert run.launches[0].meta["BLOCK"] == 16
-
-
-@triton.jit
-def show(x):
-    tl.device_print("seen", tl.load(x + tl.program_id(0)))
-
-
-def test_device_print(device, capfd):
-    show[(2,)](torch.tensor([17, 42], device=device))
-    if device == "cuda":
-        torch.cuda.synchronize()
-    shown = capfd.readouterr().out
-    assert re.search(r"^pid \(0, 0, 0\).* seen: 17$", shown, re.MULTILINE)
-    assert re.search(r"^pid \(1, 0, 0\).* seen: 42$", shown, re.MULTILINE)
-
-
-@triton.jit
-def count_between(x, out):
-    v = tl.load(x + tl.arange(0, 8))
-    tl.store(out, tl.sum((2 < v <= 5).to(tl.int32)))
-
-
-def test_chained_comparisons():
-    """Triton refuses them; Python and so the interpreter do not."""
-    out = torch.zeros(1, dtype=I32)
-    with tilewright.interpret():
-        count_between[(1,)](torch.arange(8), out)
-    assert out.item() == 3
-
-
-@triton.jit
-def assembly(x):
-    v = tl.load(x + tl.arange(0, 32))
-    tl.store(x + tl.arange(0, 32), tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [v], tl.int32, True, 1))
-
-
-@gluon.jit
-def in_gluon(x):
-    gluon.language.store(x, 1)
-
-
-@triton.jit
-def by_two(x, y):
-    return x, y
-
-
-@triton.jit
-def packed(x):
-    i = tl.arange(0, 32)
-    tl.store(x + i, tl.map_elementwise(by_two, tl.load(x + i), pack=2))
-
-
-@pytest.mark.parametrize(
-    ("kernel", "construct"),
-    [(assembly, "tl.inline_asm_elementwise"), (in_gluon, "Gluon"), (packed, "tl.map_elementwise with pack > 1")],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_what_cannot_be_interpreted_says_so(kernel, construct):
-    with tilewright.interpret(), pytest.raises(KernelStopped) as stopped:
-        kernel[(1,)](torch.zeros(32, dtype=I32))
-    assert stopped.value.kind == "unsupported"
-    assert re.fullmatch(rf"\S*test_operations.py:\d+: {kernel.fn.__name__} uses {construct}, .*", str(stopped.value))

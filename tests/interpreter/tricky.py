@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.semantic import TritonSemantic
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from interpreter.faulty import randn, untouched_zeros
@@ -392,7 +393,7 @@ def descriptor_before_the_start():
     return out
 
 
-if hasattr(tl, "make_block_ptr"):  # not in every version of Triton
+if hasattr(TritonSemantic, "make_block_ptr"):  # not in every version of Triton
 
     @triton.jit
     def double_blocks(x, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):

@@ -139,7 +139,8 @@ def _bench_recorded(
 
     def is_wanted(r: dict[str, Any]) -> bool:
         return (
-            r["op"] == op.name
+            r["kind"] == "timing"
+            and r["op"] == op.name
             and direction in (r["direction"], "both")
             and (not kernel_names or r["kernel"] in kernel_names)
             and (not points or r["case"] in points)

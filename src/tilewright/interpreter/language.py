@@ -13,6 +13,7 @@ import functools
 import inspect
 import textwrap
 import types
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -175,7 +176,10 @@ def _combined(combine_fn: Any, a: list[np.ndarray], b: list[np.ndarray], kinds: 
         BUILDER.tick()
         out = ufunc(x, y)
         return [values.rounded(out, kind) if kind.is_floating() else values.signed(out)]
-    return [x for x, _ in _lanewise(combine_fn, a + b, kinds * 2)]
+    made = _lanewise(combine_fn, a + b, kinds * 2)
+    if (types_of := [ty for _, ty in made]) != kinds:
+        raise TypeError(f"{name} makes {types_of} of {kinds}")
+    return [x for x, _ in made]
 
 
 def _lanewise(fn: Any, arrays: list[np.ndarray], kinds: list[tl.dtype]) -> list[tuple[np.ndarray, tl.dtype]]:
@@ -378,18 +382,18 @@ class Twin:
         self.fn = function.fn
         self.__name__ = self.fn.__name__
         self._code = _rewritten(self.fn)
+        self._names = _names(self._code) - _HELPERS.keys()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.bind()(*args, **kwargs)
 
     def bind(self) -> Callable[..., Any]:
         """The function over its module's names as they are now."""
-        scope = {**self.fn.__globals__, **inspect.getclosurevars(self.fn).nonlocals}
+        captured = zip(self.fn.__code__.co_freevars, self.fn.__closure__ or (), strict=True)
+        scope = ChainMap({name: cell.cell_contents for name, cell in captured}, self.fn.__globals__)
         own = not self.fn.__module__.startswith("triton.language")
         names: dict[str, Any] = {"__builtins__": _BUILTINS, IS_KERNEL: own, **_HELPERS}
-        for name in _names(self._code):
-            if name in scope and name not in names:
-                names[name] = translated(scope[name])
+        names |= {name: translated(scope[name]) for name in self._names if name in scope}
         function = types.FunctionType(self._code, names, self.__name__)
         function.__defaults__ = tuple(translated(d) for d in self.fn.__defaults__ or ())
         function.__kwdefaults__ = {k: translated(d) for k, d in (self.fn.__kwdefaults__ or {}).items()}
@@ -545,9 +549,10 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
-        if node.attr == "value":
-            return ast.copy_location(_call("__value_of__", node.value), node)
-        return ast.copy_location(_call("__plain__", node), node) if node.attr in _SHAPES else node
+        if not isinstance(node.ctx, ast.Load) or node.attr not in ("value", *_SHAPES):
+            return node
+        call = _call("__value_of__", node.value) if node.attr == "value" else _call("__plain__", node)
+        return ast.copy_location(call, node)
 
     def visit_While(self, node: ast.While) -> Any:
         self.generic_visit(node)

@@ -13,6 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from tilewright import source
+from tilewright.record import is_stale
 from tilewright.report.rows import Row, rows
 
 BLOCK = re.compile(r"(<!-- records: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -25,15 +26,19 @@ class Unfillable(ValueError):
 
 
 def fill(page: str, records: list[dict[str, Any]]) -> str:
-    """The page with every marked block made anew. A block names an op, or `summary`, and a direction."""
+    """The page with every marked block made anew. A block names an op, or `summary`, and a direction; or `audit`."""
     if not BLOCK.search(page):
         raise Unfillable("it has no block of records")
 
     def block(found: re.Match[str]) -> str:
+        if found["what"] == "audit":
+            counted = [r for r in records if r["kind"] == "audit" and "counted" in r]
+            return found[1] + (_audits(counted) if counted else "No records yet.\n") + found[3]
         what, _, direction = found["what"].partition(" ")
         if direction not in ("forward", "backward") or what not in ("summary", *source.op_files()):
             raise Unfillable(f"no records are called '{found['what']}'")
-        chosen = [r for r in records if r["direction"] == direction and what in (r["op"], "summary")]
+        timings = [r for r in records if r["kind"] == "timing"]
+        chosen = [r for r in timings if r["direction"] == direction and what in (r["op"], "summary")]
         gpus = dict.fromkeys(r["device"]["name"] for r in chosen)
         tables = [_table(what, [r for r in chosen if r["device"]["name"] == gpu]) for gpu in gpus]
         return found[1] + "\n".join(tables or ["No records yet.\n"]) + found[3]
@@ -93,6 +98,27 @@ def _cell(row: Row | None) -> str:
 
 def _us(row: Row) -> str:
     return f"{row.us:.1f} us"
+
+
+def _audits(records: Sequence[dict[str, Any]]) -> str:
+    """What the audit says of a call beside what the hardware counted, in millions of bytes."""
+    lines = ["| call | asked for | read | counted | | written | counted | |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
+    for r in records:
+        arguments = [a for launch in r["launches"] for a in launch["arguments"]]
+        cells = []
+        for said, name in (("distinct_read", "read"), ("distinct_written", "written")):
+            expected, counted = sum(a[said] for a in arguments), r["counted"][name]
+            near = f"{counted / expected:.3f}x" if expected > 1e6 else ""
+            cells += [f"{expected / 1e6:.1f}", f"{counted / 1e6:.1f}", near]
+        called = r["call"]
+        what = called.get("inputs") or [",".join(f"{k}={v}" for k, v in called["case"].items()), called["dtype"]]
+        name = f"`{called['file']}`" if "file" in called else f"{called['op']}, {called['kernel']}"
+        stale = ", stale" if is_stale(r) else ""
+        lines.append(f"| {name}, {' '.join(what)}{stale} | {r['moved'] / 1e6:.1f} | {' | '.join(cells)} |")
+    where = dict.fromkeys(
+        f"Counted on {r['device']['name']}, {r['date'][:10]}, triton {r['versions']['triton']}; in MB." for r in records
+    )
+    return "\n".join([*lines, "", *where]) + "\n"
 
 
 def _provenance(records: Sequence[dict[str, Any]]) -> str:

@@ -1,7 +1,7 @@
 """The bytes that a call really moved through device memory, counted by the hardware.
 
 `ncu` watches a process that makes the call once, with caches emptied before, and then reads a buffer larger than the
-L2, so that what the call wrote has left the caches too. What that buffer adds is known and taken off.
+L2, so that what the call wrote has left the caches too. The same without the call is counted first and taken off.
 """
 
 from __future__ import annotations
@@ -36,30 +36,31 @@ def count(call: dict[str, Any]) -> dict[str, int]:
         raise MissingPackage("--measure", "Nsight Compute (ncu)") from None
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
     rows = list(csv.DictReader(lines))
-    if done.returncode or len(rows) < 2:  # the first row under the names has the units
+    if done.returncode or len(rows) < 3:  # units, the flush alone, and the call with it
         said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         raise CountersFailed(said[-1] if said else f"ncu ended with code {done.returncode}")
-    read, written = (int(float(rows[-1][metric].replace(",", ""))) for metric in METRICS.values())
-    return {"read": read - FLUSH, "written": written}
+    alone, both = ({name: float(row[metric].replace(",", "")) for name, metric in METRICS.items()} for row in rows[1:3])
+    return {name: max(0, int(both[name] - alone[name])) for name in METRICS}
 
 
 def main() -> None:
     """In the watched process: the call, between the marks that ncu looks for."""
-    call = json.loads(sys.argv[1])
-    if "op" in call:
-        op = registry.load(call["op"])
-        fn = op.kernels[call["kernel"]].fn
-        args: tuple[Any, ...] = op.make(Case(tuple(call["case"].items()), call["dtype"]), "cuda")
+    wanted = json.loads(sys.argv[1])
+    if "op" in wanted:
+        op = registry.load(wanted["op"])
+        fn = op.kernels[wanted["kernel"]].fn
+        args: tuple[Any, ...] = op.make(Case(tuple(wanted["case"].items()), wanted["dtype"]), "cuda")
     else:
-        fn = registry.launcher(Path(call["file"]), call["function"])
-        args = tuple(make(text, "cuda") for text in call["inputs"])
+        fn = registry.launcher(Path(wanted["file"]), wanted["function"])
+        args = tuple(make(text, "cuda") for text in wanted["inputs"])
     flush = torch.ones(FLUSH // 4, dtype=torch.float32, device="cuda")
     with torch.no_grad():
         fn(*args)  # compiles
-        flush.sum()
-        torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStart()
-        fn(*args)
-        flush.sum()
-        torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStop()
+        for measured in ((), (fn,)):
+            torch.cuda.synchronize()
+            torch.cuda.cudart().cudaProfilerStart()
+            for call in measured:
+                call(*args)
+            flush.sum()
+            torch.cuda.synchronize()
+            torch.cuda.cudart().cudaProfilerStop()
