@@ -98,7 +98,7 @@ def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in records:
         names = ("kind", "op", "kernel", "case", "dtype", "direction", "call")
-        key = tuple(str(record.get(name)) for name in names) + (record.get("device", {}).get("gpu"),)
+        key = (*(str(record.get(name)) for name in names), record.get("device", {}).get("gpu"))
         if key not in newest or record["date"] >= newest[key]["date"]:
             newest[key] = record
     yield from newest.values()

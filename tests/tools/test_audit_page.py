@@ -249,14 +249,14 @@ def test_a_card_holds_the_numbers_of_its_tensor(page):
     assert "96 × 128 · float32 · strides (128, 1)" in card.text
     numbers = dict(zip(*(texts(card, tag) for tag in ("dt", "dd")), strict=True))
     assert numbers == {
-        "Loaded": "52.3 KiB",
+        "Loaded": "53.6 KB",
         "Stored": "0 B",
         "Atomic": "0 B",
         "Reads per element": "1.09\nof those read",
-        "Distinct read": "48.0 KiB",
+        "Distinct read": "49.2 KB",
         "Distinct written": "0 B",
         "Masked lanes": "3.2%\nof 13,848",
-        "Sector bytes": "52.3 KiB\n1.00 × 52.3 KiB used",
+        "Sector bytes": "53.6 KB\n1.00 × 53.6 KB used",
     }
     assert "Not written" in card.text
     assert "Not read" in page.card("blur", "y").text

@@ -57,7 +57,7 @@ def audit(
     record: Annotated[Path | None, typer.Option(help="Append what was found to this file, as JSON lines.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What does it do to memory? Every byte a Triton kernel moves, and every access it should not make. Needs no GPU."""
+    """What does it do to memory? Every byte a Triton kernel moves, every access it should not make. Needs no GPU."""
     from tilewright import hardware
     from tilewright.interpreter import STEPS
     from tilewright.record import require_writable

@@ -13,7 +13,6 @@ from torch import Tensor
 from triton.runtime.jit import KernelParam, TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tilewright.interpreter import values
 from tilewright.interpreter.builder import BUILDER, SEMANTIC, Handle
 from tilewright.interpreter.language import adopt, translated, twin, unwrap
 from tilewright.interpreter.ledger import Ledger
@@ -21,8 +20,8 @@ from tilewright.interpreter.memory import Memory
 from tilewright.interpreter.observed import Launch
 from tilewright.interpreter.stops import Diverged, NotInterpreted, Stopped, Unsupported, Waiting, line_of, short
 
-LANES = 2**18  # of the widest operation of a batch: arrays that stay in a cache
-MOST_PROGRAMS = 4096  # of a batch
+LANES = 2**18  # of the widest access of a batch: arrays that stay in a cache
+ALL_LANES = 2**25  # of all accesses of a batch: they are kept until its end, 12 bytes each
 _TYPES = {
     torch.float32: tl.float32, torch.float64: tl.float64, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16,
     torch.int8: tl.int8, torch.int16: tl.int16, torch.int32: tl.int32, torch.int64: tl.int64, torch.uint8: tl.uint8,
@@ -46,13 +45,17 @@ def run(
     params = _params(function)
     given, meta = _bound(function, params, args, kwargs)
     grid = grid({**given, **meta}) if callable(grid) else grid
-    sizes = tuple(int(unwrap(g)) for g in ((grid,) if isinstance(grid, int) else grid))
-    whole = (*sizes, *(1,) * (3 - len(sizes)))
+    sizes = [int(unwrap(g)) for g in ((grid,) if isinstance(grid, int) else grid)]
+    if not 1 <= len(sizes) <= 3:
+        raise Stopped(f"{function.fn.__name__}: a grid has one to three sizes, not {len(sizes)}")
+    x, y, z = *sizes, *(1,) * (3 - len(sizes))
+    whole = (x, y, z)
     name = function.fn.__name__
-    memory = Memory(name, whole)  # type: ignore[arg-type]
+    memory = Memory(name, whole)
     values_of = {p.name: _argument(memory, p, given[p.name]) for p in params}
     ledger = Ledger(memory, fresh)
-    BUILDER.memory, BUILDER.grid = memory, whole  # type: ignore[assignment]
+    memory.settle = ledger.take
+    BUILDER.memory, BUILDER.grid = memory, whole
     file, line = short(inspect.getsourcefile(function.fn) or ""), _first_line(function)
     try:
         body = twin(function).bind()
@@ -70,8 +73,8 @@ def run(
         raise Stopped(f"{at or file}:{number or line}: {name} fails: {what}") from error
     for buffer in memory.buffers.values():
         buffer.copy_back()
-    shown = {k: v for k, v in {**{p.name: given[p.name] for p in params if p.is_constexpr}, **meta}.items()}
-    return Launch(name, file, line, whole, ledger.traffic(), ledger.findings, BUILDER.operations, shown)  # type: ignore[arg-type]
+    shown = {p.name: given[p.name] for p in params if p.is_constexpr} | meta
+    return Launch(name, file, line, whole, ledger.traffic(), ledger.findings, BUILDER.operations, shown)
 
 
 class _Schedule:
@@ -82,17 +85,18 @@ class _Schedule:
     def __init__(self, total: int):
         self._total = total
         self._started = min(1, total)
-        self._pending = [np.arange(self._started)]
+        self._pending = [np.arange(self._started, dtype=np.int32)]
+        self._most = 4096  # programs of a batch
         self._waiting: list[np.ndarray] = []
         self._done_since = 0  # programs, since the waiting were last tried
         self._splits = 0
         self._merges = 0
         self.patient = False  # nothing else can run: whoever waits now, waits for ever
 
-    def next(self, widest: int) -> np.ndarray | None:
+    def next(self) -> np.ndarray | None:
         if not self._pending and self._started < self._total:
-            count = max(1, min(MOST_PROGRAMS, LANES // widest, self._total - self._started))
-            self._pending.append(np.arange(self._started, self._started + count))
+            count = max(1, min(self._most, self._total - self._started))
+            self._pending.append(np.arange(self._started, self._started + count, dtype=np.int32))
             self._started += count
         if not self._pending and self._waiting:
             if not self._done_since:
@@ -102,8 +106,10 @@ class _Schedule:
             self._pending, self._waiting, self._done_since = self._waiting[::-1], [], 0
         return self._pending.pop() if self._pending else None
 
-    def done(self, numbers: np.ndarray) -> None:
+    def done(self, numbers: np.ndarray, widest: int, lanes: int) -> None:
+        """These programs came to their end; their widest access and all of them together had so many lanes."""
         self._done_since += len(numbers)
+        self._most = min(self._most, LANES * len(numbers) // widest, ALL_LANES * len(numbers) // max(lanes, 1))
 
     def wait(self, numbers: np.ndarray) -> None:
         self._waiting.append(numbers)
@@ -120,9 +126,8 @@ def _run_all(
     body: Any, given: dict[str, Any], grid: tuple[int, int, int], memory: Memory, ledger: Ledger, steps: int
 ) -> None:
     schedule = _Schedule(math.prod(grid))
-    widest = 1  # lanes of a program's widest access
-    while (numbers := schedule.next(widest)) is not None:
-        x, y, _ = grid
+    x, y, _ = grid
+    while (numbers := schedule.next()) is not None:
         BUILDER.programs = np.stack([numbers % x, numbers // x % y, numbers // (x * y)], axis=1)
         BUILDER.operations_left = steps
         memory.begin(numbers, patient=schedule.patient)
@@ -135,9 +140,8 @@ def _run_all(
             memory.undo()
             schedule.wait(numbers)
         else:
-            widest = max([widest, *(a.lanes // len(numbers) for a in memory.accesses)])
+            schedule.done(numbers, max((a.lanes for a in memory.accesses), default=1), memory.lanes)
             ledger.take()
-            schedule.done(numbers)
 
 
 def _params(function: Any) -> list[KernelParam]:
@@ -190,7 +194,7 @@ def _converted(memory: Memory, name: str, value: Any, param: KernelParam | None)
     return value
 
 
-def _annotated(param: KernelParam | None) -> tl.dtype | None:
+def _annotated(param: KernelParam | None) -> Any:
     name = param.annotation_type if param is not None else ""
     return tl.str_to_ty(name, None) if name and not name.startswith("*") else None
 

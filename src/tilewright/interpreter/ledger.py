@@ -75,8 +75,11 @@ class Ledger:
             self._add(finding)
         for access in self._memory.accesses:
             self._clock += 1
-            self._count(access)
-            self._watch(access)
+            index = self._units(access)
+            who = np.broadcast_to(self._who(access, len(index)), index.shape)
+            self._count(access, index, who)
+            self._watch(access, index, who)
+        self._memory.forget()
 
     @property
     def findings(self) -> list[Finding]:
@@ -100,7 +103,7 @@ class Ledger:
 
     # traffic
 
-    def _count(self, access: Access) -> None:
+    def _count(self, access: Access, index: np.ndarray, who: np.ndarray) -> None:
         argument, total = access.argument, self._totals[access.argument.name]
         everyone = len(self._memory.numbers) if access.programs is None else 1
         lanes = len(access.where) * everyone
@@ -118,19 +121,17 @@ class Ledger:
             units = argument.span * argument.size // argument.buffer.unit
             self._counts[argument.name] = np.zeros(units, np.uint32), np.zeros(units, np.int32)
         reads, writer = self._counts[argument.name]
-        index = self._units(access) - argument.first // argument.buffer.unit
+        index = index - argument.first // argument.buffer.unit
         if access.kind != "store":
             np.add.at(reads, index, np.uint32(everyone))
         if access.kind != "load":
-            writer[index] = self._who(access, len(index))
+            writer[index] = who
 
     def _units(self, access: Access) -> np.ndarray:
         """Which units of the storage; wide accesses cover several."""
         unit = access.argument.buffer.unit
-        index = access.where // unit
-        if access.size > unit:
-            index = (index[:, None] + np.arange(access.size // unit)).reshape(-1)
-        return index
+        index: np.ndarray = access.where // unit
+        return (index[:, None] + np.arange(access.size // unit)).reshape(-1) if access.size > unit else index
 
     def _who(self, access: Access, count: int) -> np.ndarray:
         programs = self._memory.numbers[-1:] if access.programs is None else access.programs
@@ -140,13 +141,11 @@ class Ledger:
 
     # races and memory that nothing wrote
 
-    def _watch(self, access: Access) -> None:
-        if not len(access.where):
+    def _watch(self, access: Access, index: np.ndarray, who: np.ndarray) -> None:
+        if not len(index):
             return
         buffer = access.argument.buffer
         touched = self._touched_of(buffer)
-        index = self._units(access)
-        who = np.broadcast_to(self._who(access, len(index)), index.shape)
         if access.kind == "load":
             self._watch_load(access, buffer, touched, index, who)
         else:
@@ -172,6 +171,7 @@ class Ledger:
         if written is not None:
             self._check_written(access, written, index, who)
         if access.volatile:
+            self._synchronise(access, acquires=True, releases=False)
             return
         self._check(access, touched, "changer", index, who, "reads what program {} writes")
         self._check(access, touched, "updater", index, who, "reads what program {} updates")
@@ -207,7 +207,7 @@ class Ledger:
             says = 'updates, with scope="cta", what program {} updates'
             self._check(access, touched, "updater", index, who, says)
         elif access.order in ACQUIRE or access.order in RELEASE:
-            self._synchronise(access)
+            self._synchronise(access, access.order in ACQUIRE, access.order in RELEASE)
         self._check(access, touched, "writer", index, who, "updates what program {} stores")
         if changed.any():
             at, by = index[changed], who[changed]
@@ -248,8 +248,9 @@ class Ledger:
         if len(suspects) and self._synced:
             times = np.broadcast_to(touched.time(what, index[suspects]), suspects.shape)
             places = index[suspects] * access.argument.buffer.unit
-            keys = zip(*(a.tolist() for a in (other[suspects], times, who[suspects], places)), strict=True)
-            suspects = suspects[[not self._happens_before(*key, access.argument.buffer) for key in keys]]
+            keys = zip(other[suspects].tolist(), times.tolist(), who[suspects].tolist(), places.tolist(), strict=True)
+            buffer = access.argument.buffer
+            suspects = suspects[[not self._happens_before(o, t, w, p, buffer) for o, t, w, p in keys]]
         if not len(suspects):
             return
         lane = int(suspects[0])
@@ -260,13 +261,15 @@ class Ledger:
         detail = f"it {says.format(theirs)}{joint} {argument.named(element)}, and nothing puts the two in order"
         self._add(self._finding(RACE, access, int(who[lane]), element, len(suspects), detail))
 
-    def _synchronise(self, access: Access) -> None:
+    def _synchronise(self, access: Access, acquires: bool, releases: bool) -> None:
         if not self._synced:
             for known in self._touched.values():
                 known.keep_time()
-        assert access.programs is not None
-        acquires, releases = access.order in ACQUIRE, access.order in RELEASE
-        for where, program in zip(access.where.tolist(), access.programs.tolist(), strict=True):
+        places, programs = access.where, access.programs
+        if programs is None:
+            programs = np.repeat(self._memory.numbers, len(places))
+            places = np.tile(places, len(self._memory.numbers))
+        for where, program in zip(places.tolist(), programs.tolist(), strict=True):
             self._clock += 1
             place = id(access.argument.buffer), where
             self._synced[place].append((self._clock, program + 1, acquires, releases))

@@ -22,6 +22,7 @@ from tilewright.interpreter import values
 from tilewright.interpreter.observed import OUT_OF_BOUNDS, OVERFLOW, RACE, SECTOR, Finding
 from tilewright.interpreter.stops import Stopped, Waiting, here
 
+HELD = 2**22  # lanes of accesses that are kept until the batch ends
 PATIENCE = 500  # atomics at one place in a row, after which a program counts as waiting for another
 SLOT = 48  # bits of an address below the number of the argument
 ORIGIN = 1 << 47  # offset of a storage's first byte, so that negative offsets stay in their slot
@@ -55,21 +56,19 @@ class Argument:
         self.buffer = buffer
         self.size = tensor.element_size()
         self.base = (slot << SLOT) + ORIGIN  # address of the storage's first byte
-        self.first = tensor.storage_offset() * self.size  # byte of the first element
-        span = 0
+        self.first = int(tensor.storage_offset()) * self.size  # byte of the first element
+        self.span = 0  # elements from the first to the last in memory
+        self.dense = True  # all of them are the tensor's
         if tensor.numel():
-            span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
-        self.span = span  # elements from the first to the last in memory
-        self.end = self.first + span * self.size
+            runs = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s and n > 1)
+            self.span = sum((n - 1) * s for s, n in runs) + 1
+            self.dense = all(s == math.prod(n for _, n in runs[:place]) for place, (s, _) in enumerate(runs))
+        self.end = self.first + self.span * self.size
         self._inside: np.ndarray | None = None
 
     @property
     def address(self) -> int:
         return self.base + self.first
-
-    @property
-    def dense(self) -> bool:
-        return self.span <= self.tensor.numel()
 
     @property
     def inside(self) -> np.ndarray:
@@ -152,8 +151,10 @@ class Memory:
         self.grid = grid
         self.arguments: list[Argument] = []
         self.buffers: dict[int, Buffer] = {}
-        self.numbers = np.zeros(1, np.int64)  # of the batch's programs
-        self._forget()
+        self.numbers = np.zeros(1, np.int32)  # of the batch's programs
+        self.settle: Callable[[], None] | None = None  # what to do with many accesses of a batch that cannot part
+        self._patience: float = PATIENCE
+        self.forget()
 
     def add(self, name: str, tensor: Tensor) -> Argument:
         key = tensor.untyped_storage().data_ptr() or -1 - len(self.arguments)  # storages without memory share address 0
@@ -166,16 +167,17 @@ class Memory:
     def begin(self, numbers: np.ndarray, patient: bool = False) -> None:
         self.numbers = numbers
         self._patience = math.inf if patient else PATIENCE
-        self._forget()
+        self.forget()
 
     def undo(self) -> None:
         for memory, index, old in reversed(self._undo):
             memory[index] = old
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
         self.accesses: list[Access] = []
         self.findings: list[Finding] = []
+        self.lanes = 0  # of the accesses
         self._undo: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self._looked, self._looks = ("", 0), 0  # where an atomic last was, and how often in a row
 
@@ -298,24 +300,16 @@ class Memory:
     def _log(self, kind: str, part: Part, size: int, **more: Any) -> None:
         where = part.where[part.on] if part.on is not None else part.where.reshape(-1)
         repeats = len(self.numbers) if part.rows is None else 1
-        self.accesses.append(
-            Access(
-                kind,
-                part.argument,
-                size,
-                where,
-                self._programs(part),
-                here(),
-                part.where.size * repeats,
-                sectors(part.where, part.on, size) * repeats,
-                **more,
-            )
-        )
-
-        if kind != "atomic" and not more.get("volatile"):
+        lanes, moved = part.where.size * repeats, sectors(part.where, part.on, size) * repeats
+        access = Access(kind, part.argument, size, where, self._programs(part), here(), lanes, moved, **more)
+        self.accesses.append(access)
+        self.lanes += access.lanes
+        if kind != "atomic" and not access.volatile:
             self._looks = 0
-        elif self.accesses[-1].place != self._looked:
-            self._looks, self._looked = 0, self.accesses[-1].place
+            if self.lanes > HELD and self.settle is not None and len(self.numbers) == 1 and not self._looked[1]:
+                self.settle()
+        elif access.place != self._looked:
+            self._looks, self._looked = 0, access.place
         else:
             self._looks += 1
             if self._looks > self._patience:
@@ -401,7 +395,8 @@ class Memory:
             self._astray("access", int(bad.sum()))
         argument = self.arguments[slot - 1]
         element = (int(addresses.reshape(-1)[lane]) - argument.address) // argument.size
-        detail = f"an offset into `{argument.name}` reached {wrap.value} and wrapped around int{wrap.bits}: compute it in int64"
+        what = f"an offset into `{argument.name}` reached {wrap.value}"
+        detail = f"{what} and wrapped around int{wrap.bits}: compute it in int64"
         number, repeats = int(self.numbers[row]), len(self.numbers) if rows is None else 1
         self.findings.append(
             self.find(OVERFLOW, argument, wrap.place, number, element, int(bad.sum()) * repeats, detail)

@@ -94,12 +94,9 @@ def audit(found: Audit, counted: dict[str, int] | None = None) -> Group:
     lines = [Text(line) for line in found.summary()]
     if counted:
         read, written = (sum(getattr(t, name) for t in found.traffic) for name in ("distinct_read", "distinct_written"))
-        lines.append(
-            Text(
-                f"Counted by the hardware: {size(counted['read'])} read, {counted['read'] / max(read, 1):.3f}x what the "
-                f"audit says; {size(counted['written'])} written, {counted['written'] / max(written, 1):.3f}x."
-            )
-        )
+        r, w = counted["read"], counted["written"]
+        said = f"{size(r)} read, {r / max(read, 1):.3f}x the distinct; {size(w)} written, {w / max(written, 1):.3f}x"
+        lines.append(Text(f"Counted by the hardware: {said}."))
     faults = [Text(str(f), "bold red") for f in found.findings]
     note = Text(
         "* bytes of 32-byte sectors against bytes used: an estimate, for lanes along the smallest stride", "dim"
