@@ -61,7 +61,7 @@ def test_the_order_of_keys_does_not_matter(form, device):
     torch.testing.assert_close(run(form, q, k[:, :, order], v[:, :, order], False), run(form, q, k, v, False))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("form", FORMS)
 def test_causal_does_not_see_the_future(form, dtype, device):
     q, k, v = drawn(device, LQ=150, LK=170, dtype=dtype)
@@ -91,7 +91,7 @@ def test_large_scores(form, device):
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_output_and_gradients_of_any_length(lengths, causal, dtype, device):
     LQ, LK = lengths
     q, k, v = [t.requires_grad_() for t in drawn(device, LQ=LQ, LK=LK, dtype=dtype)]
@@ -102,7 +102,7 @@ def test_output_and_gradients_of_any_length(lengths, causal, dtype, device):
 
 
 @pytest.mark.parametrize("D", [1, 40, 64, 128, 200])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_output_and_gradients_of_any_head(D, dtype, device):
     q, k, v = [t.requires_grad_() for t in drawn(device, H=2, HKV=1, LQ=33, LK=40, D=D, dtype=dtype)]
     out = run("triton", q, k, v, True)

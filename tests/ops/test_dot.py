@@ -59,7 +59,7 @@ def test_every_element_counts_once(form, N, device):
 
 
 @pytest.mark.parametrize("form", ["triton", CUDA])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["contiguous", "offset"])
 @pytest.mark.parametrize(
     ("N", "programs"),

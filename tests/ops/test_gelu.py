@@ -55,7 +55,7 @@ def test_left_tail_keeps_its_precision(form, device):
 
 
 @both
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", FORMS)
 def test_extreme_values(form, dtype, approximate, device):
     x = torch.tensor([1e30, -1e30, 6e4, -6e4, 100, -100, 0.0, nan, -inf], device=device).to(dtype)
@@ -67,7 +67,7 @@ def test_extreme_values(form, dtype, approximate, device):
 
 
 @both
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", OURS)
 def test_gradient_of_extreme_values(form, dtype, approximate, device):
     """One on the right and zero on the left, also where torch's tanh form has inf * 0."""

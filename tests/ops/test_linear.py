@@ -57,7 +57,7 @@ def test_identity_weight_gives_x_back_exactly(form, device):
     assert torch.equal(run(form, x, weight, zero, True), x.relu())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("form", FORMS)
 def test_relu_is_not_negative_and_idempotent(form, dtype, device):
     x, weight, bias, _ = drawn(65, 66, 67, device, dtype=dtype)
@@ -79,7 +79,7 @@ def test_infinities_and_nan(form, device):
 
 
 @pytest.mark.parametrize("smallest_grid", [1, 10**9])  # the largest tile; the smallest one, in several groups
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_kind_of_tile(smallest_grid, dtype, device, monkeypatch):
     monkeypatch.setattr(module, "SMS", smallest_grid)
     x, weight, bias, relu = drawn(650, 70, 19, device, dtype=dtype)

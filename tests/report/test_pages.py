@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from support import timing_record
-from tilewright import record, settings
+from tilewright import record, settings, source
 from tilewright.report import markdown
 from tilewright.report.rows import rows
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", ROOT / "docs" / "softmax.md"]
+PAGES = [ROOT / "README.md", ROOT / "docs" / "softmax.md", ROOT / "docs" / "audit.md"]
 
 
 def timing(kernel: str, us: float | None, case: int = 1, direction: str = "forward", verdict: str = "right", **more):
@@ -85,3 +85,34 @@ def test_pages_are_current(page):
     text = page.read_text()
     assert markdown.fill(text, records) == text, "run `make pages`"
     assert "No records yet" not in text
+
+
+def audit_record(**more):
+    arguments = [{"distinct_read": 2 * 10**6, "distinct_written": 0}, {"distinct_read": 0, "distinct_written": 10**6}]
+    call = {"op": "softmax", "kernel": "triton", "case": {"M": 3, "N": 4}, "dtype": "bfloat16"}
+    content = {
+        "call": call,
+        "moved": 5 * 10**6,
+        "launches": [{"arguments": arguments}],
+        "device": {"name": "NVIDIA H200"},
+    }
+    content |= {"versions": {"triton": "3.6.0"}, "counted": {"read": 2020000, "written": 990000}}
+    return record.stamp("audit", "softmax", "triton", "old", **content | more)
+
+
+def test_audits_stand_beside_what_was_counted():
+    page = "<!-- records: audit -->\n<!-- end -->"
+    filled = markdown.fill(page, [audit_record(), timing("eager", 4.0)])
+    row = "| softmax, triton, M=3,N=4 bfloat16, stale | 5.0 | 2.0 | 2.0 | 1.010x | 1.0 | 1.0 | 0.990x |"
+    assert row in filled
+    assert "Counted on NVIDIA H200" in filled
+    assert "No records yet" in markdown.fill(page, [timing("eager", 4.0)])
+
+
+def test_an_audit_of_a_file_is_stale_when_the_file_is_another(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("1\n")
+    made = audit_record(call={"file": str(file), "function": "f", "inputs": []}, source=source.file_hash(file))
+    assert not record.is_stale(made)
+    file.write_text("2\n")
+    assert record.is_stale(made)

@@ -165,3 +165,30 @@ def test_every_kernel_of_the_project_that_can_run_here_is_right(name, device):
         assert found.verdict in ("right", "unsupported"), f"{found.kernel}: {found.reason}"
         if op.kernels[found.kernel].language == "triton":
             assert found.verdict == "right", f"{found.kernel}: {found.reason}"
+            assert {case.dtype for case in found.cases if case.verdict == "right"} == set(op.dtypes)
+
+
+OUT_OF_BOUNDS = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def _rows(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + tl.program_id(0) * N + offs)  # no mask: neighbours are read, and thrown away
+    x = tl.where(offs < N, x, -float("inf")).to(tl.float32)
+    e = tl.exp(x - tl.max(x, axis=0))
+    tl.store(y_ptr + tl.program_id(0) * N + offs, (e / tl.sum(e, axis=0)).to(y_ptr.dtype.element_ty), mask=offs < N)
+
+def softmax(x):
+    y = torch.empty_like(x)
+    _rows[(x.shape[0],)](x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+"""
+
+
+def test_right_values_do_not_excuse_wrong_accesses(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(OUT_OF_BOUNDS)
+    (found,) = check(SOFTMAX, [], [file], device="cpu", cases=points(M=(3,), N=(50,)), dtypes=["float32"])
+    assert found.verdict == "wrong"
+    assert "mine.py:7: out of bounds in _rows, program (2, 0, 0)" in found.reason

@@ -81,6 +81,6 @@ def check_and_print(
             if as_json:
                 print(json.dumps(verdict.as_json()), flush=True)
     if not as_json:
-        where = "on this GPU" if device == "cuda" else "without a GPU: Triton in its interpreter"
+        where = "on this GPU" if device == "cuda" else "without a GPU: Triton in our interpreter"
         console().print(terminal.verdicts(found, f"{op.name}, checked {where}"))
     return found
