@@ -108,7 +108,7 @@ def _audits(records: Sequence[dict[str, Any]]) -> str:
         cells = []
         for said, name in (("distinct_read", "read"), ("distinct_written", "written")):
             expected, counted = sum(a[said] for a in arguments), r["counted"][name]
-            near = f"{counted / expected:.3f}x" if expected > 1e6 else ""
+            near = f"{counted / expected:.3f}x" if expected >= 1e6 else ""
             cells += [f"{expected / 1e6:.1f}", f"{counted / 1e6:.1f}", near]
         called = r["call"]
         what = called.get("inputs") or [",".join(f"{k}={v}" for k, v in called["case"].items()), called["dtype"]]
