@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tilewright import record, source
+from tilewright import record, source, worker
 from tilewright.tools.check.budget import Mismatch, compare, expect
 
 few_examples = settings(
@@ -23,16 +23,9 @@ def laid_out(shape: tuple[int, ...], layout: str, *, device: str, dtype: torch.d
     def randn(*size: int) -> Tensor:
         return torch.randn(size, generator=generator).to(device, dtype)
 
-    if layout == "transposed" and len(shape) > 1:
-        return randn(*reversed(shape)).permute(*reversed(range(len(shape))))
-    if layout == "sliced" and shape:
-        return randn(*shape[:-1], 2 * shape[-1] + 1)[..., : 2 * shape[-1] : 2]
-    if layout == "offset":  # not aligned to 16 bytes
-        count = torch.Size(shape).numel()
-        return randn(count + 1)[1:].view(shape)
     if layout == "expanded" and shape:
         return randn(1, *shape[1:]).expand(shape)
-    return randn(*shape)
+    return worker.laid_out(randn(*shape), layout)
 
 
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)

@@ -23,9 +23,9 @@ def results_dir() -> Path:
 
 
 def worker_environment(*, simulate: bool) -> Mapping[str, str]:
-    """The environment of a worker process. `simulate` runs Triton and Numba kernels without a GPU.
+    """The environment of a worker process. `simulate` runs Numba kernels without a GPU.
 
-    Both read their switch when a kernel is decorated, so it must be set before the process imports them.
+    Numba reads its switch when a kernel is decorated, so it must be set before the process imports it.
     """
     environment = dict(os.environ)
     package_root = str(Path(__file__).parent.parent)

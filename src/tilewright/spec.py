@@ -73,11 +73,16 @@ def points(**axes: Sequence[Value]) -> list[Case]:
     return [Case(tuple(zip(axes, values, strict=True))) for values in zip(*axes.values(), strict=True)]
 
 
-class Draw:
-    """Random inputs for one case; the seed decides every value."""
+VALUES = ("normal", "large", "tiny", "integers", "constant rows", "one hot", "special", "repeated")
+_SPECIAL = (float("inf"), -float("inf"), float("nan"), -0.0, 1e-40)
 
-    def __init__(self, case: Case, device: str, seed: int):
+
+class Draw:
+    """Random inputs for one case; the seed decides every value, `values` what they look like (one of VALUES)."""
+
+    def __init__(self, case: Case, device: str, seed: int, values: str = "normal"):
         self.case = case
+        self.values = values
         self.dtype: torch.dtype = getattr(torch, case.dtype)
         self._device = device
         self._generator = None if device == "meta" else torch.Generator(device).manual_seed(seed)
@@ -89,7 +94,33 @@ class Draw:
         """Normal values of the given standard deviation; a dimension is a size or its name in the case."""
         shape = [self.case[dim] if isinstance(dim, str) else dim for dim in dims]
         values = torch.randn(shape, generator=self._generator, device=self._device, dtype=torch.float32)  # type: ignore[call-overload]
-        return (values if scale == 1.0 else values.mul_(scale)).to(self.dtype)
+        values = values if scale == 1.0 else values.mul_(scale)
+        return (values if self.values == "normal" else self._like(values, scale)).to(self.dtype)
+
+    def _like(self, values: Tensor, scale: float) -> Tensor:
+        """Normal values made into others; where the shape is too small for that, they stay."""
+        if self.values == "large":
+            return values * 8  # more, and what cancels in a gradient is honestly larger than the gradient
+        if self.values == "tiny":
+            return values * 2.0**-12
+        if self.values == "integers":
+            return (values / scale).mul_(2).round_()
+        if self.values == "special":
+            where = self._uniform(values.shape)
+            for place, value in enumerate(_SPECIAL):
+                values = torch.where((where >= place / 320) & (where < (place + 1) / 320), value, values)
+            return values
+        if not values.dim() or not values.numel():
+            return values
+        if self.values == "constant rows":
+            return values[..., :1].expand_as(values)
+        if self.values == "one hot":
+            best = values.argmax(-1, keepdim=True)
+            return torch.zeros_like(values).scatter_(-1, best, scale)
+        return values[:1].expand_as(values)  # repeated: an expanded layout can hold it
+
+    def _uniform(self, shape: torch.Size) -> Tensor:
+        return torch.rand(shape, generator=self._generator, device=self._device)
 
 
 @dataclass(frozen=True)
@@ -183,9 +214,9 @@ class Op:
 
         return register
 
-    def make(self, case: Case, device: str = "cpu", seed: int = 0) -> tuple[Any, ...]:
+    def make(self, case: Case, device: str = "cpu", seed: int = 0, values: str = "normal") -> tuple[Any, ...]:
         """The inputs of a case."""
-        return self.inputs(Draw(case, device, seed))
+        return self.inputs(Draw(case, device, seed, values))
 
 
 def _compiled(reference: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,12 +71,18 @@ class Worker:
             self._loaded = wanted
             self._load()
 
-    def call(self, args: tuple[Any, ...], grad: Tensor | None = None) -> tuple[list[Tensor], list[Tensor]]:
-        """The kernel's outputs and, if `grad` is given, the gradients of its floating-point tensor inputs."""
+    def call(
+        self, args: tuple[Any, ...], grad: Tensor | None = None, layout: str = "contiguous", same_memory: bool = False
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The kernel's outputs and, if `grad` is given, the gradients of its floating-point tensor inputs.
+
+        `layout` is how the inputs lie in memory; `same_memory` puts them where those of the last call were.
+        """
         if self._process is None:  # the one before died: start again
             self._load()
         plain, tensors = _split([*args, grad])
-        reply, outputs = self._exchange({"do": "call", "args": plain}, tensors, self.seconds)
+        message = {"do": "call", "args": plain, "layout": layout, "same_memory": same_memory}
+        reply, outputs = self._exchange(message, tensors, self.seconds)
         return outputs[: reply["outputs"]], outputs[reply["outputs"] :]
 
     def _load(self) -> None:
@@ -196,7 +203,7 @@ def serve() -> None:
     if device == "cpu":
         resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
-    kernel = None
+    kernel, place = None, Inputs()
     while True:
         try:
             message, tensors = _receive(requests, None)
@@ -215,7 +222,8 @@ def serve() -> None:
                 supplied = iter(tensors)
                 values = [next(supplied).to(device) if isinstance(v, dict) else v for v in message["args"]]
                 run = run_interpreted if device == "cpu" else run_kernel
-                outputs, gradients = run(kernel.fn, values[:-1], values[-1])
+                given = place.lay_out(values[:-1], message["layout"], message["same_memory"])
+                outputs, gradients = run(kernel.fn, given, values[-1])
                 _send(replies, {"outputs": len(outputs)}, [*outputs, *gradients])
         except KernelFailed as failure:
             _send(replies, {"error": str(failure), "kind": failure.kind}, [])
@@ -241,21 +249,83 @@ def run_interpreted(fn: Any, args: Any, grad: Tensor | None) -> tuple[list[Tenso
     return outputs, gradients
 
 
+class Inputs:
+    """The memory of a kernel's inputs: laid out as asked, kept for the next call."""
+
+    def __init__(self) -> None:
+        self._last: list[Any] = []
+
+    def lay_out(self, args: Any, layout: str, same_memory: bool) -> list[Any]:
+        if same_memory:
+            for mine, new in zip(self._last, args, strict=True):
+                if isinstance(new, Tensor):
+                    mine.copy_(new)
+        else:
+            self._last = [laid_out(a, layout) if isinstance(a, Tensor) else a for a in args]
+        return self._last
+
+
+def laid_out(tensor: Tensor, layout: str) -> Tensor:
+    """A copy of these values that lies in memory as named; shapes that cannot lie so lie plainly."""
+    if layout == "transposed" and tensor.dim() > 1:
+        return tensor.transpose(0, -1).contiguous().clone().transpose(0, -1)
+    if layout == "sliced" and tensor.dim():
+        wide = tensor.new_zeros(*tensor.shape[:-1], 2 * tensor.shape[-1] + 1)
+        return wide[..., : 2 * tensor.shape[-1] : 2].copy_(tensor)
+    if layout == "offset":
+        return tensor.new_zeros(tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
+    if (
+        layout == "expanded"
+        and tensor.dim()
+        and tensor.shape[0] > 1
+        and torch.equal(tensor, tensor[:1].expand_as(tensor))
+    ):
+        return tensor[:1].clone().expand_as(tensor)
+    return tensor.clone()
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Memory of torch.empty holds what no kernel would write, so that one that leaves it shows."""
+
+    def poison(make: Any) -> Any:
+        def made(*args: Any, **kwargs: Any) -> Tensor:
+            tensor = make(*args, **kwargs)
+            if type(tensor) is Tensor and tensor.layout == torch.strided and not tensor.is_meta:
+                with torch.no_grad():
+                    tensor.fill_(math.nan if tensor.is_floating_point() or tensor.is_complex() else 101)
+            return tensor
+
+        return made
+
+    with contextlib.ExitStack() as undo:
+        for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (Tensor, "new_empty")):
+            undo.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, poison(getattr(owner, name)))
+        yield
+
+
 def run_kernel(fn: Any, args: Any, grad: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
-    """`run_with_gradients` on copies of the inputs, which must be as they were afterwards."""
-    copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
+    """`run_with_gradients` where fresh memory is poisoned; inputs must be as they were afterwards."""
+    before = [a.clone() if isinstance(a, Tensor) else a for a in args]
     try:
-        results = run_with_gradients(fn, copies, grad)
+        with poisoned():
+            results = run_with_gradients(fn, args, grad)
     except MissingPackage as missing:
         raise KernelFailed("unsupported", str(missing)) from None
     except KernelStopped as stopped:
         raise KernelFailed(stopped.kind, str(stopped)) from None
     except Exception as error:
         raise KernelFailed("crashed", first_line(error)) from error
-    for number, (before, after) in enumerate(zip(args, copies, strict=True), start=1):
-        if isinstance(before, Tensor) and not torch.equal(before, after):
+    for number, (was, now) in enumerate(zip(before, args, strict=True), start=1):
+        if isinstance(was, Tensor) and not torch.equal(_bits(was), _bits(now)):
             raise KernelFailed("wrong", f"it changed its argument {number}")
     return results
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Bits, for NaN is not equal to itself."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def run_with_gradients(fn: Any, args: Any, grad: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
@@ -288,6 +358,6 @@ def _as_list(outputs: Any) -> list[Any]:
     if not found:
         raise TypeError("returned nothing")
     for output in found:
-        if not isinstance(output, Tensor):
+        if type(output) not in (Tensor, torch.nn.Parameter):
             raise TypeError(f"returned {type(output).__name__}, not a tensor")
     return found

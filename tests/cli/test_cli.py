@@ -27,6 +27,7 @@ def _rows(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
     tl.store(y_ptr + tl.program_id(0) * N + offs, (e / tl.sum(e, axis=0)).to(y_ptr.dtype.element_ty), mask=offs < N)
 
 def softmax(x):
+    x = x.contiguous()
     y = torch.empty_like(x)
     _rows[(x.shape[0],)](x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
     return y

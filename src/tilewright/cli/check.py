@@ -40,12 +40,17 @@ def check(
     seed: Annotated[
         int | None, typer.Option(min=0, max=2**63 - 2, help="Repeat a run: the seed its JSON names.")
     ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few cases and variants: seconds.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Every variant of every small case: minutes.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Is it right? Hold every kernel of OP, or those in FILEs, against float64 on many cases."""
+    if quick and full:
+        raise typer.BadParameter("--quick and --full exclude each other.")
+    depth = "quick" if quick else "full" if full else "default"
     op = load_op(op_name, files)
     cases, dtypes = cases_of(op, case), dtypes_of(op, dtype)
-    found = check_and_print(op, files or [], kernel or [], cases, dtypes, seed, as_json)
+    found = check_and_print(op, files or [], kernel or [], cases, dtypes, seed, as_json, depth)
     exit_unless_good(found)
     if not any(verdict.verdict == "right" for verdict in found):
         raise NothingChecked("; ".join(dict.fromkeys(f"{verdict.kernel} {verdict.reason}" for verdict in found)))
@@ -61,6 +66,7 @@ def check_and_print(
     dtypes: list[str] | None,
     seed: int | None,
     as_json: bool,
+    depth: str = "default",
 ) -> list[Verdict]:
     """Check and print."""
     from tilewright import hardware, registry
@@ -70,11 +76,19 @@ def check_and_print(
 
     device = "cuda" if hardware.has_gpu() else "cpu"
     kernels = registry.pick(op, kernel_names) if kernel_names or not files else []
-    total = case_count(op, kernels, files, cases, dtypes)
+    total = case_count(op, kernels, files, cases, dtypes, depth)
     found = []
     with progress(f"checking {op.name}", total) as advance:
         asked = run_check(
-            op, kernels, files, device=device, cases=cases, dtypes=dtypes, seed=seed, on_case=lambda: advance("")
+            op,
+            kernels,
+            files,
+            device=device,
+            cases=cases,
+            dtypes=dtypes,
+            seed=seed,
+            depth=depth,
+            on_case=lambda: advance(""),
         )
         for verdict in asked:
             found.append(verdict)

@@ -64,6 +64,8 @@ def backward_cost(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Cost:
 
 
 def inputs(draw: Draw) -> tuple[Tensor, Tensor, Tensor, bool]:
+    if draw["HKV"] == 0 or draw["H"] % draw["HKV"]:
+        raise ValueError("H must be a multiple of HKV")
     q = draw.randn("B", "H", "LQ", "D")
     return q, draw.randn("B", "HKV", "LK", "D"), draw.randn("B", "HKV", "LK", "D"), draw["causal"]
 

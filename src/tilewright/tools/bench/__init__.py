@@ -121,7 +121,7 @@ def _time_case(
 
 def _check_timed_case(op: Op, kernels: Sequence[Kernel], case: Case, device: str) -> dict[str, Verdict]:
     try:
-        return _by_kernel(check(op, kernels, device=device, cases=[case], dtypes=[case.dtype]))
+        return _by_kernel(check(op, kernels, device=device, cases=[case], dtypes=[case.dtype], depth="once"))
     except torch.cuda.OutOfMemoryError:
         reason = "the case and its float64 truth do not fit in this GPU's memory"
         return {kernel.name: Verdict(op.name, kernel.name, "unsupported", reason) for kernel in kernels}

@@ -18,14 +18,15 @@ from tilewright import registry
 from tilewright.errors import FileUnusable
 from tilewright.spec import Case, Kernel, Op
 from tilewright.tools.check.budget import Expected, Mismatch, compare, expect
-from tilewright.worker import KernelFailed, Worker, run_kernel
+from tilewright.tools.check.trials import Trial, plan
+from tilewright.worker import Inputs, KernelFailed, Worker, run_kernel
 
 # Without a GPU a case larger than this would take minutes; its elements, all inputs together.
 SIMULATED_ELEMENTS = {"triton": 2**21, "numba": 1100, "python": 2**21}
 NOT_RIGHT = ("wrong", "crashed", "timeout")
 FORWARD_ONLY = "forward only"  # the label of a user's kernel that torch cannot differentiate
 
-Run = Callable[[tuple[Any, ...], Tensor | None], tuple[list[Tensor], list[Tensor]]]
+Run = Callable[..., tuple[list[Tensor], list[Tensor]]]  # as Worker.call
 
 
 @dataclass
@@ -61,11 +62,12 @@ def check(
     cases: Sequence[Case] | None = None,
     dtypes: Sequence[str] | None = None,
     seed: int | None = None,
+    depth: str = "default",
     on_case: Callable[[], None] = lambda: None,
 ) -> Iterator[Verdict]:
     """A Verdict for each kernel and each user's file, as it is reached. `on_case` is called after every case."""
     seed = secrets.randbits(32) if seed is None else seed
-    questions = [case.with_dtype(dtype) for dtype in dtypes or op.dtypes for case in cases or op.check]
+    questions = plan(op, cases, dtypes or op.dtypes, depth, seed)
     answers = _Answers(op, device, seed)
     with contextlib.ExitStack() as stack:
         shared = stack.enter_context(Worker(device=device))
@@ -96,9 +98,9 @@ def check(
             yield _judge(op, user, own.call, questions, answers, device, on_case)
 
 
-def case_count(op: Op, kernels: Sequence[Kernel], files: Sequence[Path], cases: Any, dtypes: Any) -> int:
+def case_count(op: Op, kernels: Sequence[Kernel], files: Sequence[Path], cases: Any, dtypes: Any, depth: str) -> int:
     """How many times `on_case` will be called at most."""
-    return (len(kernels) + len(files)) * len(cases or op.check) * len(dtypes or op.dtypes)
+    return (len(kernels) + len(files)) * len(plan(op, cases, dtypes or op.dtypes, depth, 0))
 
 
 class _Answers:
@@ -107,16 +109,19 @@ class _Answers:
     def __init__(self, op: Op, device: str, seed: int):
         self._op, self._device, self.seed = op, device, seed
         self._names = list(inspect.signature(op.reference).parameters)
-        self._known: dict[tuple[Case, bool], tuple[tuple[Any, ...], Tensor | None, list[Expected]]] = {}
+        self._known: dict[tuple[Any, ...], tuple[tuple[Any, ...], Tensor | None, list[Expected]]] = {}
 
-    def __call__(self, case: Case, with_gradients: bool) -> tuple[tuple[Any, ...], Tensor | None, list[Expected]]:
-        key = (case, with_gradients)
+    def __call__(
+        self, trial: Trial, with_gradients: bool, other: int = 0
+    ) -> tuple[tuple[Any, ...], Tensor | None, list[Expected]]:
+        """`other` numbers further values of the same case."""
+        case, key = trial.case, (trial.case, trial.values, with_gradients, other)
         if key not in self._known:
-            args = self._op.make(case, self._device, self.seed)
+            args = self._op.make(case, self._device, self.seed + 2 * other, trial.values)
             grad = None
             if with_gradients:
                 shape = self._op.reference(*self._op.make(case, "meta")).shape
-                generator = torch.Generator(self._device).manual_seed(self.seed + 1)
+                generator = torch.Generator(self._device).manual_seed(self.seed + 2 * other + 1)
                 grad = torch.randn(shape, generator=generator, device=self._device).to(getattr(torch, case.dtype))
             leaves = [n for n, a in zip(self._names, args, strict=False) if _is_float(a)]
             self._known[key] = (args, grad, expect(self._op.reference, args, grad, leaves))
@@ -127,7 +132,7 @@ def _judge(
     op: Op,
     kernel: Kernel,
     run: Run,
-    questions: list[Case],
+    questions: list[Trial],
     answers: _Answers,
     device: str,
     on_case: Callable[[], None],
@@ -137,8 +142,8 @@ def _judge(
     if kernel.builds_per_case and len(questions) > 2:
         todo = [questions[0], questions[-1]]
         verdict.labels.append(f"{len(todo)} of {len(questions)} cases, since each is compiled anew")
-    for case in todo:
-        result = _judge_case(op, kernel, run, case, answers, device, verdict)
+    for trial in todo:
+        result = _judge_trial(op, kernel, run, trial, answers, device, verdict)
         verdict.cases.append(result)
         on_case()
         if result.verdict in ("crashed", "timeout"):  # the rest would end the same way, only later
@@ -155,39 +160,79 @@ def _judge(
     return verdict
 
 
-def _judge_case(
-    op: Op, kernel: Kernel, run: Run, case: Case, answers: _Answers, device: str, verdict: Verdict
+def _judge_trial(
+    op: Op, kernel: Kernel, run: Run, trial: Trial, answers: _Answers, device: str, verdict: Verdict
 ) -> CaseVerdict:
+    case = trial.case
     shapes = op.make(case, device="meta")
     reason = None if kernel.fits(*shapes) else "the kernel does not take such a case"
     if device == "cpu":
-        reason = reason or _cannot_simulate(kernel, case, shapes)
+        reason = reason or _cannot_simulate(kernel, shapes)
     if reason:
-        return CaseVerdict(str(case), case.dtype, "unsupported", reason=reason)
-    args, grad, expected = answers(case, kernel.differentiable)
+        return CaseVerdict(str(trial), case.dtype, "unsupported", reason=reason)
     try:
-        outputs, gradients = run(args, grad)
+        found, got = _ask(kernel, run, trial, answers, verdict)
+        if trial.again and found.verdict == "right":
+            found = _ask_again(kernel, run, trial, answers, verdict, found, got)
     except KernelFailed as failure:
-        return CaseVerdict(str(case), case.dtype, failure.kind, reason=str(failure))
+        return CaseVerdict(str(trial), case.dtype, failure.kind, reason=str(failure))
+    return found
+
+
+def _ask(
+    kernel: Kernel,
+    run: Run,
+    trial: Trial,
+    answers: _Answers,
+    verdict: Verdict,
+    other: int = 0,
+    same_memory: bool = False,
+) -> tuple[CaseVerdict, list[Tensor]]:
+    """One call, judged; and what it returned."""
+    args, grad, expected = answers(trial, kernel.differentiable, other)
+    outputs, gradients = run(args, grad, layout=trial.layout, same_memory=same_memory)
+    name, dtype = str(trial), trial.case.dtype
     values = [e for e in expected if not e.is_gradient]
     if len(outputs) != len(values):
-        reason = f"returned {len(outputs)} tensors, expected {len(values)}"
-        return CaseVerdict(str(case), case.dtype, "wrong", reason=reason)
+        return CaseVerdict(name, dtype, "wrong", reason=f"returned {len(outputs)} tensors, expected {len(values)}"), []
     if kernel.differentiable and not gradients:
         if kernel.language != "python":
-            return CaseVerdict(str(case), case.dtype, "wrong", reason="has no gradient")
+            return CaseVerdict(name, dtype, "wrong", reason="has no gradient"), []
         expected = values
         if FORWARD_ONLY not in verdict.labels:
             verdict.labels.append(FORWARD_ONLY)
     got = [*outputs, *gradients]
-    worst = CaseVerdict(str(case), case.dtype, "right")
+    worst = CaseVerdict(name, dtype, "right")
     for tensor, wanted in zip(got, expected, strict=True):
         found = compare(tensor, wanted)
         if isinstance(found, Mismatch):
-            return CaseVerdict(str(case), case.dtype, "wrong", reason=found.reason)
+            return CaseVerdict(name, dtype, "wrong", reason=found.reason), got
         if found.error * worst.budget >= worst.max_error * found.budget:
             worst.max_error, worst.budget = found.error, found.budget
-    return worst
+    return worst, got
+
+
+def _ask_again(
+    kernel: Kernel, run: Run, trial: Trial, answers: _Answers, verdict: Verdict, found: CaseVerdict, got: list[Tensor]
+) -> CaseVerdict:
+    """The same values elsewhere in memory, other values at the same place, and the first ones there once more."""
+    for what, other, same_memory in (
+        ("asked again", 0, False),
+        ("with other values in the same memory", 1, True),
+        ("with the first values in that memory again", 0, True),
+    ):
+        result, now = _ask(kernel, run, trial, answers, verdict, other, same_memory)
+        if result.verdict != "right":
+            result.reason = f"{what}: {result.reason}"
+            return result
+        if not other and not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(got, now, strict=True)):
+            spread = max(
+                float((a.double() - b.double()).nan_to_num().abs().max()) for a, b in zip(got, now, strict=True)
+            )
+            label = f"not deterministic: the same inputs gave results up to {spread:.2g} apart"
+            if not any(text.startswith("not deterministic") for text in verdict.labels):
+                verdict.labels.append(label)
+    return found
 
 
 def _gpu_only(kernel: Kernel) -> str | None:
@@ -198,7 +243,7 @@ def _gpu_only(kernel: Kernel) -> str | None:
     return None
 
 
-def _cannot_simulate(kernel: Kernel, case: Case, shapes: tuple[Any, ...]) -> str | None:
+def _cannot_simulate(kernel: Kernel, shapes: tuple[Any, ...]) -> str | None:
     """Why this case cannot be checked without a GPU, if it cannot."""
     if kernel.language == "torch":
         return None
@@ -208,8 +253,12 @@ def _cannot_simulate(kernel: Kernel, case: Case, shapes: tuple[Any, ...]) -> str
 
 
 def _in_process(kernel: Kernel) -> Run:
-    def run(args: tuple[Any, ...], grad: Tensor | None) -> tuple[list[Tensor], list[Tensor]]:
-        return run_kernel(kernel.fn, args, grad)
+    place = Inputs()
+
+    def run(
+        args: tuple[Any, ...], grad: Tensor | None, layout: str = "contiguous", same_memory: bool = False
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        return run_kernel(kernel.fn, place.lay_out(args, layout, same_memory), grad)
 
     return run
 

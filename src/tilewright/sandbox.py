@@ -1,0 +1,253 @@
+"""A process about to run a stranger's code gives up, for good, all that the code does not need.
+
+Landlock bounds the files, seccomp the system calls that Landlock does not see, limits the amounts, and root becomes
+another user. The layers overlap: what one kernel lacks, another layer may still forbid. Before Linux 7.0, Landlock does
+not reach threads that run already, so a process should confine itself while it has one thread; else it is not named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import resource
+import stat
+import struct
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ALL_LAYERS = (
+    "no new privileges", "not root", "capabilities dropped", "landlock filesystem", "landlock network",
+    "landlock scopes", "seccomp", "seccomp network", "seccomp processes", "rlimit memory", "rlimit processes",
+    "rlimit file size", "no core dumps", "first to be killed",
+)  # fmt: skip
+THREADS = 4096  # that a process may start which may start no processes: Numba's simulator needs 1024 and a few
+OPEN_FILES = 4096
+# Landlock's rights, as bits.
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, MAKE_CHAR, MAKE_BLOCK = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 6, 1 << 11
+TRUNCATE, IOCTL_DEV, RESOLVE_UNIX = 1 << 14, 1 << 15, 1 << 16
+READ = EXECUTE | READ_FILE | READ_DIR
+USE = READ_FILE | READ_DIR | WRITE_FILE | IOCTL_DEV
+CHANGE = ~(EXECUTE | MAKE_CHAR | MAKE_BLOCK | IOCTL_DEV)
+OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV  # the rest makes sense for folders alone
+NEW_IN_ABI = {1: (1 << 13) - 1, 2: 1 << 13, 3: TRUNCATE, 5: IOCTL_DEV, 9: RESOLVE_UNIX}
+# Parts of the system that every program reads. Not all of /sys: /sys/kernel holds debugging interfaces.
+SYSTEM = ("/proc", "/sys/devices", "/sys/bus", "/sys/class", "/sys/module", "/sys/fs/cgroup")
+DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "dxg")
+
+# System calls by their numbers on x86_64 and on aarch64, where they may be missing. Refused whatever their arguments:
+REFUSED = {
+    # into other processes
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "pidfd_getfd": (438, 438),
+    # into other namespaces and mounts, and to files without a path
+    "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
+    "move_mount": (429, 429), "fsopen": (430, 430), "open_by_handle_at": (304, 265),
+    # into the kernel, by the doors most often broken
+    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
+    "init_module": (175, 105), "finit_module": (313, 273), "kexec_load": (246, 104), "kexec_file_load": (320, 294),
+    "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
+    # memory and messages shared by the whole machine, where Landlock sees no path
+    "shmget": (29, 194), "shmat": (30, 196), "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193),
+    "semctl": (66, 191), "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188),
+    "msgctl": (71, 187), "mq_open": (240, 180), "mq_unlink": (241, 181),
+    # owner and attributes of any file, which Landlock lets pass
+    "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "setxattr": (188, 5),
+    "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16), "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469),
+}  # fmt: skip
+# Said to be done, and not done: modes and times of any file, which Landlock lets pass but copying a file sets; and
+# leaving the process group, by which the parent ends all that the process started.
+PRETENDED = {
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "utime": (132, None),
+    "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88), "setsid": (112, 157), "setpgid": (109, 154)
+}  # fmt: skip
+# Refused unless this argument, counted from 0, is 0: itself.
+FOR_ITSELF = {
+    "prlimit64": (302, 261, 0), "sched_setaffinity": (203, 122, 0), "sched_setscheduler": (144, 119, 0),
+    "sched_setparam": (142, 118, 0), "sched_setattr": (314, 274, 0), "setpriority": (141, 140, 1),
+    "ioprio_set": (251, 30, 1),
+}  # fmt: skip
+ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, and the kernel's name for it
+DAC_READ_SEARCH = 2  # the capability to read what only root may read
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def confine(
+    *, read: list[Path], write: list[Path], memory: int, processes: int, file_bytes: int, network: bool = False
+) -> list[str]:
+    """Confine this process, its later threads and children, and name the layers that hold; some may be missing here.
+
+    `read`: files and folders to read and to run programs from. `write`: folders made for this process alone: root hands
+    them to the user it becomes. `memory`: bytes, 0 for no limit, as CUDA needs. `processes`: how many more processes
+    and threads; 0 refuses processes and leaves threads. `file_bytes`: the size of one file.
+    """
+    steps = [lambda: _limits(memory, processes, file_bytes)]
+    if sys.platform == "linux":  # in this order: each step needs what a later one takes away
+        steps = [_go_first, lambda: _landlock(read, write, network), lambda: _leave_root(write), _drop_capabilities]
+        steps += [lambda: _limits(memory, processes, file_bytes), lambda: _seccomp(processes, network)]
+    held: set[str] = set()
+    for step in steps:
+        with contextlib.suppress(OSError):
+            held |= step()
+    return [layer for layer in ALL_LAYERS if layer in held]
+
+
+def runtime() -> list[Path]:
+    """What Python, its packages and the compilers they call are read from; of /etc, only what holds no secrets."""
+    etc = "ld.so.cache ld.so.conf ld.so.conf.d alternatives localtime nsswitch.conf passwd group ssl/openssl.cnf"
+    system = ["/usr", "/bin", "/lib", "/lib64", "/opt", "/nix/store", *(f"/etc/{name}" for name in etc.split())]
+    paths = {Path(name) for name in [*system, sys.prefix, sys.base_prefix, *filter(None, sys.path)]}
+    return sorted(path for path in paths if os.path.exists(path))  # Path.exists raises where a parent is closed
+
+
+def _prctl(*arguments: int) -> bool:
+    return _libc.prctl(*(ctypes.c_ulong(value) for value in [*arguments, 0, 0, 0, 0][:5])) == 0
+
+
+def _syscall(*arguments: int | bytes | None) -> int:
+    return _libc.syscall(*(ctypes.c_long(value) if isinstance(value, int) else value for value in arguments))
+
+
+def _go_first() -> set[str]:
+    held = {"no new privileges"} if _prctl(38, 1) else set()
+    # Memory in nameless files is under no limit: when it runs out, the kernel shall not end the parent instead.
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+        held.add("first to be killed")
+    return held
+
+
+def _landlock(read: list[Path], write: list[Path], network: bool) -> set[str]:
+    create, add_rule, restrict_self = 444, 445, 446
+    abi = _syscall(create, None, 0, 1)  # 1: only say the version
+    handled = sum(rights for version, rights in NEW_IN_ABI.items() if version <= abi)
+    tcp = 0b11 if abi >= 4 and not network else 0  # bind, connect
+    scopes = 0b11 if abi >= 6 else 0  # abstract unix sockets, signals
+    attributes = struct.pack("QQQ", handled, tcp, scopes)[: 8 if abi < 4 else 16 if abi < 6 else 24]
+    if abi < 1 or (rules := _syscall(create, attributes, len(attributes), 0)) < 0:
+        return set()
+    allowed = [(path, READ) for path in [*read, *map(Path, SYSTEM)]]
+    allowed += [(path, CHANGE) for path in [*write, Path("/dev/shm")]]  # where semaphores lie
+    allowed += [(path, USE) for name in DEVICES for path in Path("/dev").glob(name)]
+    for path, rights in allowed:
+        with contextlib.suppress(OSError):  # not there: then it needs no rule
+            parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            rights &= handled & (-1 if stat.S_ISDIR(os.fstat(parent).st_mode) else OF_FILES)
+            _syscall(add_rule, rules, 1, struct.pack("=Qi", rights, parent), 0)
+            os.close(parent)
+    every_thread = 1 << 3 if abi >= 8 else 0
+    restricted = _syscall(restrict_self, rules, every_thread) == 0
+    os.close(rules)
+    whole = restricted and (every_thread or len(os.listdir("/proc/self/task")) == 1)
+    layers = {"landlock filesystem": whole, "landlock network": whole and tcp, "landlock scopes": whole and scopes}
+    return {layer for layer, held in layers.items() if held}
+
+
+def _leave_root(write: list[Path]) -> set[str]:
+    """Root becomes a user who owns nothing: no limit of processes holds for root, and all files are root's to change.
+
+    What only root may read (a Python under /root, say) stays readable as far as Landlock lets it.
+    """
+    if 0 not in os.getresuid():
+        return {"not root"}
+    for capability in {*range(64)} - {DAC_READ_SEARCH}:
+        _prctl(24, capability)  # out of the set that a program could regain
+    dies_with_parent = ctypes.c_int(0)
+    _libc.prctl(2, ctypes.byref(dies_with_parent))
+    for user in (0x70000000 + os.getpid(), 65534):  # one that nobody else is; or nobody, where few numbers are mapped
+        with contextlib.suppress(OSError):
+            os.setgroups([])
+            for folder in write:
+                os.chown(folder, user, user)
+            _prctl(8, 1)  # keep the capabilities for _drop_capabilities
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+            _prctl(1, dies_with_parent.value)  # which a change of user forgets
+            return {"not root"}
+    return set()
+
+
+def _drop_capabilities() -> set[str]:
+    header, sets = struct.pack("=Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
+    _libc.capget(header, sets)
+    kept = struct.unpack_from("=I", sets, 4)[0] & 1 << DAC_READ_SEARCH  # of those permitted
+    if _libc.capset(header, struct.pack("=6I", kept, kept, kept, 0, 0, 0)) != 0:
+        return set()
+    if kept:
+        _prctl(47, 2, DAC_READ_SEARCH)  # programs started from here read the same files
+    return {"capabilities dropped"}
+
+
+def _limits(memory: int, processes: int, file_bytes: int) -> set[str]:
+    statm, tasks = Path("/proc/self/statm"), 0
+    size = int(statm.read_text().split()[0]) * resource.getpagesize() if statm.exists() else 0
+    for process in Path("/proc").glob("[0-9]*"):  # threads of this user, which is what the kernel counts
+        with contextlib.suppress(OSError):
+            if process.stat().st_uid == os.getuid() or process.name == str(os.getpid()):
+                tasks += len(os.listdir(process / "task"))
+    limits = [
+        ("", resource.RLIMIT_NOFILE, OPEN_FILES),
+        ("", resource.RLIMIT_AS, memory and size + memory),  # for shared memory, which DATA does not count
+        ("rlimit memory", resource.RLIMIT_DATA, memory),
+        ("rlimit processes", resource.RLIMIT_NPROC, tasks + (processes or THREADS)),
+        ("rlimit file size", resource.RLIMIT_FSIZE, file_bytes),
+        ("no core dumps", resource.RLIMIT_CORE, 1),  # 0 would still feed a program that collects core dumps
+    ]
+    held: set[str] = set()
+    for layer, which, most in limits:
+        if most:
+            hard = resource.getrlimit(which)[1]
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(which, (most, most))
+                held.add(layer)
+    return held if os.getuid() else held - {"rlimit processes"}  # which root ignores
+
+
+def _seccomp(processes: int, network: bool) -> set[str]:
+    if os.uname().machine not in ARCHITECTURES or sys.maxsize < 2**32:
+        return set()
+    column, architecture = ARCHITECTURES[os.uname().machine]
+    load, equal, at_least, any_bit, answer = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, pretend, refuse, unknown = 0x7FFF0000, 0x50000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
+    # Other architectures number their calls otherwise, and so does x32.
+    program = [(load, 0, 0, 4), (equal, 1, 0, architecture), (answer, 0, 0, refuse)]
+    program += [(load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (answer, 0, 0, refuse)]
+
+    def answer_with(action: int, calls: Iterable[tuple[int, int | None]]) -> None:
+        for call in calls:
+            if (number := call[column]) is not None:
+                program.extend([(equal, 0, 1, number), (answer, 0, 0, action)])
+
+    def refuse_if(holds: bool, call: Sequence[int], argument: int, test: int, value: int) -> None:
+        program.extend([(equal, 0, 4, call[column]), (load, 0, 0, 16 + 8 * argument)])
+        program.extend([(test, not holds, holds, value), (answer, 0, 0, refuse), (load, 0, 0, 0)])
+
+    answer_with(refuse, REFUSED.values())
+    answer_with(pretend, PRETENDED.values())
+    answer_with(unknown, [(435, 435)])  # clone3, whose flags lie in memory: glibc turns to clone
+    if not network:
+        answer_with(refuse, [(41, 198)])  # socket, unix ones too: Landlock guards no path to them, and Docker has one
+    for *call, argument in FOR_ITSELF.values():
+        refuse_if(False, call, argument, equal, 0)
+    refuse_if(True, (157, 167), 0, equal, 1)  # prctl(PR_SET_PDEATHSIG): to outlive the parent
+    for type_into_terminal in (0x5412, 0x541C):  # TIOCSTI, TIOCLINUX
+        refuse_if(True, (16, 29), 1, equal, type_into_terminal)  # ioctl
+    if processes:
+        refuse_if(True, (56, 220), 0, any_bit, 0x7E020000)  # clone into new namespaces
+    else:
+        answer_with(refuse, [(57, None), (58, None)])  # fork, vfork
+        refuse_if(False, (56, 220), 0, any_bit, 0x10000)  # clone, but for threads
+        for call in ((62, 129), (234, 131)):  # kill, tgkill: itself alone
+            refuse_if(False, call, 0, equal, os.getpid())
+        answer_with(refuse, [(200, 130), (129, 138), (297, 240), (424, 424)])  # tkill, rt_…sigqueueinfo, pidfd_…
+    program.append((answer, 0, 0, allow))
+
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
+    header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
+    every_thread, full_speed = 1, 4
+    if _syscall((317, 277)[column], 1, every_thread | full_speed, header) != 0:
+        return set()
+    return {"seccomp"} | (set() if network else {"seccomp network"}) | (set() if processes else {"seccomp processes"})

@@ -1,0 +1,88 @@
+"""Which questions to ask a kernel: cases beyond the Op's own, numbers of other kinds, tensors that lie otherwise."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tilewright.spec import VALUES, Case, Op
+
+SIZES = (1, 2, 3, 7, 13, 31, 61, 127, 251, 1021)  # odd, prime and 1: what blocks do not divide
+LAYOUTS = ("transposed", "sliced", "offset", "expanded")
+DRAWN = {"once": 0, "quick": 1, "default": 3, "full": 12}  # by depth: cases of a dtype beyond the Op's own
+SMALL = 2**15  # elements of a case whose variants are quick
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case, what its numbers look like, and how its tensors lie in memory."""
+
+    case: Case
+    values: str = "normal"
+    layout: str = "contiguous"
+    again: bool = False  # repeat it, with the same and with other values
+
+    def __str__(self) -> str:
+        kinds = [text for text, usual in ((self.values, "normal"), (self.layout, "contiguous")) if text != usual]
+        return " ".join([str(self.case), *(f"({kind})" for kind in kinds)])
+
+
+def plan(op: Op, cases: Sequence[Case] | None, dtypes: Sequence[str], depth: str, seed: int) -> list[Trial]:
+    """All trials of a depth: once (each case as it is), quick, default or full. Only small cases have variants."""
+    own = list(cases or op.check)
+    if depth == "once":
+        return [Trial(case.with_dtype(dtype)) for dtype in dtypes for case in own]
+    small = [case for case in own if 1 < elements(op, case) <= SMALL]
+    hosts = small if depth == "full" else small[len(small) // 2 :][:1]
+    wanted: list[Trial] = []
+    for number, dtype in enumerate(dtypes):
+        asked = own if depth != "quick" or cases else [own[0], *hosts, own[-1]]
+        wanted += [Trial(case.with_dtype(dtype), again=case in hosts) for case in dict.fromkeys(asked)]
+        for host in (case.with_dtype(dtype) for case in hosts):
+            variants = [Trial(host, values) for values in VALUES[1:-1]]
+            variants += [Trial(host, "repeated" if kind == "expanded" else "normal", kind) for kind in LAYOUTS]
+            # Not in full: each variant in one of the dtypes, all of them in turn.
+            wanted += [v for i, v in enumerate(variants) if depth == "full" or i % len(dtypes) == number]
+        if not cases:
+            others = drawn(op, own[0], DRAWN[depth], f"{seed} {dtype}")
+            wanted += [Trial(case.with_dtype(dtype)) for case in others]
+    return list(dict.fromkeys(wanted))
+
+
+def drawn(op: Op, like: Case, count: int, seed: str) -> Iterator[Case]:
+    """Cases that the Op takes, with sizes of SIZES and now and then one that is empty."""
+    generator = random.Random(seed)
+    for _ in range(20 * count):
+        if count == 0:
+            return
+        point = [(name, _size(value, generator)) for name, value in like.point]
+        case = Case(tuple(point), like.dtype)
+        if elements(op, case) <= SMALL and _is_taken(op, case):
+            count -= 1
+            yield case
+
+
+def _size(value: object, generator: random.Random) -> int | bool | str:
+    if isinstance(value, bool):
+        return generator.random() < 0.5
+    if not isinstance(value, int):
+        return value  # type: ignore[return-value]
+    return 0 if generator.random() < 0.05 else generator.choice(SIZES)
+
+
+def _is_taken(op: Op, case: Case) -> bool:
+    try:
+        op.reference(*op.make(case, device="meta"))
+    except Exception:  # whatever a reference says of sizes that do not go together
+        return False
+    return True
+
+
+def elements(op: Op, case: Case) -> int:
+    try:
+        return sum(a.numel() for a in op.make(case, device="meta") if isinstance(a, Tensor))
+    except Exception:
+        return 2**62
