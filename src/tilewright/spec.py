@@ -188,6 +188,7 @@ class Op:
     check: Sequence[Case]
     bench: Sequence[Case]
     backward_cost: Callable[..., Cost] | None = None  # None: the Op has no gradients
+    takes: Callable[[Case], bool] = _always  # which sizes go together, where not all do
     dtypes: tuple[str, ...] = FLOATS
     bench_dtype: str = "bfloat16"
     kernels: dict[str, Kernel] = field(default_factory=dict)

@@ -75,6 +75,8 @@ def _size(value: object, generator: random.Random) -> int | bool | str:
 
 def _is_taken(op: Op, case: Case) -> bool:
     try:
+        if not op.takes(case):
+            return False
         op.reference(*op.make(case, device="meta"))
     except Exception:  # whatever a reference says of sizes that do not go together
         return False
