@@ -164,7 +164,7 @@ class TooLarge(TilewrightError):
 
 class NothingAudited(TilewrightError):
     def __init__(self, target: str):
-        super().__init__(f"{target} has no Triton kernel that takes this case; try another --case or --kernel")
+        super().__init__(f"{target}: no Triton kernel was launched; try another --case, --kernel or --function")
 
 
 class CountersFailed(TilewrightError):

@@ -30,6 +30,7 @@ from torch import Tensor
 from tilewright import registry, settings
 from tilewright.errors import KernelStopped, MissingPackage, TilewrightError, first_line
 from tilewright.interpreter import interpret
+from tilewright.interpreter import poison as fill_with_poison
 
 HEADER = struct.Struct("<QQ")  # bytes of JSON, bytes of tensors
 LARGEST_FILE = 2**30  # bytes: what a kernel that prints without end may write
@@ -292,8 +293,7 @@ def poisoned() -> Iterator[None]:
         def made(*args: Any, **kwargs: Any) -> Tensor:
             tensor = make(*args, **kwargs)
             if type(tensor) is Tensor and tensor.layout == torch.strided and not tensor.is_meta:
-                with torch.no_grad():
-                    tensor.fill_(math.nan if tensor.is_floating_point() or tensor.is_complex() else 101)
+                fill_with_poison(tensor)
             return tensor
 
         return made

@@ -17,7 +17,7 @@ def test_an_op_shows_what_its_forms_waste():
     assert done.returncode == 0, done.stderr
     for words in ("triton-three-pass", "Moves 2.00x", "`x_ptr` is read 3 times", "Moves 1.50x", "Moves 1.00x"):
         assert words in done.stdout
-    assert "Next: tilewright audit softmax --html audit.html" in done.stdout
+    assert "Next: tilewright audit softmax --case M=3,N=500 --html audit.html" in done.stdout
 
 
 def test_json_and_records_hold_the_same(tmp_path):
@@ -65,9 +65,8 @@ def test_what_stops_is_one_line_and_the_others_go_on(tmp_path):
 
 def test_huge_cases_are_refused_with_one_that_fits():
     done = run("audit", "softmax", "-k", "triton-online", "--case", "M=1000000,N=8192")
-    assert done.returncode == 1
-    assert "try --case M=" in done.stdout
-    fitting = done.stdout.partition("try --case ")[2].split()[0]
+    assert_one_line(done, 2, "try --case M=")
+    fitting = done.stderr.partition("try --case ")[2].split()[0]
     assert (
         run("audit", "softmax", "-k", "triton-online", "--case", fitting, "--steps", "1").stdout.count("too many") == 0
     )
@@ -82,8 +81,28 @@ def test_mistakes_are_one_line(tmp_path):
     assert_one_line(run("audit", "softmax", "--gpu", "h20"), 2, "did you mean 'h200'?")
     assert_one_line(run("audit", "softmax", "--measure"), 2, "needs a GPU")
     assert_one_line(
-        run("audit", "softmax", *SMALL, "-k", "triton", "--html", tmp_path / "no" / "x.html"), 2, "cannot write"
+        run("audit", "softmax", *SMALL, "-k", "triton", "--html", KERNELS / "x.html"), 2, "cannot write"
     )
-    done = run("audit", KERNELS, "-f", "copy")
+    assert_one_line(run("audit", KERNELS, "-f", "copy"), 2, "missing a required argument")
+    assert_one_line(run("audit", KERNELS, "-f", "copy", "-i", "100000x100000"), 2, "too many to interpret")
+    assert_one_line(run("audit", KERNELS, "-f", "copy", "-i", "9" * 30 + "x4"), 2, "too many to interpret")
+    assert_one_line(run("audit", KERNELS, "-f", "copy", "-c", "M=3,N=4"), 2, "for an OP")
+    assert_one_line(run("audit", "softmax", "-i", "3x4"), 2, "for a FILE")
+
+
+def test_a_function_that_raises_leaves_or_launches_nothing(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import sys, torch\n\ndef softmax(x):\n    raise ValueError('no')\n\ndef leave():\n    sys.exit(3)\n\n"
+        "def plain():\n    print('noise')\n    return torch.ones(3)\n"
+    )
+    done = run("audit", "softmax", file, *SMALL)
     assert done.returncode == 1
-    assert "copy fails: TypeError" in done.stdout
+    assert "mine.py fails: ValueError: no" in done.stdout
+    done = run("audit", file, "-f", "leave")
+    assert done.returncode == 1
+    assert "leave fails: SystemExit: 3" in done.stdout
+    done = run("audit", file, "-f", "plain", "--json")
+    assert done.returncode == 2
+    assert "noise" not in done.stdout
+    assert "no Triton kernel was launched" in done.stderr

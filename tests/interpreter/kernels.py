@@ -120,3 +120,16 @@ def double(x: Tensor) -> Tensor:
 
 def two_launches(x: Tensor) -> Tensor:
     return copy(double(x))
+
+
+PLAIN = 3
+
+
+@triton.jit
+def _plain_global(x_ptr):
+    tl.store(x_ptr, PLAIN)
+
+
+@triton.jit
+def _asserting(x_ptr):
+    tl.device_assert(tl.load(x_ptr) > 0, "positive")

@@ -1,5 +1,7 @@
 """The context: launches run here while it is open, and Triton is untouched when it is closed."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import triton
@@ -74,7 +76,7 @@ def test_a_fault_names_all_there_is_to_know():
     line = kernels._copy_too_much.starting_line_number + 3
     assert str(finding) == (
         f"{ROOT}:{line}: out of bounds in _copy_too_much, program (1, 0, 0): "
-        "load of element 100 of `x_ptr`, whose elements are 0 to 99 (shape (100,))"
+        "load of element 100 of `x_ptr`, whose elements are 0 to 99 (shape (100,)) (28 lanes)"
     )
 
 
@@ -117,6 +119,54 @@ def test_memory_that_torch_wrote_counts_as_written():
         kernels.copy(torch.empty(64).fill_(1.0))
         kernels.copy(torch.zeros(64))
     assert [bool(launch.findings) for launch in run.launches] == [True, False, False]
+
+
+def test_writes_behind_the_back_of_torch_count_too():
+    behind = torch.empty(64)
+    with tilewright.interpret() as run:
+        for write in (lambda t: t.data.fill_(1.0), lambda t: t.numpy().fill(1.0), lambda t: t.fill_(-1)):
+            behind = torch.empty(64)
+            write(behind)
+            kernels.copy(behind)
+            small = torch.empty(64, dtype=torch.int8)
+            kernels.copy(small.fill_(-1))
+    assert not run.findings
+
+
+def test_fresh_memory_is_nan_until_written():
+    with tilewright.interpret():
+        assert torch.empty(7).isnan().all()
+        assert torch.empty_like(torch.ones(3, dtype=torch.bfloat16)).isnan().all()
+
+
+def test_threads_take_turns():
+    inputs = [torch.randn(5000) for _ in range(8)]
+    with tilewright.interpret(), ThreadPoolExecutor(4) as pool:
+        for x, y in zip(inputs, pool.map(kernels.copy, inputs), strict=True):
+            assert torch.equal(x, y)
+
+
+def test_callers_may_be_compiled():
+    compiled = torch.compile(kernels.copy, backend="eager")
+    x = torch.randn(100)
+    with tilewright.interpret() as run:
+        assert torch.equal(compiled(x), x)
+    assert run.launches
+
+
+def test_what_would_not_compile_or_launch_stops():
+    x, y = torch.zeros(64), torch.zeros(64)
+    for launch, says in (
+        (lambda: kernels._plain_global[(1,)](x), "`PLAIN` is a plain global"),
+        (lambda: kernels._copy[(1,)](x, y, 64, BLOCK=64, FOO=3), "no option named 'FOO'"),
+        (lambda: kernels._copy[(1, 65536)](x, y, 64, BLOCK=64), "at most"),
+        (lambda: kernels._copy[(-1,)](x, y, 64, BLOCK=64), "whole numbers"),
+        (lambda: kernels._asserting[(1,)](x, debug=True), "AssertionError: positive"),
+    ):
+        with pytest.raises(KernelStopped, match=says), tilewright.interpret():
+            launch()
+    with tilewright.interpret():
+        kernels._asserting[(1,)](x)
 
 
 def test_wrong_arguments_are_one_line():

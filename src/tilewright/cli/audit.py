@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +27,16 @@ from tilewright.cli.shared import (
     progress,
     say_next,
 )
-from tilewright.errors import CannotWrite, KernelStopped, NoGPU, NothingAudited, TilewrightError, TooLarge, first_line
+from tilewright.errors import (
+    CannotWrite,
+    KernelStopped,
+    NoGPU,
+    NothingAudited,
+    TilewrightError,
+    TooLarge,
+    WrongArguments,
+    first_line,
+)
 
 if TYPE_CHECKING:
     from tilewright.tools.audit import Audit
@@ -67,22 +79,25 @@ def audit(
         raise NoGPU("--measure")
     if record:
         require_writable(record)
+    if html:
+        require_writable(html)
     limits = {"steps": steps or STEPS, "gpu": gpu}
     if target in source.op_files() or not target.endswith(".py"):
+        if function or given:
+            raise typer.BadParameter("--function and --input are for a FILE: an operation has its own inputs.")
         jobs = list(_of_op(target, files or [], kernel or [], case, dtype, limits))
     else:
+        if kernel or case or dtype or files:
+            raise typer.BadParameter("--kernel, --case, --dtype and more files are for an OP: a FILE takes --input.")
         jobs = list(_of_file(Path(target), function, given or [], limits))
     done, stopped = _run(jobs, measure, record, as_json)
     if html and done:
         _write(html, done)
-    if not jobs:
+    if not jobs or (done and not stopped and not any(found.launches for found in done)):
         raise NothingAudited(target)
     if not as_json:
-        say_next(
-            f"open {html}"
-            if html
-            else shlex.join(["tilewright", "audit", target, *map(str, files or []), "--html", "audit.html"])
-        )
+        given_again = [w for w in sys.argv[1:] if not w.startswith("--html")]
+        say_next(f"open {html}" if html else shlex.join(["tilewright", *given_again, "--html", "audit.html"]))
     if stopped or any(found.findings for found in done):
         raise typer.Exit(1)
 
@@ -96,8 +111,9 @@ def _run(jobs: list[Job], measure: bool, path: Path | None, as_json: bool) -> tu
         for job in jobs:
             advance(job.title)
             try:
-                found = job.run()
-            except (KernelStopped, TooLarge) as why:
+                with contextlib.redirect_stdout(sys.stderr):  # what a launcher prints is not ours to say
+                    found = job.run()
+            except KernelStopped as why:
                 stopped += 1
                 line = json.dumps({"title": job.title, "stopped": str(why)}) if as_json else f"{job.title}: {why}\n"
                 print(line, flush=True)
@@ -163,7 +179,17 @@ def _audit_case(op: Any, kernel: Any, case: Any, title: str, limits: Any) -> Aud
     if elements > tool.ELEMENTS:
         raise TooLarge(elements, tool.ELEMENTS, f"try --case {tool.shrunk(op, case)}")
     args = op.make(case)
-    return tool.audit(kernel.fn, *args, cost=op.cost(*args), title=title, **limits)
+    return _called(kernel.name, lambda: tool.audit(kernel.fn, *args, cost=op.cost(*args), title=title, **limits))
+
+
+def _called(name: str, run: Callable[[], Audit]) -> Audit:
+    """What a user's function raises is told in a line, as a kernel's end is."""
+    try:
+        return run()
+    except TilewrightError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise KernelStopped(f"{name} fails: {first_line(error)}") from error
 
 
 def _of_file(path: Path, name: str | None, given: list[str], limits: Any) -> Iterator[Job]:
@@ -175,13 +201,13 @@ def _of_file(path: Path, name: str | None, given: list[str], limits: Any) -> Ite
     args = [make(text) for text in given]
     title = f"{path.name}, {fn.__name__}({', '.join(given)})"
 
+    try:
+        inspect.signature(fn).bind(*args)
+    except TypeError as error:
+        raise WrongArguments(path, fn.__name__, str(error), ", ".join(inspect.signature(fn).parameters)) from None
+
     def run() -> Audit:
-        try:
-            return tool.audit(fn, *args, title=title, **limits)
-        except TilewrightError:
-            raise
-        except Exception as error:
-            raise KernelStopped(f"{path}: {fn.__name__} fails: {first_line(error)}") from error
+        return _called(f"{path}: {fn.__name__}", lambda: tool.audit(fn, *args, title=title, **limits))
 
     call = {"file": str(path), "function": fn.__name__, "inputs": given}
     yield Job(title, run, call, source.file_hash(path))

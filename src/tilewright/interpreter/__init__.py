@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,40 +18,39 @@ from triton.runtime.jit import JITFunction
 
 from tilewright.errors import KernelFault, KernelStopped
 from tilewright.interpreter import launch
-from tilewright.interpreter.observed import NEVER_WRITTEN, Finding, Launch, Traffic
+from tilewright.interpreter.observed import NEVER_WRITTEN, Finding, Launch, Traffic, tensors
 from tilewright.interpreter.stops import Stopped
 
 __all__ = ["Finding", "Launch", "Run", "Traffic", "interpret"]
 
 STEPS = 1_000_000  # operations of one batch of programs
-_MAKERS = ("empty", "empty_like", "empty_strided")
+LARGEST_FRESH = 2**29  # bytes of torch.empty's memory that is watched; more is mostly virtual
+POISON = np.array([0xB7, 0xFF], np.uint8)
+_MAKERS = ("empty", "empty_like", "empty_strided", "empty_permuted")
+_ONE_AT_A_TIME = threading.RLock()  # the builder is one
 
 
 class Run:
     """What was launched while the context was open."""
 
-    def __init__(self, faults: str, steps: int):
+    def __init__(self, faults: str, steps: int, maps: bool):
         self.launches: list[Launch] = []
+        self.made: set[int] = set()  # addresses of the memory that torch.empty gave out
         self._raises = faults == "raise"
         self._steps = steps
-        # By address: memory of torch.empty, torch's count of its own writes there, and the bytes a kernel wrote. The
-        # tensor is kept alive, so that the address stays its own.
-        self._fresh: dict[int, tuple[Tensor, int, np.ndarray]] = {}
+        self._maps = maps
+        self._fresh: dict[int, _Fresh] = {}  # by address
 
     @property
     def findings(self) -> list[Finding]:
         return [finding for done in self.launches for finding in done.findings]
 
-    @property
-    def made(self) -> set[int]:
-        """Addresses of the memory that torch.empty gave out in the context."""
-        return set(self._fresh)
-
     def unwritten(self, outputs: Any) -> list[Finding]:
         """Elements of these tensors, made by torch.empty and given to a kernel in the context, that none stored to."""
         found = []
-        for tensor in _tensors(outputs):
-            written = self._written().get(tensor.untyped_storage().data_ptr())
+        fresh = self._written()
+        for tensor in tensors(outputs):
+            written = fresh.get(tensor.untyped_storage().data_ptr())
             taker = self._taker_of(tensor)
             if written is None or taker is None or not tensor.numel():
                 continue
@@ -75,47 +77,73 @@ class Run:
         return None
 
     def _launch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> None:
-        try:
-            done = launch.run(function, args, kwargs, grid, fresh=self._written(), steps=self._steps)
-        except Stopped as stopped:
-            raise KernelStopped(str(stopped), stopped.kind) from stopped.__cause__
-        self.launches.append(done)
+        with _ONE_AT_A_TIME:
+            try:
+                done = launch.run(
+                    function, args, kwargs, grid, fresh=self._written(), steps=self._steps, maps=self._maps
+                )
+            except Stopped as stopped:
+                raise KernelStopped(str(stopped), stopped.kind) from stopped.__cause__
+            self.launches.append(done)
         if self._raises and done.findings:
             raise KernelFault([str(finding) for finding in done.findings])
 
     def _made(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if type(tensor) is Tensor and not tensor.is_meta and not tensor.is_inference() and storage.nbytes():
-            self._fresh[storage.data_ptr()] = tensor.detach(), tensor._version, np.zeros(storage.nbytes(), bool)
+        storage = tensor.untyped_storage() if type(tensor) is Tensor and tensor.device.type == "cpu" else None
+        if storage is not None and 0 < storage.nbytes() <= LARGEST_FRESH:
+            poison(tensor)
+            with _ONE_AT_A_TIME:
+                self.made.add(storage.data_ptr())
+                self._fresh[storage.data_ptr()] = _Fresh(tensor)
         return tensor
 
     def _written(self) -> dict[int, np.ndarray]:
-        """Of memory that torch has not written itself in the meantime."""
-        return {
-            address: written
-            for address, (tensor, version, written) in self._fresh.items()
-            if tensor._version == version
-        }
+        """By address of memory that only kernels have written so far: which bytes."""
+        self._fresh = {address: fresh for address, fresh in self._fresh.items() if not fresh.is_touched_by_others()}
+        return {address: fresh.written for address, fresh in self._fresh.items()}
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _tensors(inner)
+class _Fresh:
+    """Memory of torch.empty. It ends when torch writes there, which torch counts, or when nothing holds it."""
+
+    def __init__(self, tensor: Tensor):
+        self._tensor = weakref.ref(tensor)
+        self._version = None if tensor.is_inference() else tensor._version
+        self._size = tensor.element_size()
+        self.written = np.zeros(tensor.untyped_storage().nbytes(), bool)  # by kernels
+
+    def is_touched_by_others(self) -> bool:
+        tensor = self._tensor()
+        if tensor is None or self._version is None or tensor._version != self._version:
+            return True
+        if self._size > 1:  # writes behind torch's back, through .data or numpy, leave no poison
+            kind = f"u{min(self._size, 8)}"
+            raw = torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+            now = raw[: len(raw) // self._size * self._size].view(kind)
+            gone = now != np.resize(POISON, min(self._size, 8)).view(kind)[0]
+            self.written[: len(gone) * now.itemsize].reshape(len(gone), -1)[gone] = True
+        return False
+
+
+def poison(tensor: Tensor) -> None:
+    """Fill memory with what no kernel would write: NaN in every float, and large in every integer."""
+    storage = tensor.untyped_storage()
+    filled = torch.tensor(POISON, device=storage.device).repeat(-(-storage.nbytes() // len(POISON)))
+    raw = torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage)
+    raw.copy_(filled[: storage.nbytes()])
 
 
 @contextlib.contextmanager
-def interpret(*, faults: str = "raise", steps: int = STEPS) -> Iterator[Run]:
+def interpret(*, faults: str = "raise", steps: int = STEPS, maps: bool = False) -> Iterator[Run]:
     """Launches of Triton kernels in this context run here, on the CPU, whatever they were decorated for.
 
     `faults="raise"` raises KernelFault after a launch in which something is wrong; `"collect"` leaves it in
-    `run.findings`. `steps` is how many operations a program may take before it counts as endless.
+    `run.findings`. `steps` is how many operations a program may take before it counts as endless. `maps` keeps who
+    read and wrote each element, which takes memory. What torch.empty gives out in the context is NaN until written.
     """
     if faults not in ("raise", "collect"):
         raise ValueError(f'faults is "raise" or "collect", not {faults!r}')
-    run = Run(faults, steps)
+    run = Run(faults, steps, maps)
 
     def interpreted(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         if not warmup:
@@ -123,7 +151,8 @@ def interpret(*, faults: str = "raise", steps: int = STEPS) -> Iterator[Run]:
                 hook(*args, **kwargs)
             run._launch(self, args, kwargs, grid)
 
-    interpreted.takes_cpu_tensors = True  # type: ignore[attr-defined]  so that ops know
+    launched: Any = _opaque(interpreted)
+    launched.takes_cpu_tensors = True  # so that ops know
 
     def untuned(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
@@ -136,8 +165,8 @@ def interpret(*, faults: str = "raise", steps: int = STEPS) -> Iterator[Run]:
 
     with contextlib.ExitStack() as undo:
         for owner, name, replacement in (
-            (JITFunction, "run", interpreted),
-            (InterpretedFunction, "run", interpreted),
+            (JITFunction, "run", launched),
+            (InterpretedFunction, "run", launched),
             (Autotuner, "run", untuned),
             *((torch, name, _watched(getattr(torch, name), run)) for name in _MAKERS),
             (Tensor, "new_empty", _watched(Tensor.new_empty, run)),
@@ -151,4 +180,9 @@ def _watched(make: Any, run: Run) -> Any:
     def made(*args: Any, **kwargs: Any) -> Tensor:
         return run._made(make(*args, **kwargs))
 
-    return made
+    return _opaque(made)
+
+
+def _opaque(fn: Any) -> Any:
+    """Not to be traced by torch.compile; asked only where it is loaded, for loading it takes seconds."""
+    return torch.compiler.disable(fn) if "torch._dynamo" in sys.modules else fn

@@ -130,7 +130,7 @@ class Builder:
         if self.operations_left < 0:
             file, line = here()
             raise Endless(
-                f"{file}:{line}: still running after {self.operations} operations: an endless loop, or raise the limit"
+                f"{file}:{line}: still running after {self.operations} operations: an endless loop, or raise steps"
             )
 
     def _make(self, data: np.ndarray, like: Handle | tl.dtype, bounds: Bounds = None, wrapped: Any = None) -> Handle:
@@ -177,12 +177,14 @@ class Builder:
             return self._make((data & 1).astype(bool), ty)
         if not is_signed:
             data = values.unsigned(data)
-        bounds = value._bounds
+        bounds, wrapped = value._bounds, value.wrapped
+        if wrapped is not None and not is_signed and 0 <= wrapped.value < 2**32:
+            wrapped = None  # it fitted an unsigned integer
         if bounds is not None and not (is_signed or bounds[0] >= 0):
             bounds = None
         if bounds is not None and not _fits(bounds, ty.primitive_bitwidth):
             bounds = None
-        return self._make(data.astype(values.numpy_type(ty)), ty, bounds, value.wrapped)
+        return self._make(data.astype(values.numpy_type(ty)), ty, bounds, wrapped)
 
     def create_fp_to_fp(self, value: Handle, ty: tl.dtype, rounding: Any) -> Handle:
         return self._make(values.rounded(value.data, ty, rounding == ir.ROUNDING_MODE.RTZ), ty.scalar)

@@ -22,7 +22,7 @@ import triton.language as tl
 from triton.language import core, standard, target_info
 from triton.language.extra import cuda
 from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITCallable, JITFunction
 
 from tilewright.interpreter import values
 from tilewright.interpreter.builder import BUILDER, SEMANTIC, TARGET, Handle
@@ -393,11 +393,21 @@ class Twin:
         scope = ChainMap({name: cell.cell_contents for name, cell in captured}, self.fn.__globals__)
         own = not self.fn.__module__.startswith("triton.language")
         names: dict[str, Any] = {"__builtins__": _BUILTINS, IS_KERNEL: own, **_HELPERS}
-        names |= {name: translated(scope[name]) for name in self._names if name in scope}
+        constants = self.fn.__globals__.get("__annotations__", {})
+        for name in self._names & set(scope):
+            if not own or _may_be_global(scope[name]) or "constexpr" in str(constants.get(name)):
+                names[name] = translated(scope[name])
         function = types.FunctionType(self._code, names, self.__name__)
         function.__defaults__ = tuple(translated(d) for d in self.fn.__defaults__ or ())
         function.__kwdefaults__ = {k: translated(d) for k, d in (self.fn.__kwdefaults__ or {}).items()}
         return function
+
+
+def _may_be_global(value: Any) -> bool:
+    """What Triton lets a kernel take from its module; a plain number, say, may change after the kernel is compiled."""
+    kinds = (tl.constexpr, tl.dtype, types.ModuleType, type, JITCallable, InterpretedFunction)
+    home = getattr(value, "__module__", None) or ""
+    return isinstance(value, kinds) or core.is_builtin(value) or home.startswith("triton") or hasattr(value, "_fields")
 
 
 _TWINS: dict[Any, Twin] = {}

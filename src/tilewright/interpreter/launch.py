@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
+from triton import knobs
 from triton.runtime.jit import KernelParam, TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -22,6 +23,7 @@ from tilewright.interpreter.stops import Diverged, NotInterpreted, Stopped, Unsu
 
 LANES = 2**18  # of the widest access of a batch: arrays that stay in a cache
 ALL_LANES = 2**25  # of all accesses of a batch: they are kept until its end, 12 bytes each
+KNOWN_OPTIONS = {*vars(BUILDER.options), "num_warps", "num_stages", "num_ctas", "maxnreg", "stream", "grid", "warmup"}
 _TYPES = {
     torch.float32: tl.float32, torch.float64: tl.float64, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16,
     torch.int8: tl.int8, torch.int16: tl.int16, torch.int32: tl.int32, torch.int64: tl.int64, torch.uint8: tl.uint8,
@@ -39,24 +41,23 @@ def run(
     *,
     fresh: dict[int, np.ndarray],
     steps: int,
+    maps: bool,
 ) -> Launch:
     """Run a kernel over its grid. Raises Stopped, with one line, where it cannot come to its end."""
+    name = function.fn.__name__
+    file, line = short(inspect.getsourcefile(function.fn) or ""), _first_line(function)
+    if getattr(function, "is_gluon", bool)():
+        raise NotInterpreted(f"{file}:{line}: {name} uses Gluon, which the interpreter cannot run")
     BUILDER.operations, BUILDER.operations_left = 0, steps
     params = _params(function)
     given, meta = _bound(function, params, args, kwargs)
-    grid = grid({**given, **meta}) if callable(grid) else grid
-    sizes = [int(unwrap(g)) for g in ((grid,) if isinstance(grid, int) else grid)]
-    if not 1 <= len(sizes) <= 3:
-        raise Stopped(f"{function.fn.__name__}: a grid has one to three sizes, not {len(sizes)}")
-    x, y, z = *sizes, *(1,) * (3 - len(sizes))
-    whole = (x, y, z)
-    name = function.fn.__name__
+    BUILDER.options.debug = bool(meta.get("debug") or getattr(function, "debug", None) or knobs.runtime.debug)
+    whole = _whole_grid(grid({**given, **meta}) if callable(grid) else grid, name)
     memory = Memory(name, whole)
     values_of = {p.name: _argument(memory, p, given[p.name]) for p in params}
     ledger = Ledger(memory, fresh)
     memory.settle = ledger.take
     BUILDER.memory, BUILDER.grid = memory, whole
-    file, line = short(inspect.getsourcefile(function.fn) or ""), _first_line(function)
     try:
         body = twin(function).bind()
         with np.errstate(all="ignore"):
@@ -69,12 +70,24 @@ def run(
     except Exception as error:
         at, number = line_of(error)
         text = str(error).strip().splitlines()
+        if isinstance(error, NameError) and error.name in function.fn.__globals__:
+            text = [f"`{error.name}` is a plain global: Triton takes tl.constexpr ones"]
         what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
         raise Stopped(f"{at or file}:{number or line}: {name} fails: {what}") from error
     for buffer in memory.buffers.values():
         buffer.copy_back()
     shown = {p.name: given[p.name] for p in params if p.is_constexpr} | meta
-    return Launch(name, file, line, whole, ledger.traffic(), ledger.findings, BUILDER.operations, shown)
+    return Launch(name, file, line, whole, ledger.traffic(maps), ledger.findings, BUILDER.operations, shown)
+
+
+def _whole_grid(grid: Any, name: str) -> tuple[int, int, int]:
+    sizes = [unwrap(g) for g in ((grid,) if isinstance(grid, int) else grid)]
+    if not 1 <= len(sizes) <= 3 or not all(isinstance(s, int) and s >= 0 for s in sizes):
+        raise Stopped(f"{name}: a grid is one to three whole numbers, not {grid}")
+    x, y, z = *sizes, *(1,) * (3 - len(sizes))
+    if x >= 2**31 or max(y, z) > 65535:
+        raise Stopped(f"{name}: a GPU takes grids of at most 2147483647 x 65535 x 65535, not {x} x {y} x {z}")
+    return x, y, z
 
 
 class _Schedule:
@@ -158,6 +171,9 @@ def _bound(function: Any, params: list[KernelParam], args: tuple[Any, ...], kwar
     """Arguments by name, and launch options such as num_warps."""
     names = {p.name for p in params}
     meta = {k: v for k, v in kwargs.items() if k not in names}
+    for option in meta:
+        if option not in KNOWN_OPTIONS:
+            raise Stopped(f"{function.fn.__name__}: it has no argument and Triton no option named '{option}'")
     signature = inspect.signature(function.fn)
     try:
         bound = signature.bind(*args, **{k: v for k, v in kwargs.items() if k in names})

@@ -85,13 +85,17 @@ class Ledger:
     def findings(self) -> list[Finding]:
         return list(self._findings.values())
 
-    def traffic(self) -> dict[str, Traffic]:
+    def traffic(self, maps: bool) -> dict[str, Traffic]:
+        """Per argument; with `maps`, also who read and wrote each element."""
         for argument in self._memory.arguments:
             total = self._totals[argument.name]
             if argument.name in self._counts:
-                reads, writer = self._counts[argument.name]
                 step = argument.size // argument.buffer.unit
-                total.reads, total.writer = argument.shaped(reads[::step]), argument.shaped(writer[::step])
+                reads, writer = (counts[::step] for counts in self._counts[argument.name])
+                total.distinct_read = int(np.count_nonzero(reads)) * argument.size
+                total.distinct_written = int(np.count_nonzero(writer)) * argument.size
+                if maps:
+                    total.reads, total.writer = argument.shaped(reads), argument.shaped(writer)
         return self._totals
 
     def _add(self, finding: Finding) -> None:

@@ -105,7 +105,7 @@ class Argument:
             return f"`{self.name}`, which is empty"
         if 0 <= element < self.span:
             return f"element {element} of `{self.name}`, in a gap of it ({shape}, strides {self.tensor.stride()})"
-        strides = "" if self.dense else f", strides {self.tensor.stride()}"
+        strides = "" if self.tensor.is_contiguous() else f", strides {self.tensor.stride()}"
         return f"element {element} of `{self.name}`, whose elements are 0 to {self.span - 1} ({shape}{strides})"
 
 
@@ -158,7 +158,7 @@ class Memory:
 
     def add(self, name: str, tensor: Tensor) -> Argument:
         key = tensor.untyped_storage().data_ptr() or -1 - len(self.arguments)  # storages without memory share address 0
-        buffer = self.buffers.setdefault(key, Buffer(tensor)) if key not in self.buffers else self.buffers[key]
+        buffer = self.buffers.get(key) or self.buffers.setdefault(key, Buffer(tensor))
         argument = Argument(name, tensor, buffer, len(self.arguments) + 1)
         buffer.unit = min(buffer.unit, argument.size)
         self.arguments.append(argument)
@@ -179,7 +179,8 @@ class Memory:
         self.findings: list[Finding] = []
         self.lanes = 0  # of the accesses
         self._undo: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        self._looked, self._looks = ("", 0), 0  # where an atomic last was, and how often in a row
+        self._looked: tuple[Any, ...] = ()  # the line and place of the last atomic
+        self._looks = 0  # how often in a row
 
     def program(self, number: int) -> tuple[int, int, int]:
         x, y, _ = self.grid
@@ -306,10 +307,10 @@ class Memory:
         self.lanes += access.lanes
         if kind != "atomic" and not access.volatile:
             self._looks = 0
-            if self.lanes > HELD and self.settle is not None and len(self.numbers) == 1 and not self._looked[1]:
+            if self.lanes > HELD and self.settle is not None and len(self.numbers) == 1 and not self._looked:
                 self.settle()
-        elif access.place != self._looked:
-            self._looks, self._looked = 0, access.place
+        elif (access.place, *access.where[:1].tolist()) != self._looked:
+            self._looks, self._looked = 0, (access.place, *access.where[:1].tolist())
         else:
             self._looks += 1
             if self._looks > self._patience:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -33,7 +35,8 @@ class Finding:
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}: " if self.line else ""
         program = f", program {self.program}" if self.program is not None else ""
-        return f"{where}{self.kind} in {self.kernel}{program}: {self.detail}"
+        lanes = f" ({self.lanes} lanes)" if self.lanes > 1 and self.kind != NEVER_WRITTEN else ""
+        return f"{where}{self.kind} in {self.kernel}{program}: {self.detail}{lanes}"
 
 
 @dataclass
@@ -48,10 +51,12 @@ class Traffic:
     lanes: int = 0  # of loads, stores and atomics, whether on or off
     masked: int = 0  # of those, turned off by a mask
     sectors: int = 0  # estimated, 32 bytes each: what the memory system moves for these accesses
+    distinct_read: int = 0  # bytes of the elements that were read; one of an expanded tensor counts once
+    distinct_written: int = 0
+
+    # Maps in the tensor's shape, where they were asked for. A program's number counts x fastest, then y, then z.
     reads: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))  # times each element was read
     writer: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # program number + 1; 0: none wrote
-
-    # `reads` and `writer` have the tensor's shape; a program's number counts x fastest, then y, then z.
 
     @property
     def moved(self) -> int:
@@ -59,19 +64,9 @@ class Traffic:
         return self.loaded + self.stored + 2 * self.atomic
 
     @property
-    def distinct_read(self) -> int:
-        """Bytes of the elements that were read at least once; an element of an expanded tensor counts once."""
-        return int(np.count_nonzero(_without_repeats(self.reads, self.tensor))) * self.tensor.element_size()
-
-    @property
-    def distinct_written(self) -> int:
-        return int(np.count_nonzero(_without_repeats(self.writer, self.tensor))) * self.tensor.element_size()
-
-    @property
     def reads_per_element(self) -> float:
         """How often each element that was read was fetched, on average."""
-        distinct = self.distinct_read
-        return (self.loaded + self.atomic) / distinct if distinct else 0.0
+        return (self.loaded + self.atomic) / self.distinct_read if self.distinct_read else 0.0
 
 
 @dataclass
@@ -92,9 +87,15 @@ class Launch:
         return self.grid[0] * self.grid[1] * self.grid[2]
 
 
-def _without_repeats(per_element: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """One of each element that a stride of 0 repeats."""
-    return per_element[tuple(slice(0, 1) if s == 0 else slice(None) for s in tensor.stride())]
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Those in a function's arguments or result."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from tensors(inner)
+    elif isinstance(value, dict):
+        yield from tensors(list(value.values()))
 
 
 def size(count: float) -> str:

@@ -11,12 +11,12 @@ from torch import Tensor
 from tilewright import hardware
 from tilewright.errors import TooLarge
 from tilewright.interpreter import STEPS, interpret
-from tilewright.interpreter.observed import SECTOR, Finding, Launch, Traffic, size
+from tilewright.interpreter.observed import SECTOR, Finding, Launch, Traffic, size, tensors
 from tilewright.spec import Case, Cost, Op
+from tilewright.tools.audit.inputs import ELEMENTS
 from tilewright.tools.audit.page import render
 
 MATTERS = 0.01  # of all bytes moved: less is not worth a sentence
-ELEMENTS = 2**27  # of all tensors together: more takes minutes and gigabytes
 
 
 @dataclass
@@ -169,14 +169,14 @@ def audit(
     Faults are in `findings` and raise nothing; a kernel that cannot come to its end raises KernelStopped. `elements`
     is how many the tensors may have in all, `steps` how many operations a program may take.
     """
-    given = [a for a in args if isinstance(a, Tensor)]
+    given = list(tensors(args))
     count = sum(a.numel() for a in given)
     if count > elements:
         raise TooLarge(count, elements)
-    with interpret(faults="collect", steps=steps) as run:
+    with interpret(faults="collect", steps=steps, maps=True) as run:
         result = fn(*args)
     found = [*run.findings, *run.unwritten(result)]
-    outputs = {t.untyped_storage().data_ptr() for t in _tensors(result)}
+    outputs = {t.untyped_storage().data_ptr() for t in tensors(result)}
     inputs = {t.untyped_storage().data_ptr() for t in given}
     roles = dict.fromkeys(run.made, "scratch") | dict.fromkeys(outputs, "output")
     roles |= dict.fromkeys(outputs & inputs, "in place")
@@ -216,13 +216,3 @@ def _times(count: float) -> str:
     if abs(count - whole) < 0.005:
         return {1: "once", 2: "twice"}.get(whole, f"{whole} times")
     return f"{count:.2f} times"
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _tensors(inner)
-    elif isinstance(value, dict):
-        yield from _tensors(list(value.values()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from tilewright.errors import BadInput
+from tilewright.errors import BadInput, TooLarge
 
+ELEMENTS = 2**27  # of all tensors together: more takes minutes and gigabytes to interpret
 _SHORT = {"": "float32", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
 
@@ -21,13 +23,12 @@ def make(text: str, device: str = "cpu") -> Any:
     sizes = [int(n) if n.isdecimal() else -1 for n in shape.split("x")]
     if min(sizes) < 0:
         raise BadInput(text, f"'{shape}' is no shape")
+    if (count := math.prod(sizes)) > ELEMENTS:
+        raise TooLarge(count, ELEMENTS)
     generator = torch.Generator(device).manual_seed(0)
-    try:
-        if dtype.is_floating_point:
-            return torch.randn(sizes, generator=generator, device=device).to(dtype)
-        return torch.randint(0, 2 if dtype == torch.bool else 10, sizes, generator=generator, device=device).to(dtype)
-    except RuntimeError as error:
-        raise BadInput(text, str(error).partition("\n")[0]) from None
+    if dtype.is_floating_point:
+        return torch.randn(sizes, generator=generator, device=device).to(dtype)
+    return torch.randint(0, 2 if dtype == torch.bool else 10, sizes, generator=generator, device=device).to(dtype)
 
 
 def _number(text: str) -> Any:
