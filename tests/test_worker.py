@@ -93,18 +93,20 @@ def test_results_without_elements_travel(worker):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
 def test_a_busy_worker_ends_with_its_parent_however_that_ends(tmp_path):
-    path, busy = tmp_path / "mine.py", tmp_path / "busy"
+    path = tmp_path / "mine.py"
     path.write_text(
-        f"import pathlib, time\n\ndef softmax(x):\n    pathlib.Path({str(busy)!r}).touch()\n    time.sleep(60)\n"
+        "import pathlib, tempfile, time\n\ndef softmax(x):\n"
+        "    pathlib.Path(tempfile.gettempdir(), 'busy').touch()\n    time.sleep(60)\n"
     )
     program = (
         "import sys, torch; from pathlib import Path; from tilewright.worker import Worker\n"
         "worker = Worker(device='cpu'); worker.load('softmax', file=Path(sys.argv[1]))\n"
-        "print(worker._process.pid, flush=True); worker.call((torch.ones(2, 3),))"
+        "print(worker._process.pid, worker._folder, flush=True); worker.call((torch.ones(2, 3),))"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
-    child = Path("/proc", parent.stdout.readline().strip())
-    assert _comes_true(busy.exists)
+    pid, folder = parent.stdout.readline().split()
+    child = Path("/proc", pid)
+    assert _comes_true(Path(folder, "busy").exists)
     parent.kill()
     parent.wait()
     parent.stdout.close()

@@ -23,8 +23,7 @@ ALL_LAYERS = (
     "landlock scopes", "seccomp", "seccomp network", "seccomp processes", "rlimit memory", "rlimit processes",
     "rlimit file size", "no core dumps", "first to be killed",
 )  # fmt: skip
-THREADS = 4096  # that a process may start which may start no processes: Numba's simulator needs 1024 and a few
-OPEN_FILES = 4096
+THREADS = 4096  # for a process that may start no others: Numba's simulator needs 1024 and a few
 # Landlock's rights, as bits.
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, MAKE_CHAR, MAKE_BLOCK = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 6, 1 << 11
 TRUNCATE, IOCTL_DEV, RESOLVE_UNIX = 1 << 14, 1 << 15, 1 << 16
@@ -67,11 +66,10 @@ PRETENDED = {
 # Refused unless this argument, counted from 0, is 0: itself.
 FOR_ITSELF = {
     "prlimit64": (302, 261, 0), "sched_setaffinity": (203, 122, 0), "sched_setscheduler": (144, 119, 0),
-    "sched_setparam": (142, 118, 0), "sched_setattr": (314, 274, 0), "setpriority": (141, 140, 1),
-    "ioprio_set": (251, 30, 1),
+    "sched_setattr": (314, 274, 0), "setpriority": (141, 140, 1), "ioprio_set": (251, 30, 1),
 }  # fmt: skip
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, and the kernel's name for it
-DAC_READ_SEARCH = 2  # the capability to read what only root may read
+DAC_READ_SEARCH = 2  # the one capability kept: to read what only root may (a Python under /root), as Landlock allows
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -84,12 +82,11 @@ def confine(
     them to the user it becomes. `memory`: bytes, 0 for no limit, as CUDA needs. `processes`: how many more processes
     and threads; 0 refuses processes and leaves threads. `file_bytes`: the size of one file.
     """
-    steps = [lambda: _limits(memory, processes, file_bytes)]
-    if sys.platform == "linux":  # in this order: each step needs what a later one takes away
-        steps = [_go_first, lambda: _landlock(read, write, network), lambda: _leave_root(write), _drop_capabilities]
-        steps += [lambda: _limits(memory, processes, file_bytes), lambda: _seccomp(processes, network)]
+    # In this order: each step needs what a later one takes away.
+    steps = [_prepare, lambda: _landlock(read, write, network), lambda: _leave_root(write), _drop_capabilities]
+    steps += [lambda: _limits(memory, processes, file_bytes), lambda: _seccomp(processes, network)]
     held: set[str] = set()
-    for step in steps:
+    for step in steps if sys.platform == "linux" else steps[4:5]:
         with contextlib.suppress(OSError):
             held |= step()
     return [layer for layer in ALL_LAYERS if layer in held]
@@ -111,7 +108,7 @@ def _syscall(*arguments: int | bytes | None) -> int:
     return _libc.syscall(*(ctypes.c_long(value) if isinstance(value, int) else value for value in arguments))
 
 
-def _go_first() -> set[str]:
+def _prepare() -> set[str]:
     held = {"no new privileges"} if _prctl(38, 1) else set()
     # Memory in nameless files is under no limit: when it runs out, the kernel shall not end the parent instead.
     with contextlib.suppress(OSError):
@@ -130,8 +127,10 @@ def _landlock(read: list[Path], write: list[Path], network: bool) -> set[str]:
     if abi < 1 or (rules := _syscall(create, attributes, len(attributes), 0)) < 0:
         return set()
     allowed = [(path, READ) for path in [*read, *map(Path, SYSTEM)]]
+    allowed += [(path.parent, READ_DIR) for path in read if os.path.isfile(path)]  # or Python finds no module
     allowed += [(path, CHANGE) for path in [*write, Path("/dev/shm")]]  # where semaphores lie
     allowed += [(path, USE) for name in DEVICES for path in Path("/dev").glob(name)]
+    allowed += [(Path("/proc/self/task"), READ | WRITE_FILE | TRUNCATE)]  # CUDA ends where it cannot name threads
     for path, rights in allowed:
         with contextlib.suppress(OSError):  # not there: then it needs no rule
             parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -139,18 +138,15 @@ def _landlock(read: list[Path], write: list[Path], network: bool) -> set[str]:
             _syscall(add_rule, rules, 1, struct.pack("=Qi", rights, parent), 0)
             os.close(parent)
     every_thread = 1 << 3 if abi >= 8 else 0
-    restricted = _syscall(restrict_self, rules, every_thread) == 0
+    alone = len(os.listdir("/proc/self/task")) == 1
+    whole = _syscall(restrict_self, rules, every_thread) == 0 and (alone or every_thread)
     os.close(rules)
-    whole = restricted and (every_thread or len(os.listdir("/proc/self/task")) == 1)
     layers = {"landlock filesystem": whole, "landlock network": whole and tcp, "landlock scopes": whole and scopes}
     return {layer for layer, held in layers.items() if held}
 
 
 def _leave_root(write: list[Path]) -> set[str]:
-    """Root becomes a user who owns nothing: no limit of processes holds for root, and all files are root's to change.
-
-    What only root may read (a Python under /root, say) stays readable as far as Landlock lets it.
-    """
+    """Root becomes a user who owns nothing: root's processes are under no limit, and all files are root's to change."""
     if 0 not in os.getresuid():
         return {"not root"}
     for capability in {*range(64)} - {DAC_READ_SEARCH}:
@@ -165,7 +161,8 @@ def _leave_root(write: list[Path]) -> set[str]:
             _prctl(8, 1)  # keep the capabilities for _drop_capabilities
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
-            _prctl(1, dies_with_parent.value)  # which a change of user forgets
+            _prctl(1, dies_with_parent.value)  # which a change of user forgets,
+            _prctl(4, 1)  # as it hides the process from itself in /proc
             return {"not root"}
     return set()
 
@@ -174,11 +171,9 @@ def _drop_capabilities() -> set[str]:
     header, sets = struct.pack("=Ii", 0x20080522, 0), ctypes.create_string_buffer(24)
     _libc.capget(header, sets)
     kept = struct.unpack_from("=I", sets, 4)[0] & 1 << DAC_READ_SEARCH  # of those permitted
-    if _libc.capset(header, struct.pack("=6I", kept, kept, kept, 0, 0, 0)) != 0:
-        return set()
-    if kept:
-        _prctl(47, 2, DAC_READ_SEARCH)  # programs started from here read the same files
-    return {"capabilities dropped"}
+    dropped = _libc.capset(header, struct.pack("=6I", kept, kept, kept, 0, 0, 0)) == 0
+    _prctl(47, 2, DAC_READ_SEARCH)  # for programs started from here too, if it is there
+    return {"capabilities dropped"} if dropped else set()
 
 
 def _limits(memory: int, processes: int, file_bytes: int) -> set[str]:
@@ -189,7 +184,7 @@ def _limits(memory: int, processes: int, file_bytes: int) -> set[str]:
             if process.stat().st_uid == os.getuid() or process.name == str(os.getpid()):
                 tasks += len(os.listdir(process / "task"))
     limits = [
-        ("", resource.RLIMIT_NOFILE, OPEN_FILES),
+        ("", resource.RLIMIT_NOFILE, 4096),
         ("", resource.RLIMIT_AS, memory and size + memory),  # for shared memory, which DATA does not count
         ("rlimit memory", resource.RLIMIT_DATA, memory),
         ("rlimit processes", resource.RLIMIT_NPROC, tasks + (processes or THREADS)),
@@ -218,9 +213,8 @@ def _seccomp(processes: int, network: bool) -> set[str]:
     program += [(load, 0, 0, 0), (at_least, 0, 1, 0x40000000), (answer, 0, 0, refuse)]
 
     def answer_with(action: int, calls: Iterable[tuple[int, int | None]]) -> None:
-        for call in calls:
-            if (number := call[column]) is not None:
-                program.extend([(equal, 0, 1, number), (answer, 0, 0, action)])
+        for number in filter(None, (call[column] for call in calls)):
+            program.extend([(equal, 0, 1, number), (answer, 0, 0, action)])
 
     def refuse_if(holds: bool, call: Sequence[int], argument: int, test: int, value: int) -> None:
         program.extend([(equal, 0, 4, call[column]), (load, 0, 0, 16 + 8 * argument)])
@@ -229,8 +223,10 @@ def _seccomp(processes: int, network: bool) -> set[str]:
     answer_with(refuse, REFUSED.values())
     answer_with(pretend, PRETENDED.values())
     answer_with(unknown, [(435, 435)])  # clone3, whose flags lie in memory: glibc turns to clone
-    if not network:
-        answer_with(refuse, [(41, 198)])  # socket, unix ones too: Landlock guards no path to them, and Docker has one
+    if not network:  # of sockets, those that CUDA listens on: unix, not for datagrams. Landlock guards no path to one
+        refuse_if(False, (41, 198), 0, equal, 1)
+        refuse_if(True, (41, 198), 1, any_bit, 2)
+        answer_with(refuse, [(42, 203)])  # connect: Docker may listen there
     for *call, argument in FOR_ITSELF.values():
         refuse_if(False, call, argument, equal, 0)
     refuse_if(True, (157, 167), 0, equal, 1)  # prctl(PR_SET_PDEATHSIG): to outlive the parent
@@ -248,7 +244,6 @@ def _seccomp(processes: int, network: bool) -> set[str]:
 
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in program))
     header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
-    every_thread, full_speed = 1, 4
-    if _syscall((317, 277)[column], 1, every_thread | full_speed, header) != 0:
+    if _syscall((317, 277)[column], 1, 1 | 4, header) != 0:  # on every thread, at full speed
         return set()
     return {"seccomp"} | (set() if network else {"seccomp network"}) | (set() if processes else {"seccomp processes"})

@@ -22,8 +22,14 @@ def results_dir() -> Path:
     return checkout if checkout.is_dir() else package / "results"
 
 
-def worker_environment(*, simulate: bool) -> Mapping[str, str]:
-    """The environment of a worker process. `simulate` runs Numba kernels without a GPU.
+CACHES = (
+    *("TMPDIR", "XDG_CACHE_HOME", "TILEWRIGHT_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"),
+    *("CUDA_CACHE_PATH", "NUMBA_CACHE_DIR"),
+)
+
+
+def worker_environment(*, simulate: bool, folder: str) -> Mapping[str, str]:
+    """The environment of a worker process, with `folder` for all it writes. `simulate`: Numba kernels without a GPU.
 
     Numba reads its switch when a kernel is decorated, so it must be set before the process imports it.
     """
@@ -31,6 +37,7 @@ def worker_environment(*, simulate: bool) -> Mapping[str, str]:
     package_root = str(Path(__file__).parent.parent)
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{package_root}{os.pathsep}{inherited}" if inherited else package_root
+    environment |= dict.fromkeys(CACHES, folder) | {"OPENBLAS_NUM_THREADS": "1"}
     if simulate:
         environment |= {"NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1"}
     return environment

@@ -12,8 +12,8 @@ import ctypes
 import json
 import math
 import os
-import resource
 import select
+import shutil
 import signal
 import struct
 import subprocess
@@ -27,7 +27,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from tilewright import registry, settings
+from tilewright import registry, sandbox, settings
 from tilewright.errors import KernelStopped, MissingPackage, TilewrightError, first_line
 from tilewright.interpreter import interpret
 from tilewright.interpreter import poison as fill_with_poison
@@ -55,6 +55,7 @@ class Worker:
         self.device = device
         self.seconds = seconds
         self._memory = memory
+        self.isolation: list[str] = []  # the layers that hold a user's file
         self._process: subprocess.Popen[bytes] | None = None
         self._loaded: dict[str, Any] | None = None
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
@@ -90,19 +91,21 @@ class Worker:
         if self._process is None:
             self._process = self._start()
             self._exchange({"do": "wake"}, [], START_SECONDS)  # so that the limit below is the file's own
-        self._exchange({"do": "load", **(self._loaded or {})}, [], self.seconds)
+        reply, _ = self._exchange({"do": "load", **(self._loaded or {})}, [], self.seconds)
+        self.isolation = reply["isolation"]
 
     def close(self) -> None:
         self._kill()
         self._log.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self._folder = tempfile.mkdtemp(prefix="tilewright-")
         return subprocess.Popen(
-            [sys.executable, "-c", BOOTSTRAP, self.device, str(self._memory)],
+            [sys.executable, "-c", BOOTSTRAP, self.device, str(self._memory), self._folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=settings.worker_environment(simulate=self.device == "cpu"),
+            env=settings.worker_environment(simulate=self.device == "cpu", folder=self._folder),
             start_new_session=True,
         )
 
@@ -148,6 +151,7 @@ class Worker:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close() if pipe else None
         self._process = None
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _split(values: list[Any]) -> tuple[list[Any], list[Tensor]]:
@@ -197,14 +201,11 @@ def _read(pipe: IO[bytes], size: int, deadline: float | None) -> bytearray:
 
 def serve() -> None:
     """The child's life: load and call until the parent closes the pipe."""
-    device, memory = sys.argv[1], int(sys.argv[2])
+    device, memory, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     _die_with_parent()
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a kernel that prints must not speak on the pipe
-    if device == "cpu":
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
-    kernel, place = None, Inputs()
+    kernel, place, layers = None, Inputs(), []
     while True:
         try:
             message, tensors = _receive(requests, None)
@@ -215,9 +216,13 @@ def serve() -> None:
                 _send(replies, {}, [])
             elif message["do"] == "load":
                 op = registry.load(message["op"])
-                file = message["file"]
-                kernel = registry.load_file(Path(file), op) if file else op.kernels[message["kernel"]]
-                _send(replies, {}, [])
+                if message["file"]:
+                    file = Path(message["file"])
+                    layers = layers or _confine(file, folder, device, memory)
+                    kernel = registry.load_file(file, op)
+                else:
+                    kernel = op.kernels[message["kernel"]]
+                _send(replies, {"isolation": layers}, [])
             else:
                 assert kernel is not None
                 supplied = iter(tensors)
@@ -232,6 +237,20 @@ def serve() -> None:
             _send(replies, {"error": str(error), "kind": "usage"}, [])
         except Exception as error:
             _send(replies, {"error": first_line(error), "kind": "crashed"}, [])
+
+
+def _confine(file: Path, folder: Path, device: str, memory: int) -> list[str]:
+    """Before a user's file runs: it may read Python, libraries and its neighbours, and write to a folder of its own.
+    On a GPU Triton compiles with other programs, and CUDA reserves more memory than there is."""
+    beside = [path for path in file.parent.iterdir() if not path.name.startswith(".")]
+    on_gpu = device != "cpu"
+    return sandbox.confine(
+        read=[*sandbox.runtime(), *beside],
+        write=[folder],
+        memory=0 if on_gpu else memory,
+        processes=512 + 4 * (os.cpu_count() or 1) if on_gpu else 0,
+        file_bytes=LARGEST_FILE,
+    )
 
 
 def _die_with_parent() -> None:

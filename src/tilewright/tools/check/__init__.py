@@ -47,6 +47,7 @@ class Verdict:
     reason: str = ""
     labels: list[str] = field(default_factory=list)
     cases: list[CaseVerdict] = field(default_factory=list)
+    isolation: list[str] = field(default_factory=list)  # the layers that held a user's file
     seed: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -95,7 +96,9 @@ def check(
                     raise FileUnusable(str(failure)) from None
                 yield Verdict(op.name, path.name, failure.kind, f"while loading the file: {failure}", seed=seed)
                 continue
-            yield _judge(op, user, own.call, questions, answers, device, on_case)
+            verdict = _judge(op, user, own.call, questions, answers, device, on_case)
+            verdict.isolation = own.isolation
+            yield verdict
 
 
 def case_count(op: Op, kernels: Sequence[Kernel], files: Sequence[Path], cases: Any, dtypes: Any, depth: str) -> int:
