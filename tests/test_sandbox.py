@@ -510,25 +510,3 @@ def test_a_kernel_has_all_it_needs(run):
     assert alone
     assert spent < 1
     require(layers, "landlock filesystem", "seccomp", "seccomp processes", "rlimit memory")
-
-
-@pytest.mark.gpu
-def test_cuda_has_all_it_needs(run):
-    program = """
-    os.environ |= dict(TMPDIR=str(write), TRITON_CACHE_DIR=str(write), CUDA_CACHE_PATH=str(write))
-    import torch, triton, tilewright.worker
-    (read / "mine.py").write_text(world["mine"])
-    (read / "neighbour.py").write_text("import triton.language as tl; TWO = tl.constexpr(2)")
-    layers = confine(memory=0, processes=512, file_bytes=2**30)
-    sys.path.insert(0, str(read))
-    import mine
-    x = torch.arange(100.0, device="cuda")
-    assert torch.equal(mine.run(x).cpu(), 2 * x.cpu())  # compiled by gcc and ptxas
-    a = torch.randn(300, 300, device="cuda", requires_grad=True)
-    (a @ a).sum().backward()
-    torch.empty(2**20).pin_memory().to("cuda", non_blocking=True)
-    torch.cuda.synchronize()
-    print(json.dumps(layers))
-    """
-    layers = run(program, env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"})
-    require(layers, "landlock filesystem", "seccomp", "not root", "rlimit processes")

@@ -80,9 +80,7 @@ def test_mistakes_are_one_line(tmp_path):
     assert_one_line(run("audit", KERNELS, "-f", "copy", "-i", "3xb"), 2, "no shape")
     assert_one_line(run("audit", "softmax", "--gpu", "h20"), 2, "did you mean 'h200'?")
     assert_one_line(run("audit", "softmax", "--measure"), 2, "needs a GPU")
-    assert_one_line(
-        run("audit", "softmax", *SMALL, "-k", "triton", "--html", KERNELS / "x.html"), 2, "cannot write"
-    )
+    assert_one_line(run("audit", "softmax", *SMALL, "-k", "triton", "--html", KERNELS / "x.html"), 2, "cannot write")
     assert_one_line(run("audit", KERNELS, "-f", "copy"), 2, "missing a required argument")
     assert_one_line(run("audit", KERNELS, "-f", "copy", "-i", "100000x100000"), 2, "too many to interpret")
     assert_one_line(run("audit", KERNELS, "-f", "copy", "-i", "9" * 30 + "x4"), 2, "too many to interpret")
