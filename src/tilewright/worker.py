@@ -132,7 +132,7 @@ class Worker:
         """Why the child died, in one line."""
         assert self._process is not None
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=2)
+            self._process.wait(timeout=10)
         code = self._process.returncode
         self._kill()
         if code is not None and code < 0:

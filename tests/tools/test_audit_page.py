@@ -39,6 +39,8 @@ def traffic(name: str, tensor: torch.Tensor, reads: Any = 0, writer: Any = 0, *,
         lanes=lanes + masked,
         masked=masked,
         sectors=-(-lanes * size // 32),
+        distinct_read=int((reads > 0).sum()) * tensor.element_size(),
+        distinct_written=int((writer > 0).sum()) * tensor.element_size(),
         reads=reads,
         writer=writer,
     )
