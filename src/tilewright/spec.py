@@ -73,7 +73,7 @@ def points(**axes: Sequence[Value]) -> list[Case]:
     return [Case(tuple(zip(axes, values, strict=True))) for values in zip(*axes.values(), strict=True)]
 
 
-VALUES = ("normal", "large", "tiny", "integers", "constant rows", "one hot", "special", "repeated")
+VALUES = ("normal", "large", "tiny", "shifted", "integers", "constant rows", "one hot", "special", "repeated")
 _SPECIAL = (float("inf"), -float("inf"), float("nan"), -0.0, 1e-40)
 
 
@@ -103,6 +103,8 @@ class Draw:
             return values * 8  # more, and what cancels in a gradient is honestly larger than the gradient
         if self.values == "tiny":
             return values * 2.0**-12
+        if self.values == "shifted":
+            return values - 64 * scale  # far from zero and near each other
         if self.values == "integers":
             return (values / scale).mul_(2).round_()
         if self.values == "special":
@@ -189,6 +191,10 @@ class Op:
     bench: Sequence[Case]
     backward_cost: Callable[..., Cost] | None = None  # None: the Op has no gradients
     takes: Callable[[Case], bool] = _always  # which sizes go together, where not all do
+    batch: str | None = None  # the size of a first dimension along which results do not depend on each other
+    mutates: tuple[int, ...] = ()  # arguments, by number, that a kernel may change
+    draws_values: bool = True  # whether `inputs` heeds what kind of values a Draw is to make
+    tree: Callable[[Case], str] | None = None  # how the arguments make up one nested value, if they do
     dtypes: tuple[str, ...] = FLOATS
     bench_dtype: str = "bfloat16"
     kernels: dict[str, Kernel] = field(default_factory=dict)

@@ -76,7 +76,7 @@ def check_and_print(
 
     device = "cuda" if hardware.has_gpu() else "cpu"
     kernels = registry.pick(op, kernel_names) if kernel_names or not files else []
-    total = case_count(op, kernels, files, cases, dtypes, depth)
+    total = case_count(op, kernels, files, cases, dtypes, depth, device)
     found = []
     with progress(f"checking {op.name}", total) as advance:
         asked = run_check(

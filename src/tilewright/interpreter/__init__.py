@@ -134,12 +134,15 @@ def poison(tensor: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def interpret(*, faults: str = "raise", steps: int = STEPS, maps: bool = False) -> Iterator[Run]:
+def interpret(
+    *, faults: str = "raise", steps: int = STEPS, maps: bool = False, memory: bool = True
+) -> Iterator[Run]:
     """Launches of Triton kernels in this context run here, on the CPU, whatever they were decorated for.
 
     `faults="raise"` raises KernelFault after a launch in which something is wrong; `"collect"` leaves it in
     `run.findings`. `steps` is how many operations a program may take before it counts as endless. `maps` keeps who
-    read and wrote each element, which takes memory. What torch.empty gives out in the context is NaN until written.
+    read and wrote each element, which takes memory. What torch.empty gives out in the context is NaN until written, and
+    known if it stays so; not with `memory=False`, which leaves torch as it is.
     """
     if faults not in ("raise", "collect"):
         raise ValueError(f'faults is "raise" or "collect", not {faults!r}')
@@ -163,13 +166,13 @@ def interpret(*, faults: str = "raise", steps: int = STEPS, maps: bool = False) 
         self.nargs = None
         return result
 
+    makers = [*((torch, name) for name in _MAKERS), (Tensor, "new_empty")] if memory else []
     with contextlib.ExitStack() as undo:
         for owner, name, replacement in (
             (JITFunction, "run", launched),
             (InterpretedFunction, "run", launched),
             (Autotuner, "run", untuned),
-            *((torch, name, _watched(getattr(torch, name), run)) for name in _MAKERS),
-            (Tensor, "new_empty", _watched(Tensor.new_empty, run)),
+            *((owner, name, _watched(getattr(owner, name), run)) for owner, name in makers),
         ):
             undo.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, replacement)

@@ -41,6 +41,7 @@ op = Op(
     check=grid(N=(1, 2, 509, 4096, 200003)),
     bench=grid(N=(2**20, 2**24, 2**28)),
     backward_cost=backward_cost,
+    batch="N",
 )
 
 

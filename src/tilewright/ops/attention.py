@@ -93,6 +93,7 @@ op = Op(
         causal=(False, True, False, True, False, True, False, True, True),
     ),
     backward_cost=backward_cost,
+    batch="B",
 )
 
 

@@ -47,6 +47,7 @@ op = Op(
     check=grid(N=(1, 781, 4096, 50021), approximate=APPROXIMATIONS),
     bench=points(N=(2**20, 2**24, 2**28, 2**28), approximate=("tanh", "tanh", "tanh", "none")),
     backward_cost=backward_cost,
+    batch="N",
 )
 
 

@@ -68,6 +68,7 @@ op = Op(
         relu=(True,) * 4,
     ),
     backward_cost=backward_cost,
+    batch="M",
 )
 
 

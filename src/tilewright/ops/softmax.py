@@ -43,10 +43,15 @@ op = Op(
         N=(256, 1024, 4096, 8192, 32768, 65536, 131072, 262144),
     ),
     backward_cost=backward_cost,
+    batch="M",
 )
 
 
-@op.kernel("manual")
+def _has_columns(x: Tensor) -> bool:
+    return x.shape[-1] > 0
+
+
+@op.kernel("manual", fits=_has_columns)
 def manual(x: Tensor) -> Tensor:
     """Written out in PyTorch: five kernels, each through memory."""
     shifted = x.float() - x.float().amax(dim=-1, keepdim=True)
@@ -233,10 +238,6 @@ def _backward(ctx, dy: Tensor):
 
 
 softmax_forward.register_autograd(_backward, setup_context=_save)
-
-
-def _has_columns(x: Tensor) -> bool:
-    return x.shape[-1] > 0
 
 
 @op.kernel("triton-three-pass", language="triton", fits=_has_columns)

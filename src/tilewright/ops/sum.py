@@ -47,6 +47,7 @@ op = Op(
     ),
     bench=points(M=(1, 4096, 65536, 2**22), N=(2**28, 65536, 4096, 64)),
     backward_cost=backward_cost,
+    batch="M",
 )
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from tilewright.tools.audit import Audit
     from tilewright.tools.check import Verdict
 
-STYLE = {"right": "green", "wrong": "bold red", "crashed": "bold red", "timeout": "bold red", "unsupported": "dim"}
+BAD = "bold red"
+STYLE = {"right": "green", "wrong": BAD, "tampered": BAD, "crashed": BAD, "timeout": BAD, "unsupported": "dim"}
 
 
 def verdicts(found: Iterable[Verdict], title: str) -> Table:

@@ -10,20 +10,22 @@ one rounding of the output dtype plus SLACK times that scale.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tilewright.worker import run_with_gradients
+from tilewright.worker.stage import backward, flat, forward
 
 SLACK = 8.0  # another order of summation is honest; another precision is a thousand times worse
 FP32 = torch.finfo(torch.float32).eps  # what accumulating in fp32 rounds
 OCTAVES = 64
 CANCELLED = 2.0**-44  # of a row's largest: what cancellation leaves of float64, so the truth itself is no better
 MANY = 2**20  # elements: from here on moving the inputs often costs more than it tells
+PICTURE = (16, 64)  # lines and characters at most
 POOL = 1024  # elements that make the largest error among them a fair estimate, even where errors have long tails
 
 
@@ -36,11 +38,13 @@ class Expected:
     budget: Tensor
     dtype: torch.dtype
     is_gradient: bool
+    torchs_error: float = 0.0  # root mean square of what plain PyTorch gets wrong, and at least that of rounding
 
 
 @dataclass(frozen=True)
 class Mismatch:
     reason: str
+    picture: tuple[str, ...] = ()  # where, for a result of two dimensions
 
 
 @dataclass(frozen=True)
@@ -49,27 +53,38 @@ class Match:
 
     error: float
     budget: float
+    against_torch: float = 0.0  # its root mean square error as a multiple of torch's own
 
 
 def expect(
-    reference: Callable[..., Any], args: tuple[Any, ...], grad: Tensor | None, leaves: list[str]
+    reference: Callable[..., Any],
+    args: Sequence[Any],
+    grads: Sequence[Tensor | None] = (),
+    needs: Mapping[int, str] = MappingProxyType({}),
 ) -> list[Expected]:
-    """What a right kernel returns for these inputs: outputs first, then the gradients of the named leaves."""
-    exact_grad = None if grad is None else grad.double()
-    truth, true_gradients = run_with_gradients(reference, [_double(a) for a in args], exact_grad)
-    plain, plain_gradients = run_with_gradients(reference, args, grad)
+    """What a right kernel returns for these inputs: results first, then the gradients of the arguments that `needs`
+    names by number, for the incoming gradients of the floating-point results."""
+    exact_grads = [None if g is None else g.double() for g in grads]
+    truth, true_gradients = _run(reference, [_double(a) for a in args], exact_grads, needs)
+    plain, plain_gradients = _run(reference, args, grads, needs)
     names = ["output"] if len(truth) == 1 else [f"output {i}" for i in range(len(truth))]
-    names += [f"gradient of {leaf}" for leaf, _ in zip(leaves, true_gradients, strict=False)]
+    names += [f"gradient of {needs[number]}" for number in needs] if true_gradients else []
     exact = [*truth, *true_gradients]
-    moves = [_moves(reference, args, exact_grad, exact, seed) for seed in range(_draws(exact))]
+    moves = [_moves(reference, args, exact_grads, needs, exact, seed) for seed in range(_draws(exact))]
     largest = max((float(_finite(t).abs().max()) for t in exact if t.numel()), default=0.0)
     # A gradient's terms may cancel in a row down to nothing. They were of the size of the results, and computed from
     # results that were rounded to the dtype.
-    floor = largest * max(FP32, torch.finfo(plain[0].dtype).eps / 32)
+    coarsest = max((torch.finfo(p.dtype).eps for p in plain if p.is_floating_point()), default=FP32)
+    floor = largest * max(FP32, coarsest / 32)
     floors = [0.0] * len(truth) + [floor] * len(true_gradients)
     return [
         Expected(
-            name, t, _budget(t, p, functools.reduce(torch.maximum, m), floor), p.dtype, is_gradient=i >= len(truth)
+            name,
+            t,
+            _budget(t, p, functools.reduce(torch.maximum, m), floor),
+            p.dtype,
+            is_gradient=i >= len(truth),
+            torchs_error=_rms(p, t, p.dtype),
         )
         for i, (name, t, m, p, floor) in enumerate(
             zip(names, exact, zip(*moves, strict=True), plain + plain_gradients, floors, strict=True)
@@ -77,9 +92,19 @@ def expect(
     ]
 
 
+def exact_where_whole(expected: Expected) -> Expected:
+    """For whole numbers: where all the truth is whole and fp32 holds it, sums in any order are exact, so that nothing
+    but the rounding to the dtype may be off."""
+    truth = expected.truth
+    whole = truth.numel() and bool(((truth == truth.round()) & (truth.abs() < 2**24)).all())
+    if expected.is_gradient or not whole or not expected.dtype.is_floating_point:
+        return expected
+    return replace(expected, budget=_rounding(truth.abs(), expected.dtype) / 2)
+
+
 def compare(got: Tensor, expected: Expected) -> Match | Mismatch:
     """Shape, dtype, NaN and infinities first, then every element against its own budget."""
-    truth, what = expected.truth, expected.what
+    truth, what = expected.truth.double(), expected.what
     if tuple(got.shape) != tuple(truth.shape):
         return Mismatch(f"{what} has shape {tuple(got.shape)}, expected {tuple(truth.shape)}")
     if got.dtype != expected.dtype:
@@ -87,6 +112,10 @@ def compare(got: Tensor, expected: Expected) -> Match | Mismatch:
     if truth.numel() == 0:
         return Match(0.0, 0.0)
     got = got.to(truth.device).double()
+    if expected.dtype.is_floating_point:  # what the dtype cannot hold becomes infinite
+        largest = torch.finfo(expected.dtype).max
+        overflows = truth.isfinite() & (truth.abs() > largest)
+        truth = torch.where(overflows & (got.abs() >= largest) & (got.sign() == truth.sign()), got, truth)
     finite = truth.isfinite()
     same = torch.where(finite, got.isfinite(), (got == truth) | (got.isnan() & truth.isnan()))
     error = torch.where(finite & same, (got - truth).abs(), 0.0)
@@ -97,10 +126,21 @@ def compare(got: Tensor, expected: Expected) -> Match | Mismatch:
         flat = [float(t.reshape(-1)[first]) for t in (got, truth, expected.budget)]
         return Mismatch(
             f"{what}{list(index)} is {flat[0]:.6g}, expected {flat[1]:.6g} ± {flat[2]:.2g} "
-            f"({int(bad.sum())} of {truth.numel()} elements are off)"
+            f"({int(bad.sum())} of {truth.numel()} elements are off)",
+            _picture(bad) if bad.dim() == 2 else (),
         )
     worst = int((error / expected.budget.clamp_min(1e-300)).argmax())
-    return Match(float(error.reshape(-1)[worst]), float(expected.budget.reshape(-1)[worst]))
+    ratio = float(error.square().mean().sqrt()) / expected.torchs_error if expected.torchs_error else 0.0
+    return Match(float(error.reshape(-1)[worst]), float(expected.budget.reshape(-1)[worst]), ratio)
+
+
+def _picture(bad: Tensor) -> tuple[str, ...]:
+    """A character for each block of elements: none off, some, most, all."""
+    blocks = torch.nn.functional.adaptive_avg_pool2d(
+        bad[None, None].double(), (min(PICTURE[0], bad.shape[0]), min(PICTURE[1], bad.shape[1]))
+    )[0, 0]
+    shades = (blocks > 0).long() + (blocks >= 0.5) + (blocks >= 1)
+    return tuple("".join("·░▒█"[shade] for shade in row) for row in shades.tolist())
 
 
 def _double(value: Any) -> Any:
@@ -112,12 +152,28 @@ def _draws(exact: list[Tensor]) -> int:
     return 6 if sum(t.numel() for t in exact) < MANY else 2
 
 
+def _run(
+    reference: Callable[..., Any], args: Sequence[Any], grads: Sequence[Tensor | None], needs: Mapping[int, str]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Results, and gradients with zeros where a result does not depend on an argument."""
+    leaves, returned = forward(reference, args, [*needs] if grads else [])
+    outputs, inputs = flat(returned), [leaves[number] for number in needs]
+    gradients = backward(outputs, inputs, grads)
+    filled = [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(gradients, inputs, strict=False)]
+    return [output.detach() for output in outputs], filled
+
+
 def _moves(
-    reference: Callable[..., Any], args: tuple[Any, ...], grad: Tensor | None, exact: list[Tensor], seed: int
+    reference: Callable[..., Any],
+    args: Sequence[Any],
+    grads: Sequence[Tensor | None],
+    needs: Mapping[int, str],
+    exact: list[Tensor],
+    seed: int,
 ) -> list[Tensor]:
     """How far each result moves when every input moves by one rounding of fp32."""
-    outputs, gradients = run_with_gradients(reference, [_moved(_double(a), seed) for a in args], grad)
-    return [(moved - t).abs() for moved, t in zip(outputs + gradients, exact, strict=True)]
+    outputs, gradients = _run(reference, [_moved(_double(a), seed) for a in args], grads, needs)
+    return [(moved.double() - t.double()).abs() for moved, t in zip(outputs + gradients, exact, strict=True)]
 
 
 def _moved(value: Any, seed: int) -> Any:
@@ -129,8 +185,8 @@ def _moved(value: Any, seed: int) -> Any:
 
 
 def _budget(truth: Tensor, plain: Tensor, moved_by: Tensor, floor: float) -> Tensor:
-    if truth.numel() == 0:
-        return truth.clone()
+    if truth.numel() == 0 or not plain.is_floating_point():
+        return torch.zeros_like(truth, dtype=torch.float64)
     columns = truth.shape[-1] if truth.dim() else 1
     truth_rows, plain_rows, moved_rows = (t.reshape(-1, columns) for t in (truth, plain, moved_by))
     magnitude = _finite(truth_rows).abs()
@@ -163,6 +219,14 @@ def _pooled(largest: Tensor, octave: Tensor) -> Tensor:
             reach += 1
         pooled.append(max(by_octave[max(0, centre - reach) : centre + reach + 1]))
     return largest.new_tensor(pooled)
+
+
+def _rms(plain: Tensor, truth: Tensor, dtype: torch.dtype) -> float:
+    if not truth.numel() or not dtype.is_floating_point:
+        return 0.0
+    error = _finite(plain.double() - truth)
+    rounding = _rounding(_finite(truth).abs(), dtype) / 12**0.5
+    return max(float(e.square().mean().sqrt()) for e in (error, rounding))
 
 
 def _rounding(magnitude: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tilewright.spec import VALUES, Case, Op
+from tilewright.worker.stage import COMPILED, OPERATORS, PLAIN, flat
 
 SIZES = (1, 2, 3, 7, 13, 31, 61, 127, 251, 1021)  # odd, prime and 1: what blocks do not divide
 LAYOUTS = ("transposed", "sliced", "offset", "expanded")
@@ -18,19 +19,29 @@ SMALL = 2**15  # elements of a case whose variants are quick
 
 @dataclass(frozen=True)
 class Trial:
-    """A case, what its numbers look like, and how its tensors lie in memory."""
+    """A case, what its numbers look like, how its tensors lie in memory, and how the kernel is called."""
 
     case: Case
     values: str = "normal"
     layout: str = "contiguous"
     again: bool = False  # repeat it, with the same and with other values
+    how: str = PLAIN
+    only: int | None = None  # the one argument that needs a gradient; else all that can have one
+    silent: int | None = None  # the one result that no gradient comes for
+    repeat: int = 1  # so many times longer than the case, along the Op's batch
 
     def __str__(self) -> str:
         kinds = [text for text, usual in ((self.values, "normal"), (self.layout, "contiguous")) if text != usual]
-        return " ".join([str(self.case), *(f"({kind})" for kind in kinds)])
+        kinds += [self.how] if self.how else []
+        kinds += [f"gradient of argument {self.only + 1} alone"] if self.only is not None else []
+        kinds += [f"no gradient for output {self.silent}"] if self.silent is not None else []
+        kinds += [f"{self.repeat} times as long"] if self.repeat > 1 else []
+        return " ".join([str(self.case), *(f"({kind})" for kind in kinds)]).strip()
 
 
-def plan(op: Op, cases: Sequence[Case] | None, dtypes: Sequence[str], depth: str, seed: int) -> list[Trial]:
+def plan(
+    op: Op, cases: Sequence[Case] | None, dtypes: Sequence[str], depth: str, seed: int, device: str = "cpu"
+) -> list[Trial]:
     """All trials of a depth: once (each case as it is), quick, default or full. Only small cases have variants."""
     own = list(cases or op.check)
     if depth == "once":
@@ -42,14 +53,52 @@ def plan(op: Op, cases: Sequence[Case] | None, dtypes: Sequence[str], depth: str
         asked = own if depth != "quick" or cases else [own[0], *hosts, own[-1]]
         wanted += [Trial(case.with_dtype(dtype), again=case in hosts) for case in dict.fromkeys(asked)]
         for host in (case.with_dtype(dtype) for case in hosts):
-            variants = [Trial(host, values) for values in VALUES[1:-1]]
-            variants += [Trial(host, "repeated" if kind == "expanded" else "normal", kind) for kind in LAYOUTS]
             # Not in full: each variant in one of the dtypes, all of them in turn.
+            variants = _variants(op, host, depth)
             wanted += [v for i, v in enumerate(variants) if depth == "full" or i % len(dtypes) == number]
         if not cases:
             others = drawn(op, own[0], DRAWN[depth], f"{seed} {dtype}")
             wanted += [Trial(case.with_dtype(dtype)) for case in others]
+    if device == "cuda" and depth != "quick" and not cases:
+        wanted += _beyond_int32(op, [case for case in own if 1 < elements(op, case) <= SMALL])
     return list(dict.fromkeys(wanted))
+
+
+def _variants(op: Op, host: Case, depth: str) -> list[Trial]:
+    kinds = VALUES[1:-1] if op.draws_values else ()
+    found = [Trial(host, values) for values in kinds]
+    found += [
+        Trial(host, "repeated" if kind == "expanded" and op.draws_values else "normal", kind) for kind in LAYOUTS
+    ]
+    if depth != "quick":
+        found += [Trial(host, how=COMPILED)]
+        leaves, outputs = differentiable(op, host)
+        if op.backward_cost is not None:
+            found += [Trial(host, only=number) for number in leaves if len(leaves) > 1]
+            found += [Trial(host, silent=number) for number in range(outputs) if outputs > 1]
+        found += [Trial(host, how=OPERATORS)]
+    return found
+
+
+def differentiable(op: Op, case: Case) -> tuple[list[int], int]:
+    """Which arguments can have a gradient, and how many results."""
+    args = op.make(case, device="meta")
+    leaves = [n for n, a in enumerate(args) if isinstance(a, Tensor) and a.is_floating_point()]
+    return leaves, sum(t.is_floating_point() for t in flat(op.reference(*args)))
+
+
+def _beyond_int32(op: Op, small: list[Case]) -> list[Trial]:
+    """A case whose first argument has more elements than an int32 can count."""
+    case = small[-1].with_dtype(op.bench_dtype) if small else None
+    if case is None:
+        return []
+    if op.batch is None:
+        sizes = {name: value for name, value in case.point if isinstance(value, int) and not isinstance(value, bool)}
+        longest = max(sizes, key=sizes.__getitem__)
+        point = tuple((name, 2**31 + 11 if name == longest else value) for name, value in case.point)
+        return [Trial(Case(point, case.dtype))]
+    first = next(a for a in op.make(case, device="meta") if isinstance(a, Tensor))
+    return [Trial(case, repeat=-(-(2**31 + 2**20) // first.numel()))]
 
 
 def drawn(op: Op, like: Case, count: int, seed: str) -> Iterator[Case]:

@@ -1,0 +1,116 @@
+"""Inputs of a trial and what a right kernel makes of them; known to the parent alone."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.spec import Op
+from tilewright.tools.check.budget import Expected, exact_where_whole, expect
+from tilewright.tools.check.trials import Trial, differentiable
+from tilewright.worker.memory import Placed
+from tilewright.worker.stage import Like, Request, flat, operators_called
+
+# Not work: they give memory, move values or look at them otherwise.
+MOVES = {
+    *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zero_", "fill_", "resize_"),
+    *("_to_copy", "copy_", "clone", "detach", "expand", "view", "_unsafe_view", "as_strided", "transpose", "t"),
+    *("permute", "unsqueeze", "squeeze", "select", "slice", "alias", "unbind", "split", "_local_scalar_dense"),
+}
+
+
+@dataclass
+class Answer:
+    args: tuple[Any, ...]
+    grads: list[Tensor | None]
+    needs: dict[int, str]  # arguments that need a gradient, and their names
+    expected: list[Expected]
+    work: Counter[tuple[str, int]]  # torch's operators that the reference calls, and on how many elements
+
+
+class Answers:
+    """By trial, made once for all kernels."""
+
+    def __init__(self, op: Op, device: str, seed: int):
+        self._op, self._device, self.seed = op, device, seed
+        self._names = list(inspect.signature(op.reference).parameters)
+        self._known: dict[tuple[Any, ...], Answer] = {}
+
+    def __call__(self, trial: Trial, with_gradients: bool, other: int = 0) -> Answer:
+        """`other` numbers further values of the same case; 2 are the first ones in another order."""
+        key = (trial.case, trial.values, trial.only, trial.silent, with_gradients, other)
+        if key not in self._known:
+            self._known[key] = self._answer(trial, with_gradients, other)
+        return self._known[key]
+
+    def request(self, trial: Trial, answer: Answer, **more: Any) -> Request:
+        wanted = [Like(tuple(e.truth.shape), e.dtype) for e in answer.expected if not e.is_gradient]
+        repeated: list[int] = []
+        if trial.repeat > 1:
+            repeated = self._repeated(trial)
+            wanted = [Like((like.shape[0] * trial.repeat, *like.shape[1:]), like.dtype) for like in wanted]
+        return Request(
+            args=[Placed.of(a, trial.layout) if isinstance(a, Tensor) else a for a in answer.args],
+            wanted=wanted,
+            grads=[None if g is None else Placed.of(g, trial.layout) for g in answer.grads],
+            needs=[*answer.needs] if answer.grads else [],
+            tree=self._op.tree(trial.case) if self._op.tree else None,
+            how=trial.how,
+            repeat=trial.repeat,
+            repeated=repeated,
+            **more,
+        )
+
+    def forget(self) -> None:
+        """Large truths fill the memory that the next needs."""
+        self._known = {k: a for k, a in self._known.items() if all(e.truth.numel() < 2**26 for e in a.expected)}
+
+    def _answer(self, trial: Trial, with_gradients: bool, other: int) -> Answer:
+        op, case = self._op, trial.case
+        seed = self.seed + 2 * (0 if other == 2 else other)
+        args = op.make(case, self._device, seed, trial.values)
+        if other == 2:
+            args = tuple(a.roll(1, -1) if _is_float(a) and a.dim() and n not in op.mutates else a for n, a in enumerate(args))
+        leaves, _ = differentiable(op, case) if with_gradients else ([], 0)
+        needs = {n: self._name(n) for n in leaves if trial.only in (None, n)}
+        grads: list[Tensor | None] = []
+        if with_gradients:
+            generator = torch.Generator(self._device).manual_seed(seed + 1)
+            for like in (t for t in flat(op.reference(*op.make(case, "meta"))) if t.is_floating_point()):
+                grads.append(torch.randn(like.shape, generator=generator, device=self._device).to(like.dtype))
+            if trial.layout == "expanded":  # as sum().backward() sends it
+                grads = [g.reshape(-1)[:1].expand(g.shape) if g is not None and g.numel() else g for g in grads]
+            if trial.silent is not None:
+                grads[trial.silent] = None
+        expected = expect(op.reference, args, grads, needs)
+        if trial.values == "integers":
+            expected = [exact_where_whole(e) for e in expected]
+        return Answer(args, grads, needs, expected, self._work(args))
+
+    def _name(self, number: int) -> str:
+        return self._names[number] if number < len(self._names) else f"argument {number + 1}"
+
+    def _work(self, args: tuple[Any, ...]) -> Counter[tuple[str, int]]:
+        copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
+        calls = operators_called(self._op.reference, copies)
+        return Counter(call for call in calls if call[0].removeprefix("aten::").partition(".")[0] not in MOVES)
+
+    def _repeated(self, trial: Trial) -> list[int]:
+        """The arguments whose first dimension is the Op's batch."""
+        batch = self._op.batch
+        longer = [(name, 2 * value if name == batch else value) for name, value in trial.case.point]  # type: ignore[operator]
+        pairs = zip(
+            self._op.make(trial.case, "meta"),
+            self._op.make(type(trial.case)(tuple(longer), trial.case.dtype), "meta"),
+            strict=True,
+        )
+        return [n for n, (a, b) in enumerate(pairs) if isinstance(a, Tensor) and a.shape != b.shape]
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()

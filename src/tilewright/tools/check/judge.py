@@ -1,0 +1,276 @@
+"""One kernel before its judge: every trial asked, every answer held against the truth."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tilewright.spec import Kernel, Op
+from tilewright.tools.check.answers import Answer, Answers
+from tilewright.tools.check.budget import Match, Mismatch, compare
+from tilewright.tools.check.trials import Trial
+from tilewright.worker import KernelFailed, Placed, Reply, Request
+from tilewright.worker.stage import OPERATORS, PLAIN, SEEN, Stage
+
+# Without a GPU a case larger than this would take minutes; its elements, all inputs together.
+SIMULATED_ELEMENTS = {"triton": 2**21, "numba": 1100, "python": 2**21}
+NOT_RIGHT = ("wrong", "tampered", "crashed", "timeout")
+FORWARD_ONLY = "forward only"  # the label of a user's kernel that torch cannot differentiate
+LOWER = 4.0  # times torch's own error, root mean square, from which on a right kernel is said to be less precise
+MANY = 1024  # elements that make a root mean square tell something
+
+
+@dataclass
+class CaseVerdict:
+    case: str
+    dtype: str
+    verdict: str  # right, wrong, tampered, crashed, timeout, unsupported
+    max_error: float = 0.0
+    budget: float = 0.0
+    reason: str = ""
+    picture: tuple[str, ...] = ()  # where it is wrong, a line each
+
+
+@dataclass
+class Verdict:
+    op: str
+    kernel: str
+    verdict: str
+    reason: str = ""
+    labels: list[str] = field(default_factory=list)
+    cases: list[CaseVerdict] = field(default_factory=list)
+    isolation: list[str] = field(default_factory=list)  # the layers that held a user's file
+    seed: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Performer(Protocol):
+    """Where a kernel runs: a Worker, or this process."""
+
+    def call(self, request: Request) -> Reply: ...
+    def blocks(self, numbers: Sequence[int], size: int) -> list[list[Tensor]]: ...
+
+
+class Here:
+    """A kernel in this process."""
+
+    def __init__(self, fn: Callable[..., Any], device: str):
+        self._fn, self._stage = fn, Stage(device)
+
+    def call(self, request: Request) -> Reply:
+        return self._stage.perform(self._fn, request)
+
+    def blocks(self, numbers: Sequence[int], size: int) -> list[list[Tensor]]:
+        return self._stage.blocks(numbers, size)
+
+
+class Judge:
+    def __init__(self, op: Op, kernel: Kernel, performer: Performer, answers: Answers, device: str):
+        self._op, self._kernel, self._performer, self._answers = op, kernel, performer, answers
+        self._device = device
+        self._verdict = Verdict(op.name, kernel.name, "right", seed=answers.seed)
+        self._is_users = kernel.language == "python"
+        self._refusal = ""  # what a user's kernel says it cannot do
+        self._spread = 0.0
+        self._fell_back = 0
+        self._precision = (0.0, "")
+
+    def judge(self, trials: Sequence[Trial], on_case: Callable[[], None]) -> Verdict:
+        verdict, todo = self._verdict, list(trials)
+        if self._kernel.builds_per_case and len(todo) > 2:
+            todo = [todo[0], todo[-1]]
+            verdict.labels.append(f"{len(todo)} of {len(trials)} cases, since each is compiled anew")
+        for trial in todo:
+            found = self._trial(trial)
+            on_case()
+            if found is None:
+                continue
+            verdict.cases.append(found)
+            if found.verdict in ("crashed", "timeout", "tampered") or self._refusal:
+                break  # the rest would end the same way, only later
+        self._conclude()
+        return verdict
+
+    def _conclude(self) -> None:
+        verdict = self._verdict
+        bad = [case for case in verdict.cases if case.verdict in NOT_RIGHT]
+        skipped = Counter(case.reason for case in verdict.cases if case.verdict == "unsupported")
+        if bad:
+            verdict.verdict = bad[0].verdict
+            verdict.reason = f"{bad[0].case} {bad[0].dtype}: {bad[0].reason}".strip()
+        elif self._refusal or not any(case.verdict == "right" for case in verdict.cases):
+            verdict.verdict, verdict.reason = "unsupported", self._refusal or "; ".join(skipped)
+        else:
+            verdict.labels += [f"{count} left out: {reason}" for reason, count in skipped.items()]
+        if self._spread:
+            verdict.labels.append(f"not deterministic: the same inputs gave results up to {self._spread:.2g} apart")
+        if self._fell_back:
+            verdict.labels.append(f"falls back to torch in {self._fell_back} of {len(verdict.cases)} cases")
+        if self._precision[0] > LOWER:
+            ratio, where = self._precision
+            verdict.labels.append(f"lower precision: errors up to {ratio:.1f} times those of torch ({where})")
+
+    def _trial(self, trial: Trial) -> CaseVerdict | None:
+        """None: there was nothing to ask."""
+        name, dtype = str(trial), trial.case.dtype
+        if reason := self._cannot(trial):
+            return CaseVerdict(name, dtype, "unsupported", reason=reason)
+        try:
+            if trial.how == OPERATORS:
+                return self._operators(trial)
+            if trial.repeat > 1:
+                return self._long(trial)
+            found, got = self._ask(trial)
+            if self._kernel.language != "torch" and found.verdict == "right" and replace(trial, again=False) == Trial(trial.case):
+                self._see_through(trial)
+            if trial.again and found.verdict == "right":
+                found = self._ask_again(trial, found, got)
+            return found
+        except KernelFailed as failure:
+            if failure.kind == "unsupported" and self._is_users and trial.how == PLAIN:
+                self._refusal = str(failure)
+            return CaseVerdict(name, dtype, failure.kind, reason=str(failure))
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            free = torch.cuda.mem_get_info()[0]
+            reason = f"the case and its float64 truth do not fit in the {free / 2**30:.0f} GiB that are free"
+            return CaseVerdict(name, dtype, "unsupported", reason=f"{reason}; about {free // 128} elements would")
+        finally:
+            self._answers.forget()
+
+    def _ask(
+        self, trial: Trial, other: int = 0, *, gradients: bool = True, **more: Any
+    ) -> tuple[CaseVerdict, list[Tensor]]:
+        """One call, judged; and what it returned."""
+        gradients = gradients and self._kernel.differentiable
+        answer = self._answers(trial, gradients, other)
+        request = self._answers.request(trial, answer, **more)
+        reply = self._performer.call(request)
+        name, dtype = str(trial), trial.case.dtype
+        found, got = self._compare(trial, answer, reply)
+        if found.verdict == "right":
+            found = self._untouched(request, reply) or found
+        found.case, found.dtype = name, dtype
+        return found, got
+
+    def _compare(self, trial: Trial, answer: Answer, reply: Reply) -> tuple[CaseVerdict, list[Tensor]]:
+        wrong = CaseVerdict("", "", "wrong")
+        expected = [e for e in answer.expected if not e.is_gradient]
+        if len(reply.outputs) != len(expected):
+            wrong.reason = f"returned {len(reply.outputs)} tensors, expected {len(expected)}"
+            return wrong, []
+        pairs = [*zip(reply.outputs, expected, strict=True)]
+        if answer.grads and not reply.gradients:
+            if not self._is_users or (trial.only is not None and FORWARD_ONLY not in self._verdict.labels):
+                wrong.reason = "has no gradient" + (" here" if trial.only is not None else "")
+                return wrong, []
+            if FORWARD_ONLY not in self._verdict.labels:
+                self._verdict.labels.append(FORWARD_ONLY)
+        elif answer.grads:
+            slopes = [e for e in answer.expected if e.is_gradient]
+            if len(slopes) != len(reply.gradients):
+                wrong.reason = f"returned {len(reply.gradients)} gradients, expected {len(slopes)}"
+                return wrong, []
+            for gradient, wanted in zip(reply.gradients, slopes, strict=True):
+                if gradient is not None:
+                    pairs.append((gradient, wanted))
+                elif wanted.truth.any():
+                    wrong.reason = f"{wanted.what} is None"
+                    return wrong, []
+        got = [tensor.clone() for tensor, _ in pairs]
+        worst = CaseVerdict("", "", "right")
+        for tensor, wanted in zip(got, (wanted for _, wanted in pairs), strict=True):
+            match = compare(tensor, wanted)
+            if isinstance(match, Mismatch):
+                wrong.reason, wrong.picture = match.reason, match.picture
+                return wrong, got
+            self._note_precision(match, tensor, f"{wanted.what}, {trial} {trial.case.dtype}")
+            if match.error * worst.budget >= worst.max_error * match.budget:
+                worst.max_error, worst.budget = match.error, match.budget
+        return worst, got
+
+    def _untouched(self, request: Request, reply: Reply) -> CaseVerdict | None:
+        """Inputs as they were, and nothing written around them."""
+        numbers = [number for number, a in enumerate(request.args) if isinstance(a, Placed)]
+        if len(reply.memory) != len(numbers):
+            return CaseVerdict("", "", "tampered", reason="did not give its inputs back")
+        for number, after in zip(numbers, reply.memory, strict=True):
+            before: Placed = request.args[number]
+            after = after.to(before.memory.device)
+            if what := before.difference(after, may_change=number in self._op.mutates):
+                return CaseVerdict("", "", "wrong", reason=f"its argument {number + 1} {what}")
+        return None
+
+    def _ask_again(self, trial: Trial, found: CaseVerdict, got: list[Tensor]) -> CaseVerdict:
+        for what, other, more in (
+            ("asked again", 0, {}),
+            ("with other values in the same memory", 1, {"same_memory": True}),
+            ("with the first values in that memory again", 0, {"same_memory": True}),
+            ("with the same values in another order", 2, {}),
+            ("unwatched, without gradients", 3, {"watched": False, "gradients": False}),
+        ):
+            result, now = self._ask(trial, other, **more)
+            if result.verdict != "right":
+                result.reason = f"{what}: {result.reason}"
+                return result
+            if not other:
+                apart = [(a.double() - b.double()).nan_to_num().abs() for a, b in zip(got, now, strict=True)]
+                self._spread = max(self._spread, *(float(a.max()) if a.numel() else 0.0 for a in apart))
+        return found
+
+    def _see_through(self, trial: Trial) -> None:
+        """Is its work done by the operators of torch that do the reference's?"""
+        answer = self._answers(trial, self._kernel.differentiable)
+        reply = self._performer.call(self._answers.request(replace(trial, how=SEEN), answer))
+        self._fell_back += bool(answer.work) and not answer.work - Counter(reply.calls)
+
+    def _operators(self, trial: Trial) -> CaseVerdict | None:
+        answer = self._answers(trial, self._kernel.differentiable)
+        reply = self._performer.call(self._answers.request(trial, answer))
+        return CaseVerdict(str(trial), trial.case.dtype, "right") if reply.calls else None
+
+    def _long(self, trial: Trial) -> CaseVerdict:
+        """More elements than an int32 can count: the case over and over, so that its truth serves for every part."""
+        answer = self._answers(trial, with_gradients=False)
+        request = self._answers.request(trial, answer)
+        self._performer.call(request)
+        boundary = 2**31 // answer.args[request.repeated[0]].numel()
+        numbers = {0, trial.repeat - 1, boundary - 1, boundary, min(boundary + 1, trial.repeat - 1)}
+        numbers |= {random.SystemRandom().randrange(trial.repeat) for _ in range(27)}
+        found = CaseVerdict(str(trial), trial.case.dtype, "right")
+        expected = answer.expected
+        size = expected[0].truth.shape[0]
+        for number, block in zip(sorted(numbers), self._performer.blocks(sorted(numbers), size), strict=True):
+            for tensor, wanted in zip(block, expected, strict=True):
+                match = compare(tensor, wanted)
+                if isinstance(match, Mismatch):
+                    found.verdict, found.reason = "wrong", f"in repetition {number}: {match.reason}"
+                    return found
+                if match.error * found.budget >= found.max_error * match.budget:
+                    found.max_error, found.budget = match.error, match.budget
+        return found
+
+    def _note_precision(self, match: Match, tensor: Tensor, where: str) -> None:
+        if tensor.numel() >= MANY and match.against_torch > self._precision[0]:
+            self._precision = (match.against_torch, where)
+
+    def _cannot(self, trial: Trial) -> str | None:
+        """Why this trial cannot be asked, if it cannot."""
+        shapes = self._op.make(trial.case, device="meta")
+        if not self._kernel.fits(*shapes):
+            return "the kernel does not take such a case"
+        if self._device != "cpu" or self._kernel.language == "torch":
+            return None
+        elements = sum(a.numel() for a in shapes if isinstance(a, Tensor))
+        limit = SIMULATED_ELEMENTS[self._kernel.language]
+        if elements <= limit:
+            return None
+        return f"more than {limit} elements need a GPU; {-(-elements // limit)} times smaller would do"

@@ -1,0 +1,83 @@
+"""The child's side: loads a kernel and performs what the parent asks, until the parent closes the pipe."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tilewright import registry, sandbox
+from tilewright.errors import TilewrightError, first_line
+from tilewright.worker import messages, wire
+from tilewright.worker.stage import KernelFailed, Stage
+from tilewright.worker.tampering import Fingerprint
+
+LARGEST_FILE = 2**30  # bytes: what a kernel that prints without end may write
+
+
+def serve() -> None:
+    device, memory, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+    _die_with_parent()
+    requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a kernel that prints must not speak on the pipe
+    stage = Stage(device)
+    fn: Any = None
+    layers: list[str] = []
+    fingerprint = None
+    while True:
+        try:
+            token, message, tensors = wire.receive(requests, None)
+        except EOFError:
+            return
+        reply, results = {}, []
+        try:
+            if message["do"] == "load":
+                if message["file"] and fingerprint is None:
+                    registry.load(message["op"]) if message["op"] else None
+                    layers, fingerprint = _confine(Path(message["file"]), folder, device, memory), Fingerprint()
+                fn = _load(message, device)
+                reply = {"isolation": layers}
+            elif message["do"] == "call":
+                answer = stage.perform(fn, messages.request(message["request"], tensors))
+                reply, results = messages.of_reply(answer, whole=message["request"]["repeat"] == 1)
+            elif message["do"] == "blocks":
+                results = [t for block in stage.blocks(message["numbers"], message["size"]) for t in block]
+        except KernelFailed as failure:
+            reply = {"error": str(failure), "kind": failure.kind}
+        except TilewrightError as error:
+            reply = {"error": str(error), "kind": "usage"}
+        except Exception as error:
+            reply = {"error": first_line(error), "kind": "crashed"}
+        if fingerprint and (replaced := fingerprint.replaced()):
+            reply, results = {"error": f"it replaced {', '.join(replaced[:4])}", "kind": "tampered"}, []
+        wire.send(replies, token, reply, results, None)
+
+
+def _load(message: dict[str, Any], device: str) -> Any:
+    """The function to call: a kernel of the project, that of a user's file, or the solution of a foreign problem."""
+    if message["solution"]:
+        return registry.load_solution(Path(message["file"]), message["solution"], device)
+    op = registry.load(message["op"])
+    return registry.load_file(Path(message["file"]), op).fn if message["file"] else op.kernels[message["kernel"]].fn
+
+
+def _confine(file: Path, folder: Path, device: str, memory: int) -> list[str]:
+    """Before a user's file runs: it may read Python, libraries and its neighbours, and write to a folder of its own.
+    Not on a GPU, where Triton calls compilers that do not run so; the verdict then names no layers."""
+    if device != "cpu":
+        return []
+    beside = [path for path in file.parent.iterdir() if not path.name.startswith(".")]
+    read = [*sandbox.runtime(), *beside]
+    return sandbox.confine(read=read, write=[folder], memory=memory, processes=0, file_bytes=LARGEST_FILE)
+
+
+def _die_with_parent() -> None:
+    """Linux ends this process when the parent ends, however that ends."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,0 +1,70 @@
+"""Operators: those of torch that a kernel calls, and those it has registered, held against what torch demands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilewright.errors import first_line
+
+# Namespaces of torch itself.
+TORCHS = {"aten", "prim", "prims", "profiler", "inductor", "rngprims", "_c10d_functional", "c10d", "debugprims"}
+
+
+class _Registered(TorchDispatchMode):
+    """Notes the first call of every operator that is not torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[Any, tuple[Any, Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace not in TORCHS and func not in self.found:
+            copies = pytree.tree_map(lambda a: a.detach().clone() if isinstance(a, Tensor) else a, (args, kwargs or {}))
+            self.found[func] = copies
+        return func(*args, **(kwargs or {}))
+
+
+class TorchCalls(TorchDispatchMode):
+    """Notes the calls of torch's own operators, those inside of registered ones too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace not in TORCHS:
+            with self:
+                return func(*args, **(kwargs or {}))
+        sizes = [a.numel() for a in pytree.tree_leaves(args) if isinstance(a, Tensor)]
+        self.calls.append((func.name(), max(sizes, default=0)))
+        return func(*args, **(kwargs or {}))
+
+
+def check_operators(
+    fn: Callable[..., Any], args: Sequence[Any], needs: Sequence[int], grads: Sequence[Tensor | None]
+) -> tuple[list[str], str | None]:
+    """The operators that a call uses, and what torch.library.opcheck says against one of them."""
+    leaves = [a.detach().requires_grad_() if number in needs else a for number, a in enumerate(args)]
+    with _Registered() as forward, torch.set_grad_enabled(bool(grads)):
+        outputs = pytree.tree_leaves(fn(*leaves))
+    pairs = [(o, g) for o, g in zip(outputs, grads, strict=False) if g is not None and o.requires_grad]
+    backward = _Registered()
+    if pairs:
+        with backward:
+            torch.autograd.grad([o for o, _ in pairs], [leaves[n] for n in needs], [g for _, g in pairs], allow_unused=True)
+    for operator, (positional, named) in {**backward.found, **forward.found}.items():
+        if operator in forward.found and grads:
+            positional = [
+                a.requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in positional
+            ]
+        try:
+            torch.library.opcheck(operator, tuple(positional), named)
+        except Exception as error:
+            return [operator.name()], f"{operator.name()} fails torch's opcheck: {first_line(error.__cause__ or error)}"
+    return [operator.name() for operator in {**backward.found, **forward.found}], None
