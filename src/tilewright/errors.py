@@ -83,6 +83,14 @@ class NoFunction(TilewrightError):
         )
 
 
+class BadProblem(TilewrightError):
+    def __init__(self, path: object, why: str):
+        super().__init__(
+            f"{path} is no problem that can be checked: {why}; give a KernelBench file with Model, get_inputs and "
+            "get_init_inputs, or a gpu-mode folder with task.yml"
+        )
+
+
 class UnknownFunction(TilewrightError):
     def __init__(self, path: object, name: str, known: Iterable[str]):
         super().__init__(f"{path} has no function named '{name}'; {_nearest(name, known)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
 import inspect
@@ -17,7 +16,6 @@ from triton.runtime.jit import KernelInterface
 from tilewright import source
 from tilewright.errors import (
     FileBroken,
-    FileMissing,
     NoFunction,
     UnknownFunction,
     UnknownKernel,
@@ -44,22 +42,6 @@ def pick(op: Op, names: list[str]) -> list[Kernel]:
     return [kernel for name, kernel in op.kernels.items() if not names or name in names]
 
 
-def require_python_file(path: Path) -> None:
-    """Raise unless the file is there and parses. Runs nothing of it."""
-    if not path.is_file():
-        raise FileMissing(path)
-    if path.suffix != ".py":
-        raise FileBroken(path, None, "its name does not end in .py")
-    try:
-        ast.parse(path.read_bytes())
-    except SyntaxError as error:
-        raise FileBroken(path, error.lineno, f"syntax error, {error.msg}") from None
-    except ValueError:
-        raise FileBroken(path, None, "not Python source text") from None
-    except PermissionError:
-        raise FileBroken(path, None, "no permission to read it") from None
-
-
 def load_file(path: Path, op: Op, *, differentiable: bool = False) -> Kernel:
     """The kernel that a user's file holds for an Op."""
     fn = _find(load_module(path), path, op)
@@ -71,7 +53,7 @@ def load_file(path: Path, op: Op, *, differentiable: bool = False) -> Kernel:
 
 def load_module(path: Path) -> types.ModuleType:
     """A user's file, run with its own folder to import from."""
-    require_python_file(path)
+    source.require_python_file(path)
     spec = importlib.util.spec_from_file_location(f"_tilewright_user_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

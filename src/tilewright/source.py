@@ -16,6 +16,8 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
+from tilewright.errors import FileBroken, FileMissing
+
 OPS = Path(__file__).parent / "ops"
 CUDA = OPS / "cuda"
 
@@ -164,3 +166,19 @@ def _cuda_text(path: Path) -> Iterator[str]:
         yield from _cuda_text(path.parent / included)
     bare = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     yield "\n".join(line.rstrip() for line in bare.splitlines() if line.strip())
+
+
+def require_python_file(path: Path) -> None:
+    """Raise unless the file is there and parses. Runs nothing of it."""
+    if not path.is_file():
+        raise FileMissing(path)
+    if path.suffix != ".py":
+        raise FileBroken(path, None, "its name does not end in .py")
+    try:
+        ast.parse(path.read_bytes())
+    except SyntaxError as error:
+        raise FileBroken(path, error.lineno, f"syntax error, {error.msg}") from None
+    except ValueError:
+        raise FileBroken(path, None, "not Python source text") from None
+    except PermissionError:
+        raise FileBroken(path, None, "no permission to read it") from None

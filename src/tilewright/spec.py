@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,7 +84,8 @@ class Draw:
         self.case = case
         self.values = values
         self.dtype: torch.dtype = getattr(torch, case.dtype)
-        self._device = device
+        self.device = device
+        self.seed = seed
         self._generator = None if device == "meta" else torch.Generator(device).manual_seed(seed)
 
     def __getitem__(self, name: str) -> Any:
@@ -93,7 +94,9 @@ class Draw:
     def randn(self, *dims: str | int, scale: float = 1.0) -> Tensor:
         """Normal values of the given standard deviation; a dimension is a size or its name in the case."""
         shape = [self.case[dim] if isinstance(dim, str) else dim for dim in dims]
-        values = torch.randn(shape, generator=self._generator, device=self._device, dtype=torch.float32)  # type: ignore[call-overload]
+        if self.device == "meta":  # where randn would import a compiler first
+            return torch.empty(shape, device="meta", dtype=self.dtype)  # type: ignore[arg-type]
+        values = torch.randn(shape, generator=self._generator, device=self.device, dtype=torch.float32)  # type: ignore[call-overload]
         values = values if scale == 1.0 else values.mul_(scale)
         return (values if self.values == "normal" else self._like(values, scale)).to(self.dtype)
 
@@ -122,7 +125,7 @@ class Draw:
         return values[:1].expand_as(values)  # repeated: an expanded layout can hold it
 
     def _uniform(self, shape: torch.Size) -> Tensor:
-        return torch.rand(shape, generator=self._generator, device=self._device)
+        return torch.rand(shape, generator=self._generator, device=self.device)
 
 
 @dataclass(frozen=True)
@@ -192,9 +195,8 @@ class Op:
     backward_cost: Callable[..., Cost] | None = None  # None: the Op has no gradients
     takes: Callable[[Case], bool] = _always  # which sizes go together, where not all do
     batch: str | None = None  # the size of a first dimension along which results do not depend on each other
-    mutates: tuple[int, ...] = ()  # arguments, by number, that a kernel may change
-    draws_values: bool = True  # whether `inputs` heeds what kind of values a Draw is to make
-    tree: Callable[[Case], str] | None = None  # how the arguments make up one nested value, if they do
+    mutates: Callable[..., Collection[int]] = lambda *_: ()  # which of its arguments, by number, a kernel may change
+    is_varied: bool = True  # whether values, sizes and layouts other than those `inputs` makes may be asked
     dtypes: tuple[str, ...] = FLOATS
     bench_dtype: str = "bfloat16"
     kernels: dict[str, Kernel] = field(default_factory=dict)

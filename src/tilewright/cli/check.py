@@ -4,35 +4,41 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tilewright import source
 from tilewright.cli.shared import (
     AsJson,
     CaseText,
     DtypeName,
     Files,
     Kernels,
-    OpName,
     cases_of,
     console,
     dtypes_of,
     exit_unless_good,
     load_op,
     progress,
+    require_files,
     say_next,
+    start_worker_early,
 )
-from tilewright.errors import NothingChecked
+from tilewright.errors import FileMissing, NothingChecked
 
 if TYPE_CHECKING:
     from tilewright.spec import Case, Op
     from tilewright.tools.check import Verdict
+    from tilewright.tools.check.problems import Problem
 
 
 def check(
-    op_name: OpName,
+    op_name: Annotated[
+        str | None, typer.Argument(metavar="[OP]", help="An operation; all of them unless told.")
+    ] = None,
     files: Files = None,
     kernel: Kernels = None,
     case: CaseText = None,
@@ -42,20 +48,69 @@ def check(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few cases and variants: seconds.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Every variant of every small case: minutes.")] = False,
+    problem: Annotated[
+        Path | None,
+        typer.Option(help="FILEs solve this: a KernelBench file, or a gpu-mode folder with task.yml; then without OP."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Is it right? Hold every kernel of OP, or those in FILEs, against float64 on many cases."""
     if quick and full:
         raise typer.BadParameter("--quick and --full exclude each other.")
     depth = "quick" if quick else "full" if full else "default"
-    op = load_op(op_name, files)
-    cases, dtypes = cases_of(op, case), dtypes_of(op, dtype)
-    found = check_and_print(op, files or [], kernel or [], cases, dtypes, seed, as_json, depth)
+    asked = Asked(kernel or [], case, dtype, seed, depth, as_json)
+    if problem is not None:
+        found = _check_problem(problem, [Path(name) for name in ([op_name] if op_name else [])] + (files or []), asked)
+    elif op_name is None:
+        found = [verdict for name in source.op_files() for verdict in _check_op(name, [], asked)]
+    else:
+        found = _check_op(op_name, files or [], asked)
     exit_unless_good(found)
     if not any(verdict.verdict == "right" for verdict in found):
         raise NothingChecked("; ".join(dict.fromkeys(f"{verdict.kernel} {verdict.reason}" for verdict in found)))
-    if not as_json:
-        say_next(shlex.join(["tilewright", "bench", op_name, *map(str, files or [])]))
+    if not as_json and not problem:
+        say_next(shlex.join(["tilewright", "bench", op_name or "softmax", *map(str, files or [])]))
+
+
+@dataclass
+class Asked:
+    """What the options say."""
+
+    kernels: list[str]
+    cases: list[str] | None
+    dtypes: list[str] | None
+    seed: int | None
+    depth: str
+    as_json: bool
+
+
+def _check_op(name: str, files: list[Path], asked: Asked) -> list[Verdict]:
+    if files:
+        start_worker_early()
+    op = load_op(name, files)
+    cases, dtypes = cases_of(op, asked.cases), dtypes_of(op, asked.dtypes)
+    return check_and_print(op, files, asked.kernels, cases, dtypes, asked.seed, asked.as_json, asked.depth)
+
+
+def _check_problem(path: Path, files: list[Path], asked: Asked) -> list[Verdict]:
+    if not files:
+        raise typer.BadParameter("--problem needs a file that solves it.")
+    if asked.kernels or asked.dtypes:
+        raise typer.BadParameter("--kernel and --dtype do not go with --problem, which decides them.")
+    if not path.exists():
+        raise FileMissing(path, "a KernelBench file, or of a gpu-mode folder with task.yml")
+    require_files(files)
+    start_worker_early()
+    from tilewright.tools.check import problems
+
+    loaded = problems.load(path)
+    try:
+        cases = cases_of(loaded.op, asked.cases)
+        return check_and_print(
+            loaded.op, files, [], cases, None, asked.seed, asked.as_json, asked.depth, problem=loaded
+        )
+    finally:
+        loaded.close()
 
 
 def check_and_print(
@@ -67,6 +122,7 @@ def check_and_print(
     seed: int | None,
     as_json: bool,
     depth: str = "default",
+    problem: Problem | None = None,
 ) -> list[Verdict]:
     """Check and print."""
     from tilewright import hardware, registry
@@ -88,6 +144,7 @@ def check_and_print(
             dtypes=dtypes,
             seed=seed,
             depth=depth,
+            problem=problem,
             on_case=lambda: advance(""),
         )
         for verdict in asked:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tilewright.tools.bench import Timing
     from tilewright.tools.check import Verdict
 
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 LARGEST_CASE = 2**34  # elements: beyond, the inputs alone pass any GPU's memory
 
 OpName = Annotated[str, typer.Argument(metavar="OP", help="An operation; `tilewright ops` lists them.")]
@@ -37,14 +38,26 @@ def one_line(error: Exception) -> str:
 def load_op(name: str, files: list[Path] | None) -> Op:
     if name not in source.op_files():
         raise UnknownOp(name, source.op_files())
+    require_files(files or [])
     from tilewright import registry
 
-    names = [path.name for path in files or []]
-    for path in files or []:
-        registry.require_python_file(path)
+    return registry.load(name)
+
+
+def require_files(paths: list[Path]) -> None:
+    names = [path.name for path in paths]
+    for path in paths:
+        source.require_python_file(path)
         if names.count(path.name) > 1:
             raise SameName(path.name)
-    return registry.load(name)
+
+
+def start_worker_early() -> None:
+    """A worker imports torch while we do. Where there may be a GPU it is not known yet what kind to start."""
+    from tilewright.worker.process import start_early
+
+    if not any(Path(device).exists() for device in GPU_DEVICES):
+        start_early("cpu")
 
 
 def exit_unless_good(found: Sequence[Verdict | Timing]) -> None:

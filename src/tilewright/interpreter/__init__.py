@@ -134,9 +134,7 @@ def poison(tensor: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def interpret(
-    *, faults: str = "raise", steps: int = STEPS, maps: bool = False, memory: bool = True
-) -> Iterator[Run]:
+def interpret(*, faults: str = "raise", steps: int = STEPS, maps: bool = False, memory: bool = True) -> Iterator[Run]:
     """Launches of Triton kernels in this context run here, on the CPU, whatever they were decorated for.
 
     `faults="raise"` raises KernelFault after a launch in which something is wrong; `"collect"` leaves it in

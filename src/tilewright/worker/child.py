@@ -9,11 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tilewright import registry, sandbox
 from tilewright.errors import TilewrightError, first_line
-from tilewright.worker import messages, wire
+from tilewright.worker import messages, solutions, wire
 from tilewright.worker.stage import KernelFailed, Stage
 from tilewright.worker.tampering import Fingerprint
 
@@ -38,8 +36,11 @@ def serve() -> None:
         try:
             if message["do"] == "load":
                 if message["file"] and fingerprint is None:
-                    registry.load(message["op"]) if message["op"] else None
-                    layers, fingerprint = _confine(Path(message["file"]), folder, device, memory), Fingerprint()
+                    if message["op"]:
+                        registry.load(message["op"])
+                    beside = [Path(name) for name in (message["solution"] or {}).get("folders", [])]
+                    layers = _confine(Path(message["file"]), beside, folder, device, memory)
+                    fingerprint = Fingerprint()
                 fn = _load(message, device)
                 reply = {"isolation": layers}
             elif message["do"] == "call":
@@ -61,18 +62,18 @@ def serve() -> None:
 def _load(message: dict[str, Any], device: str) -> Any:
     """The function to call: a kernel of the project, that of a user's file, or the solution of a foreign problem."""
     if message["solution"]:
-        return registry.load_solution(Path(message["file"]), message["solution"], device)
+        return solutions.load(Path(message["file"]), message["solution"], device)
     op = registry.load(message["op"])
     return registry.load_file(Path(message["file"]), op).fn if message["file"] else op.kernels[message["kernel"]].fn
 
 
-def _confine(file: Path, folder: Path, device: str, memory: int) -> list[str]:
+def _confine(file: Path, others: list[Path], folder: Path, device: str, memory: int) -> list[str]:
     """Before a user's file runs: it may read Python, libraries and its neighbours, and write to a folder of its own.
     Not on a GPU, where Triton calls compilers that do not run so; the verdict then names no layers."""
     if device != "cpu":
         return []
     beside = [path for path in file.parent.iterdir() if not path.name.startswith(".")]
-    read = [*sandbox.runtime(), *beside]
+    read = [*sandbox.runtime(), *beside, *others]
     return sandbox.confine(read=read, write=[folder], memory=memory, processes=0, file_bytes=LARGEST_FILE)
 
 

@@ -16,7 +16,14 @@ from tilewright.errors import first_line
 TORCHS = {"aten", "prim", "prims", "profiler", "inductor", "rngprims", "_c10d_functional", "c10d", "debugprims"}
 
 
-class _Registered(TorchDispatchMode):
+class _Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Not: to be skipped, torch._dynamo would be imported first, which takes seconds."""
+        return False
+
+
+class _Registered(_Mode):
     """Notes the first call of every operator that is not torch's."""
 
     def __init__(self) -> None:
@@ -30,7 +37,7 @@ class _Registered(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class TorchCalls(TorchDispatchMode):
+class TorchCalls(_Mode):
     """Notes the calls of torch's own operators, those inside of registered ones too."""
 
     def __init__(self) -> None:
@@ -57,7 +64,8 @@ def check_operators(
     backward = _Registered()
     if pairs:
         with backward:
-            torch.autograd.grad([o for o, _ in pairs], [leaves[n] for n in needs], [g for _, g in pairs], allow_unused=True)
+            inputs = [leaves[number] for number in needs]
+            torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
     for operator, (positional, named) in {**backward.found, **forward.found}.items():
         if operator in forward.found and grads:
             positional = [

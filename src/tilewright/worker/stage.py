@@ -21,8 +21,8 @@ PLAIN, COMPILED, OPERATORS, SEEN = "", "under torch.compile", "registered operat
 
 
 class KernelFailed(Exception):
-    """The kernel gave no result to compare. `kind` is a verdict (crashed, timeout, wrong, tampered, unsupported) or, for
-    a file that cannot be loaded, usage."""
+    """The kernel gave no result to compare. `kind` is a verdict (crashed, timeout, wrong, tampered, unsupported) or,
+    for a file that cannot be loaded, usage."""
 
     def __init__(self, kind: str, reason: str):
         super().__init__(reason)
@@ -44,9 +44,9 @@ class Request:
 
     args: list[Any]  # Placed, or a value as it is
     wanted: list[Like]
+    is_single: bool = True  # a tensor is wanted, not a collection of them
     grads: list[Placed | None] = field(default_factory=list)
     needs: list[int] = field(default_factory=list)
-    tree: str | None = None  # how the arguments make up one nested value, for functions that take that
     how: str = PLAIN
     watched: bool = True  # False: torch is left as it is
     same_memory: bool = False  # put the inputs where those of the last call were
@@ -77,7 +77,6 @@ class Stage:
         _other_work(self._device)
         calls: list[tuple[str, int]] = []
         try:
-            fn = _nested(fn, request.tree) if request.tree else fn
             outputs, gradients, complaint = self._call(fn, args, request, calls)
         except KernelFailed:
             raise
@@ -126,7 +125,7 @@ class Stage:
             return [], [], complaint
         if request.how == SEEN:
             with self._interpreted(watched=False), contextlib.suppress(Exception):  # some do not run under a mode
-                calls += operators_called(fn, args)
+                calls += operators_called(fn, args)[0]
             return [], [], None
         if request.how == COMPILED:
             torch._dynamo.reset()
@@ -136,10 +135,12 @@ class Stage:
             guards = stack.enter_context(guarded()) if watched else None
             run = stack.enter_context(self._interpreted(watched))
             leaves, returned = forward(fn, args, request.needs if grads else [])
-            outputs = _results(returned, request.wanted, self._device)
+            outputs = _results(returned, request, self._device)
             self._results = [output.detach() for output in outputs]
-            # On a GPU, copies made on this stream before any other is waited for: work left elsewhere is not in them.
-            values = [r.clone() for r in self._results] if self._device == "cuda" and request.repeat == 1 else self._results
+            values = self._results
+            if self._device == "cuda" and request.repeat == 1:
+                # Copied on this stream before any other is waited for: work left elsewhere is not in the copies.
+                values = [result.clone() for result in self._results]
             gradients = backward(outputs, [leaves[n] for n in request.needs], grads)
             if self._device == "cuda":
                 torch.cuda.synchronize()
@@ -164,8 +165,10 @@ def forward(fn: Callable[..., Any], args: Sequence[Any], needs: Sequence[int]) -
         return leaves, fn(*leaves)
 
 
-def backward(outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradients of the inputs for the incoming ones of the floating-point outputs; none if torch cannot differentiate."""
+def backward(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Gradients of the inputs for the incoming ones of the floating-point outputs; none if there are none."""
     pairs = [(o, g) for o, g in zip(_floats(outputs), grads, strict=True) if g is not None] if grads else []
     pairs = [(o, g) for o, g in pairs if o.requires_grad]
     if not pairs:
@@ -192,9 +195,9 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _results(returned: Any, wanted: Sequence[Like], device: str) -> list[Tensor]:
+def _results(returned: Any, request: Request, device: str) -> list[Tensor]:
     """The tensors that were returned, if they are what they should be: their number, type, shape, dtype and device."""
-    found = flat(returned)
+    found, wanted = [returned] if request.is_single else flat(returned), request.wanted
     for output in found:
         if type(output) not in (Tensor, torch.nn.Parameter):
             raise KernelFailed("wrong", f"returned {type(output).__name__}, not a tensor")
@@ -217,16 +220,11 @@ def flat(returned: Any) -> list[Any]:
     return pytree.tree_leaves(returned) if isinstance(returned, tuple | list | dict) else [returned]
 
 
-def _nested(fn: Callable[..., Any], tree: str) -> Callable[..., Any]:
-    structure = pytree.treespec_loads(tree)
-    return lambda *leaves: fn(pytree.tree_unflatten(list(leaves), structure))
-
-
-def operators_called(fn: Callable[..., Any], args: Sequence[Any]) -> list[tuple[str, int]]:
-    """Torch's operators that a call uses, at any depth, and the elements of their largest input."""
+def operators_called(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[tuple[str, int]], Any]:
+    """Torch's operators that a call uses, at any depth, with the elements of their largest input; and its result."""
     with torch.no_grad(), _without_onednn(), TorchCalls() as seen:
-        fn(*args)
-    return seen.calls
+        returned = fn(*args)
+    return seen.calls, returned
 
 
 def _scribble_on(results: list[Tensor]) -> list[Tensor]:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.testing
 
-
 KINDS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type)
 
 TORCH = str(Path(torch.__file__).parent)  # importing torch._dynamo wraps a few functions of torch

@@ -1,5 +1,8 @@
-"""Messages between parent and child: JSON and raw bytes over pipes. Nothing is unpickled, so nothing the child sends can
-run in the parent; and each reply must bear the token of its request, so that none can be written in advance."""
+"""Messages between parent and child: JSON and raw bytes over pipes.
+
+Nothing is unpickled, so nothing the child sends can run in the parent; and each reply must bear the token of its
+request, so that none can be written in advance.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-HEADER = struct.Struct("<16sQQ")  # token, bytes of JSON, bytes of tensors
+TOKEN = 16  # bytes
+HEADER = struct.Struct(f"<{TOKEN}sQQ")  # token, bytes of JSON, bytes of tensors
 LONGEST_TEXT = 2**24  # bytes of JSON
 
 

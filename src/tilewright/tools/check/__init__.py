@@ -6,15 +6,19 @@ import contextlib
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tilewright import registry, sandbox
+from tilewright import sandbox, source
 from tilewright.errors import FileUnusable
 from tilewright.spec import Case, Kernel, Op
 from tilewright.tools.check.answers import Answers
 from tilewright.tools.check.judge import FORWARD_ONLY, NOT_RIGHT, CaseVerdict, Here, Judge, Verdict
 from tilewright.tools.check.trials import plan
-from tilewright.worker import KernelFailed, Worker
+from tilewright.worker.parent import Worker
+from tilewright.worker.stage import KernelFailed
+
+if TYPE_CHECKING:
+    from tilewright.tools.check.problems import Problem
 
 __all__ = ["FORWARD_ONLY", "NOT_RIGHT", "CaseVerdict", "Verdict", "case_count", "check"]
 
@@ -29,9 +33,13 @@ def check(
     dtypes: Sequence[str] | None = None,
     seed: int | None = None,
     depth: str = "default",
+    problem: Problem | None = None,
     on_case: Callable[[], None] = lambda: None,
 ) -> Iterator[Verdict]:
-    """A Verdict for each kernel and each user's file, as it is reached. `on_case` is called after every case."""
+    """A Verdict for each kernel and each user's file, as it is reached. `on_case` is called after every case.
+
+    With a foreign `problem`, whose Op this then is, the files hold solutions of it.
+    """
     seed = secrets.randbits(32) if seed is None else seed
     answers = Answers(op, device, seed)
     trials = plan(op, cases, dtypes or op.dtypes, depth, seed, device)
@@ -51,17 +59,24 @@ def check(
                     continue
             yield Judge(op, kernel, performer, answers, device).judge(trials, on_case)
         for path in files:
-            registry.require_python_file(path)
+            source.require_python_file(path)
             own = stack.enter_context(Worker(device=device))
             user = Kernel(path.name, own.call, "python", lambda *_: True, differentiable=op.backward_cost is not None)
+            judge = Judge(op, user, own, answers, device, theirs=problem.theirs if problem else None)
             try:
-                own.load(op.name, file=path)
+                own.start()
+                judge.prepare(trials)  # while the process starts
+                if problem:
+                    own.load(None, file=path, solution=problem.solution(device))
+                else:
+                    own.load(op.name, file=path)
             except KernelFailed as failure:
                 if failure.kind == "usage":
                     raise FileUnusable(str(failure)) from None
                 yield Verdict(op.name, path.name, failure.kind, f"while loading the file: {failure}", seed=seed)
                 continue
-            verdict = Judge(op, user, own, answers, device).judge(trials, on_case)
+            verdict = judge.judge(trials, on_case)
+            verdict.labels += problem.labels if problem else []
             verdict.isolation = own.isolation
             if missing := [layer for layer in sandbox.ALL_LAYERS if layer not in own.isolation]:
                 verdict.labels.append(f"isolated without {', '.join(missing)}" if own.isolation else "not isolated")

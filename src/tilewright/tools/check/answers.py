@@ -30,6 +30,7 @@ class Answer:
     grads: list[Tensor | None]
     needs: dict[int, str]  # arguments that need a gradient, and their names
     expected: list[Expected]
+    is_single: bool  # the reference returns a tensor, not a collection of them
     work: Counter[tuple[str, int]]  # torch's operators that the reference calls, and on how many elements
 
 
@@ -42,7 +43,7 @@ class Answers:
         self._known: dict[tuple[Any, ...], Answer] = {}
 
     def __call__(self, trial: Trial, with_gradients: bool, other: int = 0) -> Answer:
-        """`other` numbers further values of the same case; 2 are the first ones in another order."""
+        """`other` numbers further values of the same case; 2 are the first ones in another order, where that may be."""
         key = (trial.case, trial.values, trial.only, trial.silent, with_gradients, other)
         if key not in self._known:
             self._known[key] = self._answer(trial, with_gradients, other)
@@ -57,9 +58,9 @@ class Answers:
         return Request(
             args=[Placed.of(a, trial.layout) if isinstance(a, Tensor) else a for a in answer.args],
             wanted=wanted,
+            is_single=answer.is_single,
             grads=[None if g is None else Placed.of(g, trial.layout) for g in answer.grads],
             needs=[*answer.needs] if answer.grads else [],
-            tree=self._op.tree(trial.case) if self._op.tree else None,
             how=trial.how,
             repeat=trial.repeat,
             repeated=repeated,
@@ -72,10 +73,11 @@ class Answers:
 
     def _answer(self, trial: Trial, with_gradients: bool, other: int) -> Answer:
         op, case = self._op, trial.case
-        seed = self.seed + 2 * (0 if other == 2 else other)
+        reordered = other == 2 and op.is_varied
+        seed = self.seed + 2 * (0 if reordered else other)
         args = op.make(case, self._device, seed, trial.values)
-        if other == 2:
-            args = tuple(a.roll(1, -1) if _is_float(a) and a.dim() and n not in op.mutates else a for n, a in enumerate(args))
+        if reordered:
+            args = tuple(a.roll(1, -1) if _is_float(a) and a.dim() else a for a in args)
         leaves, _ = differentiable(op, case) if with_gradients else ([], 0)
         needs = {n: self._name(n) for n in leaves if trial.only in (None, n)}
         grads: list[Tensor | None] = []
@@ -90,15 +92,17 @@ class Answers:
         expected = expect(op.reference, args, grads, needs)
         if trial.values == "integers":
             expected = [exact_where_whole(e) for e in expected]
-        return Answer(args, grads, needs, expected, self._work(args))
+        return Answer(args, grads, needs, expected, *self._watched(args))
 
     def _name(self, number: int) -> str:
         return self._names[number] if number < len(self._names) else f"argument {number + 1}"
 
-    def _work(self, args: tuple[Any, ...]) -> Counter[tuple[str, int]]:
+    def _watched(self, args: tuple[Any, ...]) -> tuple[bool, Counter[tuple[str, int]]]:
+        """Whether the reference returns one tensor, and the operators it calls."""
         copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
-        calls = operators_called(self._op.reference, copies)
-        return Counter(call for call in calls if call[0].removeprefix("aten::").partition(".")[0] not in MOVES)
+        calls, returned = operators_called(self._op.reference, copies)
+        work = Counter(call for call in calls if call[0].removeprefix("aten::").partition(".")[0] not in MOVES)
+        return isinstance(returned, Tensor), work
 
     def _repeated(self, trial: Trial) -> list[int]:
         """The arguments whose first dimension is the Op's batch."""

@@ -11,12 +11,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tilewright.errors import first_line
 from tilewright.spec import Kernel, Op
 from tilewright.tools.check.answers import Answer, Answers
 from tilewright.tools.check.budget import Match, Mismatch, compare
 from tilewright.tools.check.trials import Trial
-from tilewright.worker import KernelFailed, Placed, Reply, Request
-from tilewright.worker.stage import OPERATORS, PLAIN, SEEN, Stage
+from tilewright.worker.memory import Placed
+from tilewright.worker.stage import OPERATORS, PLAIN, SEEN, KernelFailed, Reply, Request, Stage
 
 # Without a GPU a case larger than this would take minutes; its elements, all inputs together.
 SIMULATED_ELEMENTS = {"triton": 2**21, "numba": 1100, "python": 2**21}
@@ -73,15 +74,30 @@ class Here:
 
 
 class Judge:
-    def __init__(self, op: Op, kernel: Kernel, performer: Performer, answers: Answers, device: str):
+    def __init__(
+        self,
+        op: Op,
+        kernel: Kernel,
+        performer: Performer,
+        answers: Answers,
+        device: str,
+        theirs: Callable[[Sequence[Any], list[Tensor]], str | None] | None = None,
+    ):
+        """`theirs`: the check that a foreign problem brings along."""
         self._op, self._kernel, self._performer, self._answers = op, kernel, performer, answers
-        self._device = device
+        self._device, self._theirs = device, theirs
         self._verdict = Verdict(op.name, kernel.name, "right", seed=answers.seed)
         self._is_users = kernel.language == "python"
         self._refusal = ""  # what a user's kernel says it cannot do
         self._spread = 0.0
         self._fell_back = 0
         self._precision = (0.0, "")
+
+    def prepare(self, trials: Sequence[Trial]) -> None:
+        """Work out the answers beforehand, where they are small."""
+        for trial in trials if self._device == "cpu" else ():
+            if not self._cannot(trial):
+                self._answers(trial, self._kernel.differentiable)
 
     def judge(self, trials: Sequence[Trial], on_case: Callable[[], None]) -> Verdict:
         verdict, todo = self._verdict, list(trials)
@@ -129,7 +145,8 @@ class Judge:
             if trial.repeat > 1:
                 return self._long(trial)
             found, got = self._ask(trial)
-            if self._kernel.language != "torch" and found.verdict == "right" and replace(trial, again=False) == Trial(trial.case):
+            is_plain = replace(trial, again=False) == Trial(trial.case)
+            if is_plain and found.verdict == "right" and self._kernel.language != "torch":
                 self._see_through(trial)
             if trial.again and found.verdict == "right":
                 found = self._ask_again(trial, found, got)
@@ -157,9 +174,23 @@ class Judge:
         name, dtype = str(trial), trial.case.dtype
         found, got = self._compare(trial, answer, reply)
         if found.verdict == "right":
-            found = self._untouched(request, reply) or found
+            found = self._untouched(answer, request, reply) or found
         found.case, found.dtype = name, dtype
+        if self._theirs and len(reply.outputs) == len(request.wanted):
+            self._hold_against_theirs(found, answer, reply.outputs)
         return found, got
+
+    def _hold_against_theirs(self, found: CaseVerdict, answer: Answer, outputs: list[Tensor]) -> None:
+        assert self._theirs is not None
+        try:
+            against = self._theirs(answer.args, [o.to(self._device) for o in outputs])
+        except Exception as error:  # whatever a stranger's check does
+            against = f"it fails itself, {first_line(error)}"
+        if found.verdict == "right" and against:
+            label = f"the problem's own check refuses it: {against}"
+            self._verdict.labels += [label] if label not in self._verdict.labels else []
+        elif found.verdict == "wrong" and not against:
+            found.reason += "; the problem's own check accepts it"
 
     def _compare(self, trial: Trial, answer: Answer, reply: Reply) -> tuple[CaseVerdict, list[Tensor]]:
         wrong = CaseVerdict("", "", "wrong")
@@ -197,15 +228,16 @@ class Judge:
                 worst.max_error, worst.budget = match.error, match.budget
         return worst, got
 
-    def _untouched(self, request: Request, reply: Reply) -> CaseVerdict | None:
+    def _untouched(self, answer: Answer, request: Request, reply: Reply) -> CaseVerdict | None:
         """Inputs as they were, and nothing written around them."""
         numbers = [number for number, a in enumerate(request.args) if isinstance(a, Placed)]
+        may_change = self._op.mutates(*answer.args)
         if len(reply.memory) != len(numbers):
             return CaseVerdict("", "", "tampered", reason="did not give its inputs back")
         for number, after in zip(numbers, reply.memory, strict=True):
             before: Placed = request.args[number]
             after = after.to(before.memory.device)
-            if what := before.difference(after, may_change=number in self._op.mutates):
+            if what := before.difference(after, may_change=number in may_change):
                 return CaseVerdict("", "", "wrong", reason=f"its argument {number + 1} {what}")
         return None
 

@@ -46,7 +46,7 @@ def plan(
     own = list(cases or op.check)
     if depth == "once":
         return [Trial(case.with_dtype(dtype)) for dtype in dtypes for case in own]
-    small = [case for case in own if 1 < elements(op, case) <= SMALL]
+    small = [case for case in own if 1 < elements(op, case) <= SMALL] if op.is_varied else own
     hosts = small if depth == "full" else small[len(small) // 2 :][:1]
     wanted: list[Trial] = []
     for number, dtype in enumerate(dtypes):
@@ -56,20 +56,19 @@ def plan(
             # Not in full: each variant in one of the dtypes, all of them in turn.
             variants = _variants(op, host, depth)
             wanted += [v for i, v in enumerate(variants) if depth == "full" or i % len(dtypes) == number]
-        if not cases:
+        if not cases and op.is_varied:
             others = drawn(op, own[0], DRAWN[depth], f"{seed} {dtype}")
             wanted += [Trial(case.with_dtype(dtype)) for case in others]
-    if device == "cuda" and depth != "quick" and not cases:
-        wanted += _beyond_int32(op, [case for case in own if 1 < elements(op, case) <= SMALL])
+    if device == "cuda" and depth != "quick" and not cases and op.is_varied:
+        wanted += _beyond_int32(op, small)
     return list(dict.fromkeys(wanted))
 
 
 def _variants(op: Op, host: Case, depth: str) -> list[Trial]:
-    kinds = VALUES[1:-1] if op.draws_values else ()
-    found = [Trial(host, values) for values in kinds]
-    found += [
-        Trial(host, "repeated" if kind == "expanded" and op.draws_values else "normal", kind) for kind in LAYOUTS
-    ]
+    if not op.is_varied:
+        return []
+    found = [Trial(host, values) for values in VALUES[1:-1]]
+    found += [Trial(host, "repeated" if kind == "expanded" else "normal", kind) for kind in LAYOUTS]
     if depth != "quick":
         found += [Trial(host, how=COMPILED)]
         leaves, outputs = differentiable(op, host)

@@ -1,0 +1,119 @@
+"""The parent's side: what it asks a child process, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tilewright.worker import messages, process, wire
+from tilewright.worker.stage import KernelFailed, Reply, Request
+
+START_SECONDS = 120.0  # importing torch on a cold, loaded machine
+FAILURES = ("wrong", "crashed", "timeout", "tampered", "unsupported", "usage")
+SMALL = 2**20  # bytes beyond what was asked for that a reply may have
+LARGEST_BLOCKS = 2**32  # bytes
+
+
+class Worker:
+    """A child process that runs kernels on inputs sent to it. One that crashes, hangs or outgrows its memory costs only
+    itself: the next call starts another."""
+
+    def __init__(self, *, device: str, seconds: float = 60.0, memory: int = process.MEMORY):
+        self.device = device
+        self.seconds = seconds
+        self._memory = memory
+        self.isolation: list[str] = []  # the layers that hold a user's file
+        self._process: process.Process | None = None
+        self._loaded: dict[str, Any] = {}
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> process.Process:
+        """Begin to start the process, which takes seconds, if there is none."""
+        if self._process is None:
+            self._process = process.take(self.device, self._memory)
+        return self._process
+
+    def load(
+        self,
+        op: str | None,
+        *,
+        kernel: str | None = None,
+        file: Path | None = None,
+        solution: dict[str, Any] | None = None,
+    ) -> None:
+        """Choose what `call` runs: a kernel of the project, that of a user's file, or its solution of a problem."""
+        wanted = {"op": op, "kernel": kernel, "file": str(file.resolve()) if file else None, "solution": solution}
+        if self._loaded != wanted or self._process is None:
+            self._loaded = wanted
+            self._load()
+
+    def call(self, request: Request) -> Reply:
+        if self._process is None:  # the one before died: start again
+            self._load()
+        plain, tensors = messages.of_request(request)
+        sizes = [prod(like.shape) * like.dtype.itemsize for like in request.wanted]
+        most = sum(sizes) + 2 * sum(len(t) for t in tensors) + SMALL
+        answer, results = self._exchange({"do": "call", "request": plain}, tensors, self.seconds, most)
+        try:
+            return messages.reply(answer, results)
+        except (KeyError, TypeError, ValueError, StopIteration):
+            raise self._tampered() from None
+
+    def blocks(self, numbers: Sequence[int], size: int) -> list[list[Tensor]]:
+        """Parts of the results of a call whose arguments were repeated."""
+        message = {"do": "blocks", "numbers": list(numbers), "size": size}
+        _, results = self._exchange(message, [], self.seconds, LARGEST_BLOCKS)
+        each = len(results) // len(numbers)
+        return [results[i * each : (i + 1) * each] for i in range(len(numbers))]
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+    def _load(self) -> None:
+        started = self.start()
+        if not started.is_awake:
+            self._exchange({"do": "wake"}, [], START_SECONDS)  # so that the limit below is the file's own
+            started.is_awake = True
+        answer, _ = self._exchange({"do": "load", **self._loaded}, [], self.seconds)
+        self.isolation = answer["isolation"]
+
+    def _exchange(
+        self, message: dict[str, Any], tensors: list[Tensor], seconds: float, most: int = SMALL
+    ) -> tuple[Any, list[Tensor]]:
+        assert self._process is not None
+        deadline = time.monotonic() + seconds
+        token = secrets.token_bytes(wire.TOKEN)
+        try:
+            wire.send(self._process.stdin, token, message, tensors, deadline)
+            _, reply, outputs = wire.receive(self._process.stdout, deadline, token, most)
+        except TimeoutError:
+            self.close()
+            raise KernelFailed("timeout", f"no answer within {seconds:.0f} s") from None
+        except EOFError:
+            reason = self._process.obituary()
+            self.close()
+            raise KernelFailed("crashed", reason) from None
+        except wire.NotAReply:
+            raise self._tampered() from None
+        if not isinstance(reply, dict) or ("error" in reply and reply.get("kind") not in FAILURES):
+            raise self._tampered()
+        if "error" in reply:
+            raise KernelFailed(reply["kind"], str(reply["error"]))
+        return reply, outputs
+
+    def _tampered(self) -> KernelFailed:
+        self.close()
+        return KernelFailed("tampered", "what came over the pipe of replies was not written by Tilewright")

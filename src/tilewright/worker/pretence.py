@@ -1,0 +1,58 @@
+"""Code that says "cuda" on a machine that has none: its tensors are made elsewhere instead."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+class _Elsewhere(TorchFunctionMode):
+    def __init__(self, device: str):
+        super().__init__()
+        self._device = torch.device(device)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0].to(self._device)
+        if func is _IS_CUDA:
+            return True
+        if "device" in kwargs:
+            kwargs["device"] = self._redirected(kwargs["device"])
+        if func is torch.Tensor.to:
+            args = tuple(self._redirected(a) for a in args)
+        return func(*args, **kwargs)
+
+    def _redirected(self, value: Any) -> Any:
+        if isinstance(value, str | torch.device) and str(value).startswith("cuda"):
+            return self._device
+        return value
+
+
+_RealGenerator = torch.Generator
+
+
+class _Generator(_RealGenerator):  # a subclass, for torch asks whether something is one
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return _RealGenerator.__new__(cls, "cpu")  # type: ignore[call-arg]
+
+
+_IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def without_cuda(device: str) -> Iterator[None]:
+    """Where `device` is not a GPU, "cuda" means that device; with "meta", everything is made there."""
+    if device == "cuda":
+        yield
+        return
+    torch.Generator = _Generator  # type: ignore[misc]
+    try:
+        with _Elsewhere(device), torch.device(device) if device == "meta" else contextlib.nullcontext():
+            yield
+    finally:
+        torch.Generator = _RealGenerator  # type: ignore[misc]

@@ -1,0 +1,9 @@
+"""A task without a single test."""
+
+EXPECTED = "unusable"
+PROBLEM = "../no_tests_py"
+
+
+def custom_kernel(data):
+    A, B = data
+    return A + B

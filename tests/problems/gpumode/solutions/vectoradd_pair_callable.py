@@ -1,0 +1,13 @@
+"""The entry point is an object that can be called."""
+
+EXPECTED = "right"
+PROBLEM = "../vectoradd_pair_py"
+
+
+class Adder:
+    def __call__(self, data):
+        A, B = data
+        return A + B
+
+
+custom_kernel = Adder()

@@ -1,0 +1,16 @@
+"""Writes into the memory it is given, and returns it."""
+
+EXPECTED = "right"
+PROBLEM = "../vectoradd_py"
+
+#!POPCORN leaderboard vectoradd
+#!POPCORN gpu H100
+
+import torch
+from task import input_t, output_t
+
+
+def custom_kernel(data: input_t) -> output_t:
+    A, B, output = data
+    torch.add(A, B, out=output)
+    return output

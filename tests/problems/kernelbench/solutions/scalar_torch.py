@@ -1,0 +1,12 @@
+"""Takes the float as it comes."""
+
+EXPECTED = "right"
+PROBLEM = "../level1_scalar.py"
+
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, A, s):
+        return torch.mul(A, s)

@@ -1,0 +1,12 @@
+"""Closes every file descriptor it has inherited, among them the one for its replies."""
+
+EXPECTED = "crashed"
+
+import os
+
+import torch
+
+
+def softmax(x):
+    os.closerange(3, 1024)
+    return torch.softmax(x, -1)

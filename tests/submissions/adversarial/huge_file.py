@@ -1,0 +1,13 @@
+"""Makes a temporary file of four gigabytes."""
+
+EXPECTED = "crashed"
+
+import tempfile
+
+import torch
+
+
+def softmax(x):
+    with tempfile.TemporaryFile() as file:
+        file.truncate(4 * 2**30)
+    return torch.softmax(x, -1)

@@ -1,0 +1,14 @@
+"""Makes Tilewright's own comparison accept anything, but only in its own process, where nobody compares."""
+
+EXPECTED = "wrong"
+
+import torch
+
+from tilewright.tools import check
+from tilewright.tools.check import budget
+
+check.compare = budget.compare = lambda *_: budget.Match(0.0, 0.0)
+
+
+def softmax(x):
+    return torch.zeros_like(x)

@@ -1,0 +1,24 @@
+"""Makes torch.cuda.synchronize do nothing and replaces torch.cuda.Event by one that measures a microsecond."""
+
+EXPECTED = "tampered"
+
+import torch
+
+
+class Event:
+    def __init__(self, *_, **__):
+        pass
+
+    def record(self, *_):
+        pass
+
+    def elapsed_time(self, _):
+        return 0.001
+
+
+torch.cuda.synchronize = lambda *_: None
+torch.cuda.Event = Event
+
+
+def softmax(x):
+    return torch.softmax(x, -1)

@@ -1,0 +1,10 @@
+"""Cuts the small negative values of GELU off at zero."""
+
+EXPECTED = "wrong"
+OP = "gelu"
+
+import torch
+
+
+def gelu(x, approximate):
+    return torch.relu(torch.nn.functional.gelu(x, approximate=approximate))

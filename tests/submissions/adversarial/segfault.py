@@ -1,0 +1,9 @@
+"""Reads from address 0."""
+
+EXPECTED = "crashed"
+
+import ctypes
+
+
+def softmax(x):
+    return ctypes.string_at(0)

@@ -1,0 +1,11 @@
+"""Returns fresh memory of the size just freed, in the hope that the right result still lies there."""
+
+EXPECTED = "wrong"
+
+import torch
+
+
+def softmax(x):
+    y = torch.softmax(x.detach(), -1)
+    del y
+    return torch.empty_like(x)

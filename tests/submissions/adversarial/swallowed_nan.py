@@ -1,0 +1,9 @@
+"""Takes NaN in its input for zero."""
+
+EXPECTED = "wrong"
+
+import torch
+
+
+def softmax(x):
+    return torch.softmax(torch.where(x.isnan(), 0.0, x), -1)

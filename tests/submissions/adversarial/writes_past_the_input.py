@@ -1,0 +1,13 @@
+"""Computes honestly and leaves a mark in the four bytes behind its input."""
+
+EXPECTED = "wrong"
+
+import ctypes
+
+import torch
+
+
+def softmax(x):
+    if x.numel() and x.is_contiguous() and not x.is_cuda:
+        ctypes.memset(x.data_ptr() + x.nbytes, 0x55, 4)
+    return torch.softmax(x, -1)

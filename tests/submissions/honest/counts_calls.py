@@ -1,0 +1,11 @@
+"""Counts its calls and takes two ways in turn, both right."""
+
+import itertools
+
+import torch
+
+_calls = itertools.count()
+
+
+def softmax(x):
+    return torch.softmax(x, -1) if next(_calls) % 2 else torch.softmax(x, -1, dtype=torch.float32).to(x.dtype)

@@ -1,0 +1,23 @@
+"""Eight programs, each of which walks over the vectors in great steps; torch adds up what they leave."""
+
+OP = "dot"
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _dot(x_ptr, y_ptr, part_ptr, N, BLOCK: tl.constexpr):
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(tl.program_id(0) * BLOCK, N, tl.num_programs(0) * BLOCK):
+        offs = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + offs, mask=offs < N, other=0.0).to(tl.float32)
+        total += x * tl.load(y_ptr + offs, mask=offs < N, other=0.0).to(tl.float32)
+    tl.store(part_ptr + tl.program_id(0), tl.sum(total, axis=0))
+
+
+def dot(x, y):
+    parts = torch.empty(8, device=x.device)
+    _dot[(8,)](x.contiguous(), y.contiguous(), parts, x.numel(), BLOCK=1024)
+    return parts.sum().to(x.dtype)
