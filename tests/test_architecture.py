@@ -32,7 +32,8 @@ MAY_IMPORT = {
     "tools.bench": {"registry", "spec", "tools.bench", "tools.check"},
     "report": {"hardware", "interpreter", "record", "source", "spec", "tools.audit", "tools.check", "report"},
     "pytest_plugin": {"interpreter"},
-    "__init__": {"interpreter", "ops", "spec", "tools.audit"},
+    "testing": {"registry", "spec", "tools.check", "worker"},
+    "__init__": {"interpreter", "ops", "spec", "testing", "tools.audit"},
     "__main__": {"cli"},
 }
 

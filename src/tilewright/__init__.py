@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tilewright.ops.softmax import softmax as softmax
     from tilewright.ops.sum import sum as sum
     from tilewright.spec import kernel as kernel
+    from tilewright.testing import check as check
     from tilewright.tools.audit import audit as audit
 
 # Each public name and where it lives; loaded on first use, so that the command line starts without torch.
@@ -29,6 +30,7 @@ _HOMES = {
     "softmax": "ops.softmax",
     "sum": "ops.sum",
     "audit": "tools.audit",
+    "check": "testing",
     "interpret": "interpreter",
     "kernel": "spec",
 }

@@ -89,4 +89,3 @@ def test_a_submission_gets_its_verdict(path, device, tmp_path, monkeypatch):
     for wanted in named["LABELS"]:
         assert any(label.startswith(wanted) for label in labels), f"lacks the label '{wanted}' among {labels}"
     assert canary.read_text() == "alive"
-

@@ -28,6 +28,7 @@ from tilewright.cli.shared import (
     start_worker_early,
 )
 from tilewright.errors import FileMissing, NothingChecked
+from tilewright.record import append, require_writable, stamp
 
 if TYPE_CHECKING:
     from tilewright.spec import Case, Op
@@ -52,12 +53,15 @@ def check(
         Path | None,
         typer.Option(help="FILEs solve this: a KernelBench file, or a gpu-mode folder with task.yml; then without OP."),
     ] = None,
+    record: Annotated[Path | None, typer.Option(help="Append every verdict to this file, as JSON lines.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Is it right? Hold every kernel of OP, or those in FILEs, against float64 on many cases."""
     if quick and full:
         raise typer.BadParameter("--quick and --full exclude each other.")
     depth = "quick" if quick else "full" if full else "default"
+    if record:
+        require_writable(record)
     asked = Asked(kernel or [], case, dtype, seed, depth, as_json)
     if problem is not None:
         found = _check_problem(problem, [Path(name) for name in ([op_name] if op_name else [])] + (files or []), asked)
@@ -65,11 +69,26 @@ def check(
         found = [verdict for name in source.op_files() for verdict in _check_op(name, [], asked)]
     else:
         found = _check_op(op_name, files or [], asked)
+    if record:
+        _append(record, found)
     exit_unless_good(found)
     if not any(verdict.verdict == "right" for verdict in found):
         raise NothingChecked("; ".join(dict.fromkeys(f"{verdict.kernel} {verdict.reason}" for verdict in found)))
     if not as_json and not problem:
         say_next(shlex.join(["tilewright", "bench", op_name or "softmax", *map(str, files or [])]))
+
+
+def _append(path: Path, found: list[Verdict]) -> None:
+    from tilewright import hardware
+
+    about = {"device": hardware.in_hand() if hardware.has_gpu() else {}, "versions": hardware.versions()}
+    for verdict in found:
+        content = {k: v for k, v in verdict.as_json().items() if k not in ("op", "kernel", "file")}
+        file = {"file": verdict.file} if verdict.file else {}
+        hashed = (
+            source.file_hash(Path(verdict.file)) if verdict.file else source.kernel_hash(verdict.op, verdict.kernel)
+        )
+        append(path, [stamp("verdict", verdict.op, verdict.kernel, hashed or "", **content, **about, **file)])
 
 
 @dataclass

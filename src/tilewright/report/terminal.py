@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,14 @@ from rich.text import Text
 if TYPE_CHECKING:
     from tilewright.report.rows import Row
     from tilewright.tools.audit import Audit
-    from tilewright.tools.check import Verdict
+    from tilewright.tools.check import CaseVerdict, Verdict
 
 BAD = "bold red"
 STYLE = {"right": "green", "wrong": BAD, "tampered": BAD, "crashed": BAD, "timeout": BAD, "unsupported": "dim"}
 
 
-def verdicts(found: Iterable[Verdict], title: str) -> Table:
+def verdicts(found: Sequence[Verdict], title: str) -> Group:
+    """One line a kernel, then pictures of where those of two dimensions are wrong."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in ("kernel", "verdict", "cases", "evidence"):
         table.add_column(column)
@@ -32,7 +33,13 @@ def verdicts(found: Iterable[Verdict], title: str) -> Table:
             f"{right}/{len(verdict.cases)}" if verdict.cases else "",
             Text(evidence),
         )
-    return table
+    drawn = [(verdict.kernel, bad) for verdict in found if (bad := _first_bad(verdict)) and len(bad.picture) > 1]
+    pictures = [Text(f"\n{name}, {c.case} {c.dtype}, where it is off:\n" + "\n".join(c.picture)) for name, c in drawn]
+    return Group(table, *pictures)
+
+
+def _first_bad(verdict: Verdict) -> CaseVerdict | None:
+    return next((case for case in verdict.cases if case.verdict == verdict.verdict != "right"), None)
 
 
 def timings(found: Sequence[Row], title: str) -> Group:

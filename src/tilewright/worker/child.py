@@ -15,6 +15,7 @@ from tilewright.worker import messages, solutions, wire
 from tilewright.worker.stage import KernelFailed, Stage
 from tilewright.worker.tampering import Fingerprint
 
+COMPILERS = 256  # processes and threads
 LARGEST_FILE = 2**30  # bytes: what a kernel that prints without end may write
 
 
@@ -68,13 +69,12 @@ def _load(message: dict[str, Any], device: str) -> Any:
 
 
 def _confine(file: Path, others: list[Path], folder: Path, device: str, memory: int) -> list[str]:
-    """Before a user's file runs: it may read Python, libraries and its neighbours, and write to a folder of its own.
-    Not on a GPU, where Triton calls compilers that do not run so; the verdict then names no layers."""
-    if device != "cpu":
-        return []
+    """Before a user's file runs: it may read Python, libraries and its neighbours, and write to a folder of its own. On
+    a GPU compilers are processes too, and what CUDA maps is beyond any limit of memory."""
     beside = [path for path in file.parent.iterdir() if not path.name.startswith(".")]
     read = [*sandbox.runtime(), *beside, *others]
-    return sandbox.confine(read=read, write=[folder], memory=memory, processes=0, file_bytes=LARGEST_FILE)
+    memory, processes = (memory, 0) if device == "cpu" else (0, COMPILERS)
+    return sandbox.confine(read=read, write=[folder], memory=memory, processes=processes, file_bytes=LARGEST_FILE)
 
 
 def _die_with_parent() -> None:

@@ -69,7 +69,7 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
         layout == "expanded"
         and tensor.dim()
         and tensor.shape[0] > 1
-        and torch.equal(tensor, tensor[:1].expand_as(tensor))
+        and (tensor.is_meta or torch.equal(tensor, tensor[:1].expand_as(tensor)))
     ):
         return tensor[:1].clone().expand_as(tensor)
     return tensor.clone(memory_format=torch.contiguous_format)
@@ -154,7 +154,8 @@ def _between_guards(
 
 def _poison_of(like: Tensor, *shape: int) -> Tensor:
     made = like.new_empty(shape)
-    poison(made)
+    if not made.is_meta:
+        poison(made)
     return made
 
 

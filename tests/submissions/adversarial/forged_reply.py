@@ -1,7 +1,7 @@
-"""Writes a hundred replies of its own, well formed, to every pipe it has inherited and stops: the parent has an answer
-to whatever it asks, until it waits for ever to write to somebody who does not read."""
+"""Writes a hundred replies of its own to every pipe it has inherited and stops: well formed, but for the token that it
+cannot know in advance. A parent that took them would have an answer to whatever it asks."""
 
-EXPECTED = "wrong"
+EXPECTED = "tampered"
 
 import contextlib
 import json

@@ -1,12 +1,13 @@
-"""Replaces the function of Tilewright that runs it by one that does not look whether the input has changed."""
+"""Replaces the function of Tilewright that looks at the memory around its inputs by one that finds it as it was."""
 
 EXPECTED = "tampered"
 
 import torch
 
-from tilewright import worker
+from tilewright.worker import memory
 
-worker.run_kernel = worker.run_with_gradients
+memory.Placed.difference = lambda *_: None
+memory.Guards = None
 
 
 def softmax(x):

@@ -73,12 +73,13 @@ def check(
             except KernelFailed as failure:
                 if failure.kind == "usage":
                     raise FileUnusable(str(failure)) from None
-                yield Verdict(op.name, path.name, failure.kind, f"while loading the file: {failure}", seed=seed)
+                said = f"while loading the file: {failure}"
+                yield Verdict(op.name, path.name, failure.kind, said, seed=seed, file=str(path))
                 continue
             verdict = judge.judge(trials, on_case)
             verdict.labels += problem.labels if problem else []
-            verdict.isolation = own.isolation
-            if missing := [layer for layer in sandbox.ALL_LAYERS if layer not in own.isolation]:
+            verdict.isolation, verdict.file = own.isolation, str(path)
+            if missing := [layer for layer in _layers(device) if layer not in own.isolation]:
                 verdict.labels.append(f"isolated without {', '.join(missing)}" if own.isolation else "not isolated")
             yield verdict
             own.close()
@@ -89,6 +90,12 @@ def case_count(
 ) -> int:
     """How many times `on_case` will be called at most."""
     return (len(kernels) + len(files)) * len(plan(op, cases, dtypes or op.dtypes, depth, 0, device))
+
+
+def _layers(device: str) -> list[str]:
+    """Those that can hold: what a GPU needs is left open."""
+    needed = () if device == "cpu" else ("rlimit memory", "seccomp processes")
+    return [layer for layer in sandbox.ALL_LAYERS if layer not in needed]
 
 
 def _gpu_only(kernel: Kernel) -> str | None:

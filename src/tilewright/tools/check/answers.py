@@ -86,7 +86,7 @@ class Answers:
             for like in (t for t in flat(op.reference(*op.make(case, "meta"))) if t.is_floating_point()):
                 grads.append(torch.randn(like.shape, generator=generator, device=self._device).to(like.dtype))
             if trial.layout == "expanded":  # as sum().backward() sends it
-                grads = [g.reshape(-1)[:1].expand(g.shape) if g is not None and g.numel() else g for g in grads]
+                grads = [g.reshape(-1)[0].expand(g.shape) if g is not None and g.numel() else g for g in grads]
             if trial.silent is not None:
                 grads[trial.silent] = None
         expected = expect(op.reference, args, grads, needs)

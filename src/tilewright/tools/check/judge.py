@@ -16,7 +16,7 @@ from tilewright.spec import Kernel, Op
 from tilewright.tools.check.answers import Answer, Answers
 from tilewright.tools.check.budget import Match, Mismatch, compare
 from tilewright.tools.check.trials import Trial
-from tilewright.worker.memory import Placed
+from tilewright.worker.memory import Placed, laid_out
 from tilewright.worker.stage import OPERATORS, PLAIN, SEEN, KernelFailed, Reply, Request, Stage
 
 # Without a GPU a case larger than this would take minutes; its elements, all inputs together.
@@ -48,6 +48,7 @@ class Verdict:
     cases: list[CaseVerdict] = field(default_factory=list)
     isolation: list[str] = field(default_factory=list)  # the layers that held a user's file
     seed: int = 0
+    file: str = ""  # a user's
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -90,7 +91,7 @@ class Judge:
         self._is_users = kernel.language == "python"
         self._refusal = ""  # what a user's kernel says it cannot do
         self._spread = 0.0
-        self._fell_back = 0
+        self._seen_through, self._fell_back = 0, 0  # cases
         self._precision = (0.0, "")
 
     def prepare(self, trials: Sequence[Trial]) -> None:
@@ -129,7 +130,9 @@ class Judge:
         if self._spread:
             verdict.labels.append(f"not deterministic: the same inputs gave results up to {self._spread:.2g} apart")
         if self._fell_back:
-            verdict.labels.append(f"falls back to torch in {self._fell_back} of {len(verdict.cases)} cases")
+            some = self._fell_back < self._seen_through
+            part = f" in {self._fell_back} of {self._seen_through} cases" if some else ""
+            verdict.labels.append(f"falls back to torch{part}")
         if self._precision[0] > LOWER:
             ratio, where = self._precision
             verdict.labels.append(f"lower precision: errors up to {ratio:.1f} times those of torch ({where})")
@@ -262,6 +265,7 @@ class Judge:
         """Is its work done by the operators of torch that do the reference's?"""
         answer = self._answers(trial, self._kernel.differentiable)
         reply = self._performer.call(self._answers.request(replace(trial, how=SEEN), answer))
+        self._seen_through += 1
         self._fell_back += bool(answer.work) and not answer.work - Counter(reply.calls)
 
     def _operators(self, trial: Trial) -> CaseVerdict | None:
@@ -297,7 +301,7 @@ class Judge:
     def _cannot(self, trial: Trial) -> str | None:
         """Why this trial cannot be asked, if it cannot."""
         shapes = self._op.make(trial.case, device="meta")
-        if not self._kernel.fits(*shapes):
+        if not self._kernel.fits(*(laid_out(a, trial.layout) if isinstance(a, Tensor) else a for a in shapes)):
             return "the kernel does not take such a case"
         if self._device != "cpu" or self._kernel.language == "torch":
             return None
