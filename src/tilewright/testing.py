@@ -44,7 +44,7 @@ def assert_kernel(
     depth: str = "default",
     seed: int | None = None,
 ) -> None:
-    """Fail unless `fn` does what `reference` does, within the error budget, with its gradients if the reference has any.
+    """Fail unless `fn` does what `reference` does, within the error budget, gradients too if the reference has any.
 
     `inputs` is a tuple of arguments, whose floating-point tensors are drawn anew, with values of many kinds and in many
     layouts; or a function that makes such a tuple, which is called for every trial and taken as it is.

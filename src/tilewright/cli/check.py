@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,7 +30,7 @@ from tilewright.cli.shared import (
     say_next,
     start_worker_early,
 )
-from tilewright.errors import FileMissing, NothingChecked
+from tilewright.errors import FileMissing, FileUnusable, NothingChecked
 from tilewright.record import append, require_writable, stamp
 
 if TYPE_CHECKING:
@@ -66,7 +69,7 @@ def check(
     if problem is not None:
         found = _check_problem(problem, [Path(name) for name in ([op_name] if op_name else [])] + (files or []), asked)
     elif op_name is None:
-        found = [verdict for name in source.op_files() for verdict in _check_op(name, [], asked)]
+        found = _check_all(asked)
     else:
         found = _check_op(op_name, files or [], asked)
     if record:
@@ -74,6 +77,10 @@ def check(
     exit_unless_good(found)
     if not any(verdict.verdict == "right" for verdict in found):
         raise NothingChecked("; ".join(dict.fromkeys(f"{verdict.kernel} {verdict.reason}" for verdict in found)))
+    if left := [verdict.kernel for verdict in found if verdict.verdict != "right"]:
+        names = ", ".join(dict.fromkeys(left))
+        print(f"tilewright: not checked here: {names}; name those to check with --kernel", file=sys.stderr)
+        raise typer.Exit(1)
     if not as_json and not problem:
         say_next(shlex.join(["tilewright", "bench", op_name or "softmax", *map(str, files or [])]))
 
@@ -101,6 +108,35 @@ class Asked:
     seed: int | None
     depth: str
     as_json: bool
+
+
+def _check_all(asked: Asked) -> list[Verdict]:
+    """Every operation, two at a time, each in a process of its own: most of the time goes into compilers."""
+    from tilewright.report import terminal
+    from tilewright.tools.check import Verdict
+
+    named = [("--kernel", k) for k in asked.kernels] + [("--dtype", d) for d in asked.dtypes or []]
+    named += [("--seed", str(asked.seed))] if asked.seed is not None else []
+    options = [word for pair in named for word in pair] + ([f"--{asked.depth}"] if asked.depth != "default" else [])
+
+    def run(name: str) -> list[Verdict]:
+        command = [sys.executable, "-m", "tilewright", "check", name, "--json", *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode > 1:
+            raise FileUnusable(f"{name}: {done.stderr.strip() or 'check ended with code ' + str(done.returncode)}")
+        return [Verdict.from_json(json.loads(line)) for line in done.stdout.splitlines()]
+
+    found = []
+    names = sorted(source.op_files(), key=lambda name: -source.op_files()[name].stat().st_size)  # the longest first
+    with ThreadPoolExecutor(2) as pool, progress("checking all operations", len(names)) as advance:
+        for name, verdicts in zip(names, pool.map(run, names), strict=True):
+            advance(name)
+            found += verdicts
+            if asked.as_json:
+                print("\n".join(json.dumps(verdict.as_json()) for verdict in verdicts), flush=True)
+            else:
+                console().print(terminal.verdicts(verdicts, f"{name}"))
+    return found
 
 
 def _check_op(name: str, files: list[Path], asked: Asked) -> list[Verdict]:

@@ -103,7 +103,8 @@ def _same_lengths_if_causal(q: Tensor, k: Tensor, causal: bool) -> bool:
 
 def _fits_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
     D, in_rows = q.shape[-1], all(x.stride(-1) == 1 for x in (q, k, v))
-    return q.dtype != torch.float32 and D <= 256 and D % 8 == 0 and in_rows and _same_lengths_if_causal(q, k, causal)
+    small = D <= 256 and D % 8 == 0 and q.shape[0] < 2**16  # a batch is a dimension of its grid
+    return q.dtype != torch.float32 and small and in_rows and _same_lengths_if_causal(q, k, causal)
 
 
 def _fits_cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:

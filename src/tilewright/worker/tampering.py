@@ -41,7 +41,8 @@ def _functions() -> Iterator[tuple[Any, str, Any]]:
     """Of the modules on which verdicts and times depend. New names may come; known ones must stay what they are."""
     ours = [m for name, m in sys.modules.items() if name.startswith("tilewright.")]
     torchs = [torch, torch.Tensor, torch.testing, torch.nn.functional, torch.cuda, torch.cuda.Event, torch.cuda.Stream]
-    for owner in [*torchs, torch.autograd, time, *ours]:
+    classes = [c for m in ours for c in vars(m).values() if isinstance(c, type) and c.__module__ == m.__name__]
+    for owner in [*torchs, torch.autograd, time, *ours, *classes]:
         for name, value in list(vars(owner).items()):
             if isinstance(value, KINDS) and not name.startswith("__"):
                 yield owner, name, value

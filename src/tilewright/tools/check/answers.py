@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.errors import TilewrightError, first_line
 from tilewright.spec import Op
 from tilewright.tools.check.budget import Expected, exact_where_whole, expect
 from tilewright.tools.check.trials import Trial, differentiable
@@ -22,6 +23,10 @@ MOVES = {
     *("_to_copy", "copy_", "clone", "detach", "expand", "view", "_unsafe_view", "as_strided", "transpose", "t"),
     *("permute", "unsqueeze", "squeeze", "select", "slice", "alias", "unbind", "split", "_local_scalar_dense"),
 }
+
+
+class ReferenceFailed(Exception):
+    """The reference itself does not take a trial."""
 
 
 @dataclass
@@ -51,9 +56,7 @@ class Answers:
 
     def request(self, trial: Trial, answer: Answer, **more: Any) -> Request:
         wanted = [Like(tuple(e.truth.shape), e.dtype) for e in answer.expected if not e.is_gradient]
-        repeated: list[int] = []
         if trial.repeat > 1:
-            repeated = self._repeated(trial)
             wanted = [Like((like.shape[0] * trial.repeat, *like.shape[1:]), like.dtype) for like in wanted]
         return Request(
             args=[Placed.of(a, trial.layout) if isinstance(a, Tensor) else a for a in answer.args],
@@ -63,7 +66,7 @@ class Answers:
             needs=[*answer.needs] if answer.grads else [],
             how=trial.how,
             repeat=trial.repeat,
-            repeated=repeated,
+            repeated=self.repeated(trial),
             **more,
         )
 
@@ -89,7 +92,12 @@ class Answers:
                 grads = [g.reshape(-1)[0].expand(g.shape) if g is not None and g.numel() else g for g in grads]
             if trial.silent is not None:
                 grads[trial.silent] = None
-        expected = expect(op.reference, args, grads, needs)
+        try:
+            expected = expect(op.reference, args, grads, needs)
+        except (torch.cuda.OutOfMemoryError, TilewrightError):
+            raise
+        except Exception as error:
+            raise ReferenceFailed(first_line(error)) from error
         if trial.values == "integers":
             expected = [exact_where_whole(e) for e in expected]
         return Answer(args, grads, needs, expected, *self._watched(args))
@@ -104,8 +112,10 @@ class Answers:
         work = Counter(call for call in calls if call[0].removeprefix("aten::").partition(".")[0] not in MOVES)
         return isinstance(returned, Tensor), work
 
-    def _repeated(self, trial: Trial) -> list[int]:
-        """The arguments whose first dimension is the Op's batch."""
+    def repeated(self, trial: Trial) -> list[int]:
+        """The arguments to be repeated: those whose first dimension is the Op's batch."""
+        if trial.repeat == 1:
+            return []
         batch = self._op.batch
         longer = [(name, 2 * value if name == batch else value) for name, value in trial.case.point]  # type: ignore[operator]
         pairs = zip(

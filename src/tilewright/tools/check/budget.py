@@ -4,7 +4,8 @@ The truth is the reference in float64. Two things set the scale of an honest err
 beyond rounding its result, in the same dtype on the same inputs, and how much the truth itself moves when every input
 moves by one fp32 rounding. Both are taken over elements of like size, in the same row and, relative to their rows, in
 all others, so that a small element is never forgiven an error that only a large one may make. An element may differ by
-one rounding of the output dtype plus SLACK times that scale.
+one rounding of the output dtype plus SLACK times that scale, or plus what adding up its inputs one after the other in
+fp32 may cost, if that is more.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 from tilewright.worker.stage import backward, flat, forward
 
 SLACK = 8.0  # another order of summation is honest; another precision is a thousand times worse
+SIGMAS = 5.0  # of the error of sums in turn: one honest sum in two million is farther off
 FP32 = torch.finfo(torch.float32).eps  # what accumulating in fp32 rounds
 OCTAVES = 64
 CANCELLED = 2.0**-44  # of a row's largest: what cancellation leaves of float64, so the truth itself is no better
@@ -77,11 +79,12 @@ def expect(
     coarsest = max((torch.finfo(p.dtype).eps for p in plain if p.is_floating_point()), default=FP32)
     floor = largest * max(FP32, coarsest / 32)
     floors = [0.0] * len(truth) + [floor] * len(true_gradients)
+    inputs = sum(t.numel() for t in [*args, *grads] if isinstance(t, Tensor) and t.is_floating_point())
     return [
         Expected(
             name,
             t,
-            _budget(t, p, functools.reduce(torch.maximum, m), floor),
+            _budget(t, p, functools.reduce(torch.maximum, m), floor, terms=inputs / max(1, t.numel())),
             p.dtype,
             is_gradient=i >= len(truth),
             torchs_error=_rms(p, t, p.dtype),
@@ -184,7 +187,7 @@ def _moved(value: Any, seed: int) -> Any:
     return value * (1 + (2.0 * sign - 1) * FP32)
 
 
-def _budget(truth: Tensor, plain: Tensor, moved_by: Tensor, floor: float) -> Tensor:
+def _budget(truth: Tensor, plain: Tensor, moved_by: Tensor, floor: float, terms: float) -> Tensor:
     if truth.numel() == 0 or not plain.is_floating_point():
         return torch.zeros_like(truth, dtype=torch.float64)
     columns = truth.shape[-1] if truth.dim() else 1
@@ -198,7 +201,9 @@ def _budget(truth: Tensor, plain: Tensor, moved_by: Tensor, floor: float) -> Ten
     octave = (-torch.log2((magnitude / row).clamp_min(2.0**-OCTAVES))).floor().clamp(0, OCTAVES - 1).long()
     in_row = error.new_zeros(len(row), OCTAVES).scatter_reduce(1, octave, error, "amax")  # the largest of each octave
     scale = torch.maximum(_with_neighbours(in_row), row * _pooled((in_row / row).amax(dim=0), octave))
-    return (rounding + SLACK * scale.gather(1, octave) + CANCELLED * row).reshape(truth.shape)
+    # Adding `terms` numbers one after the other in fp32 is honest too: so far off is SIGMAS of the sum's rounding.
+    in_turn = SIGMAS * magnitude * (FP32 / 2) * terms**0.5 / 3
+    return (rounding + torch.maximum(SLACK * scale.gather(1, octave), in_turn) + CANCELLED * row).reshape(truth.shape)
 
 
 def _with_neighbours(by_octave: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tilewright.errors import first_line
 from tilewright.spec import Kernel, Op
-from tilewright.tools.check.answers import Answer, Answers
+from tilewright.tools.check.answers import Answer, Answers, ReferenceFailed
 from tilewright.tools.check.budget import Match, Mismatch, compare
 from tilewright.tools.check.trials import Trial
 from tilewright.worker.memory import Placed, laid_out
@@ -52,6 +53,12 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @staticmethod
+    def from_json(content: dict[str, Any]) -> Verdict:
+        made = Verdict(**content)
+        made.cases = [CaseVerdict(**case) for case in content["cases"]]
+        return made
 
 
 class Performer(Protocol):
@@ -97,8 +104,9 @@ class Judge:
     def prepare(self, trials: Sequence[Trial]) -> None:
         """Work out the answers beforehand, where they are small."""
         for trial in trials if self._device == "cpu" else ():
-            if not self._cannot(trial):
-                self._answers(trial, self._kernel.differentiable)
+            with contextlib.suppress(ReferenceFailed):  # which is told when the trial is asked
+                if not self._cannot(trial):
+                    self._answers(trial, self._kernel.differentiable)
 
     def judge(self, trials: Sequence[Trial], on_case: Callable[[], None]) -> Verdict:
         verdict, todo = self._verdict, list(trials)
@@ -158,6 +166,8 @@ class Judge:
             if failure.kind == "unsupported" and self._is_users and trial.how == PLAIN:
                 self._refusal = str(failure)
             return CaseVerdict(name, dtype, failure.kind, reason=str(failure))
+        except ReferenceFailed as failure:
+            return CaseVerdict(name, dtype, "unsupported", reason=f"the reference does not take it ({failure})")
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
             free = torch.cuda.mem_get_info()[0]
@@ -226,7 +236,8 @@ class Judge:
             if isinstance(match, Mismatch):
                 wrong.reason, wrong.picture = match.reason, match.picture
                 return wrong, got
-            self._note_precision(match, tensor, f"{wanted.what}, {trial} {trial.case.dtype}")
+            if trial.values == "normal":
+                self._note_precision(match, tensor, f"{wanted.what}, {trial} {trial.case.dtype}")
             if match.error * worst.budget >= worst.max_error * match.budget:
                 worst.max_error, worst.budget = match.error, match.budget
         return worst, got
@@ -301,7 +312,10 @@ class Judge:
     def _cannot(self, trial: Trial) -> str | None:
         """Why this trial cannot be asked, if it cannot."""
         shapes = self._op.make(trial.case, device="meta")
-        if not self._kernel.fits(*(laid_out(a, trial.layout) if isinstance(a, Tensor) else a for a in shapes)):
+        laid = [laid_out(a, trial.layout) if isinstance(a, Tensor) else a for a in shapes]
+        for number in self._answers.repeated(trial):
+            laid[number] = laid[number].new_empty(trial.repeat * laid[number].shape[0], *laid[number].shape[1:])
+        if not self._kernel.fits(*laid):
             return "the kernel does not take such a case"
         if self._device != "cpu" or self._kernel.language == "torch":
             return None
