@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tilewright import record, source, worker
+from tilewright import record, source
 from tilewright.tools.check.budget import Mismatch, compare, expect
+from tilewright.worker import memory
 
 few_examples = settings(
     max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -25,7 +26,7 @@ def laid_out(shape: tuple[int, ...], layout: str, *, device: str, dtype: torch.d
 
     if layout == "expanded" and shape:
         return randn(1, *shape[1:]).expand(shape)
-    return worker.laid_out(randn(*shape), layout)
+    return memory.laid_out(randn(*shape), layout)
 
 
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
@@ -35,7 +36,7 @@ layouts = st.sampled_from(LAYOUTS)
 def assert_right(got: Tensor, reference, *args) -> None:
     """Within the error budget that `check` derives for these inputs."""
     with torch.no_grad():
-        (expected,) = expect(reference, args, None, [])
+        (expected,) = expect(reference, args)
     found = compare(got.detach(), expected)
     assert not isinstance(found, Mismatch), found.reason
 
@@ -47,7 +48,8 @@ def assert_gradients_match(fn, reference, *args) -> None:
     out = fn(*leaves)
     grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
     got = torch.autograd.grad(out, tensors, grad)
-    expected = expect(reference, args, grad, [str(i) for i in range(len(tensors))])[1:]
+    needs = {n: str(n) for n, a in enumerate(args) if isinstance(a, Tensor)}
+    expected = expect(reference, args, [grad], needs)[1:]
     for tensor, wanted in zip(got, expected, strict=True):
         found = compare(tensor, wanted)
         assert not isinstance(found, Mismatch), found.reason

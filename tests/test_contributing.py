@@ -33,4 +33,4 @@ def test_the_example_passes_its_tests_and_check(tmp_path):
 
     run("ruff", "check", *(name for name, _ in files))
     run("pytest", "tests/ops/test_relu_squared.py")
-    run("tilewright", "check", "relu_squared")
+    run("tilewright", "check", "relu_squared", "--kernel", "eager", "--kernel", "triton")

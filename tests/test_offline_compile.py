@@ -20,7 +20,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 from tilewright import registry
 from tilewright.spec import Draw
-from tilewright.worker import run_with_gradients
+from tilewright.worker.stage import backward, flat, forward
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED = 227 * 1024
@@ -49,9 +49,10 @@ for kernel in op.kernels.values():
     for case in cases:
         args = op.inputs(Untouched(case, "meta", 0))
         if kernel.language == "triton" and kernel.fits(*args):
-            shape = op.reference(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args)).shape
-            grad = torch.empty(shape, dtype=args[0].dtype) if kernel.differentiable else None
-            run_with_gradients(kernel.fn, args, grad)
+            floats = [n for n, a in enumerate(args) if isinstance(a, torch.Tensor) and kernel.differentiable]
+            leaves, outputs = forward(kernel.fn, args, floats)
+            if floats:
+                backward(flat(outputs), [leaves[n] for n in floats], [torch.empty_like(o) for o in flat(outputs)])
 print(launches)
 """
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilewright.worker import KernelFailed, Worker
+from tilewright.worker.memory import Placed
+from tilewright.worker.parent import Worker
+from tilewright.worker.stage import KernelFailed, Like, Request
 
 FILE = """
 import os, sys, time, torch
@@ -38,9 +40,14 @@ def worker(tmp_path_factory):
         yield started
 
 
-def ask(worker, what: int):
-    x = torch.full((2, 3), float(what))
-    return worker.call((x,))
+def call(worker, x, grad=None, shape=None):
+    grads = [] if grad is None else [Placed.of(grad, "contiguous")]
+    wanted = [Like(tuple(x.shape) if shape is None else shape, x.dtype)]
+    return worker.call(Request([Placed.of(x, "contiguous")], wanted, grads=grads, needs=[0] if grads else []))
+
+
+def ask(worker, what: int, **more):
+    return call(worker, torch.full((2, 3), float(what)), **more)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ def ask(worker, what: int):
         (3, "crashed", "SIGABRT"),
         (4, "crashed", "ValueError: first line"),
         (5, "crashed", "allocate memory"),
-        (6, "crashed", "returned str, not a tensor"),
+        (6, "wrong", "returned str, not a tensor"),
         (8, "crashed", "code 0"),
     ],
 )
@@ -65,21 +72,21 @@ def test_a_bad_end_is_told_and_the_next_call_works(worker, what, kind, reason):
     assert "\n" not in str(failure.value)
     assert time.monotonic() - begin < 60
     worker.seconds = 8
-    (y,), gradients = ask(worker, 0)
-    assert torch.equal(y, torch.softmax(torch.zeros(2, 3), -1))
-    assert gradients == []
+    reply = ask(worker, 0)
+    assert torch.equal(reply.outputs[0], torch.softmax(torch.zeros(2, 3), -1))
+    assert reply.gradients == []
 
 
 def test_printing_does_not_disturb_the_answer(worker):
-    (y,), _ = ask(worker, 7)
-    assert torch.equal(y, torch.softmax(torch.full((2, 3), 7.0), -1))
+    assert torch.equal(ask(worker, 7).outputs[0], torch.softmax(torch.full((2, 3), 7.0), -1))
 
 
 def test_values_and_gradients_come_back_bit_for_bit(worker):
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         x = torch.randn(3, 5, dtype=dtype)
         grad = torch.randn(3, 5, dtype=dtype)
-        (y,), (dx,) = worker.call((x,), grad)
+        reply = call(worker, x, grad)
+        (y,), (dx,) = reply.outputs, reply.gradients
         leaf = x.clone().requires_grad_()
         expected = torch.softmax(leaf, -1)
         assert torch.equal(y, expected)
@@ -87,8 +94,7 @@ def test_values_and_gradients_come_back_bit_for_bit(worker):
 
 
 def test_results_without_elements_travel(worker):
-    (y,), _ = worker.call((torch.full((1, 1), 9.0),))
-    assert y.shape == (0, 3)
+    assert ask(worker, 9, shape=(0, 3)).outputs[0].shape == (0, 3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
@@ -99,9 +105,11 @@ def test_a_busy_worker_ends_with_its_parent_however_that_ends(tmp_path):
         "    pathlib.Path(tempfile.gettempdir(), 'busy').touch()\n    time.sleep(60)\n"
     )
     program = (
-        "import sys, torch; from pathlib import Path; from tilewright.worker import Worker\n"
+        "import sys, torch; from pathlib import Path; from tilewright.worker.parent import Worker\n"
+        "from tilewright.worker.memory import Placed; from tilewright.worker.stage import Like, Request\n"
         "worker = Worker(device='cpu'); worker.load('softmax', file=Path(sys.argv[1]))\n"
-        "print(worker._process.pid, worker._folder, flush=True); worker.call((torch.ones(2, 3),))"
+        "print(worker._process.pid, worker._process.folder, flush=True)\n"
+        "worker.call(Request([Placed.of(torch.ones(2, 3), 'contiguous')], [Like((2, 3), torch.float32)]))"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
     pid, folder = parent.stdout.readline().split()

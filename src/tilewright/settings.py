@@ -38,6 +38,7 @@ def worker_environment(*, simulate: bool, folder: str) -> Mapping[str, str]:
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{package_root}{os.pathsep}{inherited}" if inherited else package_root
     environment |= dict.fromkeys(CACHES, folder) | {"OPENBLAS_NUM_THREADS": "1"}
+    environment |= {"HOME": folder, "USER": "tilewright"}  # in a sandbox it may be a user whom nobody knows
     if simulate:
         environment |= {"NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1"}
     return environment

@@ -111,9 +111,10 @@ class Draw:
         if self.values == "integers":
             return (values / scale).mul_(2).round_()
         if self.values == "special":
-            where = self._uniform(values.shape)
+            each = max(1, values.numel() // 4096)  # few, so that not every row has one
+            order = torch.rand(values.numel(), generator=self._generator, device=self.device).argsort()
             for place, value in enumerate(_SPECIAL):
-                values = torch.where((where >= place / 320) & (where < (place + 1) / 320), value, values)
+                values.view(-1)[order[place * each : (place + 1) * each]] = value
             return values
         if not values.dim() or not values.numel():
             return values
@@ -123,9 +124,6 @@ class Draw:
             best = values.argmax(-1, keepdim=True)
             return torch.zeros_like(values).scatter_(-1, best, scale)
         return values[:1].expand_as(values)  # repeated: an expanded layout can hold it
-
-    def _uniform(self, shape: torch.Size) -> Tensor:
-        return torch.rand(shape, generator=self._generator, device=self.device)
 
 
 @dataclass(frozen=True)

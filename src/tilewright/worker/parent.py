@@ -15,6 +15,7 @@ from tilewright.worker import messages, process, wire
 from tilewright.worker.stage import KernelFailed, Reply, Request
 
 START_SECONDS = 120.0  # importing torch on a cold, loaded machine
+SECONDS = {"cpu": 60.0, "cuda": 180.0}  # for an answer; on a GPU the first may wait for compilers
 FAILURES = ("wrong", "crashed", "timeout", "tampered", "unsupported", "usage")
 SMALL = 2**20  # bytes beyond what was asked for that a reply may have
 LARGEST_BLOCKS = 2**32  # bytes
@@ -24,9 +25,9 @@ class Worker:
     """A child process that runs kernels on inputs sent to it. One that crashes, hangs or outgrows its memory costs only
     itself: the next call starts another."""
 
-    def __init__(self, *, device: str, seconds: float = 60.0, memory: int = process.MEMORY):
+    def __init__(self, *, device: str, seconds: float | None = None, memory: int = process.MEMORY):
         self.device = device
-        self.seconds = seconds
+        self.seconds = seconds or SECONDS[device]
         self._memory = memory
         self.isolation: list[str] = []  # the layers that hold a user's file
         self._process: process.Process | None = None

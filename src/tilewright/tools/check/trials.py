@@ -47,7 +47,7 @@ def plan(
     if depth == "once":
         return [Trial(case.with_dtype(dtype)) for dtype in dtypes for case in own]
     small = [case for case in own if 1 < elements(op, case) <= SMALL] if op.is_varied else own
-    hosts = small if depth == "full" else small[len(small) // 2 :][:1]
+    hosts = small if depth == "full" else sorted(small, key=lambda case: elements(op, case))[-1:]
     wanted: list[Trial] = []
     for number, dtype in enumerate(dtypes):
         asked = own if depth != "quick" or cases else [own[0], *hosts, own[-1]]
