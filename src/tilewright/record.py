@@ -94,7 +94,7 @@ def _is_record(value: Any) -> bool:
 
 
 def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The newest timing or audit of each GPU and call, in the order of first appearance."""
+    """The newest timing, audit or verdict of each GPU and call, in the order of first appearance."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in records:
         names = ("kind", "op", "kernel", "case", "dtype", "direction", "call")
@@ -106,9 +106,9 @@ def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def is_stale(record: dict[str, Any]) -> bool:
     """Whether the kernel's source has changed since; of kernels that are not here, no one knows."""
-    called = record.get("call", {}).get("file")
+    called = record.get("call", {}).get("file") or record.get("file")
     if called:
         return Path(called).is_file() and source.file_hash(Path(called)) != record["source"]
-    if record["op"] not in source.op_files() or record.get("file"):
+    if record["op"] not in source.op_files():
         return False
     return source.kernel_hash(record["op"], record["kernel"]) != record["source"]

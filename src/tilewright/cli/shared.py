@@ -69,14 +69,14 @@ def exit_unless_good(found: Sequence[Verdict | Timing]) -> None:
 
 @contextmanager
 def recorded() -> Iterator[list[dict[str, Any]]]:
-    """The newest timings and audits; lines that cannot be read are told once the rest has been used."""
+    """The newest timings, audits and verdicts; lines that cannot be read are told once the rest has been used."""
     from tilewright.record import latest, read
 
     found = [read(path) for path in sorted(settings.results_dir().rglob("*.jsonl"))]
     for file in found:
         for number in file.torn:
             print(f"tilewright: {file.path}, line {number} was cut off while written; skipped", file=sys.stderr)
-    yield list(latest([r for file in found for r in file.records if r["kind"] in ("timing", "audit")]))
+    yield list(latest([r for file in found for r in file.records if r["kind"] in ("timing", "audit", "verdict")]))
     for file in found:
         if file.corrupt:
             raise CorruptRecords(file.path, file.corrupt)

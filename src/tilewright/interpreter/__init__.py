@@ -89,7 +89,8 @@ class Run:
             raise KernelFault([str(finding) for finding in done.findings])
 
     def _made(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage() if type(tensor) is Tensor and tensor.device.type == "cpu" else None
+        plain = type(tensor) is Tensor and not torch._C._are_functorch_transforms_active()  # which wrap unseen
+        storage = tensor.untyped_storage() if plain and tensor.device.type == "cpu" else None
         if storage is not None and 0 < storage.nbytes() <= LARGEST_FRESH:
             poison(tensor)
             with _ONE_AT_A_TIME:

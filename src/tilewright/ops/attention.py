@@ -102,7 +102,7 @@ def _same_lengths_if_causal(q: Tensor, k: Tensor, causal: bool) -> bool:
 
 
 def _fits_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> bool:
-    D, in_rows = q.shape[-1], all(x.stride(-1) == 1 for x in (q, k, v))
+    D, in_rows = q.shape[-1], all(x.stride(-1) == 1 and x.storage_offset() % 8 == 0 for x in (q, k, v))
     small = D <= 256 and D % 8 == 0 and q.shape[0] < 2**16  # a batch is a dimension of its grid
     return q.dtype != torch.float32 and small and in_rows and _same_lengths_if_causal(q, k, causal)
 

@@ -26,7 +26,8 @@ class Unfillable(ValueError):
 
 
 def fill(page: str, records: list[dict[str, Any]]) -> str:
-    """The page with every marked block made anew. A block names an op, or `summary`, and a direction; or `audit`."""
+    """The page with every marked block made anew. A block names an op, or `summary`, and a direction; or else `audit`,
+    `verdicts` or `submissions`."""
     if not BLOCK.search(page):
         raise Unfillable("it has no block of records")
 
@@ -34,6 +35,10 @@ def fill(page: str, records: list[dict[str, Any]]) -> str:
         if found["what"] == "audit":
             counted = [r for r in records if r["kind"] == "audit" and "counted" in r]
             return found[1] + (_audits(counted) if counted else "No records yet.\n") + found[3]
+        if found["what"] in ("verdicts", "submissions"):
+            of_files = found["what"] == "submissions"
+            chosen = [r for r in records if r["kind"] == "verdict" and ("file" in r) == of_files]
+            return found[1] + (_verdicts(chosen) if chosen else "No records yet.\n") + found[3]
         what, _, direction = found["what"].partition(" ")
         if direction not in ("forward", "backward") or what not in ("summary", *source.op_files()):
             raise Unfillable(f"no records are called '{found['what']}'")
@@ -117,6 +122,23 @@ def _audits(records: Sequence[dict[str, Any]]) -> str:
         lines.append(f"| {name}, {' '.join(what)}{stale} | {r['moved'] / 1e6:.1f} | {' | '.join(cells)} |")
     where = dict.fromkeys(
         f"Counted on {r['device']['name']}, {r['date'][:10]}, triton {r['versions']['triton']}; in MB." for r in records
+    )
+    return "\n".join([*lines, "", *where]) + "\n"
+
+
+def _verdicts(records: Sequence[dict[str, Any]]) -> str:
+    """One line a kernel: its verdict, the cases behind it, and what is said of it."""
+    lines = ["| op | kernel | verdict | right of asked | |", "|---|---|---|--:|---|"]
+    for r in records:
+        asked = [case["verdict"] for case in r["cases"] if case["verdict"] != "unsupported"]
+        said = [r["reason"]] if r["reason"] else [label for label in r["labels"] if "left out" not in label]
+        name = f"`{r['file']}`" if "file" in r else r["kernel"]
+        verdict = r["verdict"] + (", stale" if is_stale(r) else "")
+        lines.append(f"| {r['op']} | {name} | {verdict} | {asked.count('right')} / {len(asked)} | {'; '.join(said)} |")
+    where = dict.fromkeys(
+        f"Checked on {r['device'].get('name', 'a machine without a GPU')}, {r['date'][:10]}, "
+        f"torch {r['versions']['torch']}, triton {r['versions']['triton']}."
+        for r in records
     )
     return "\n".join([*lines, "", *where]) + "\n"
 

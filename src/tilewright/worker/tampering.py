@@ -22,19 +22,21 @@ class Fingerprint:
     """Functions as they are now; later, which of them are others."""
 
     def __init__(self) -> None:
-        self._known = [(owner, name, value, _code(value)) for owner, name, value in _functions()]
+        self._known = [(owner, vars(owner), name, value, _code(value)) for owner, name, value in _functions()]
 
     def replaced(self) -> list[str]:
         return [
-            f"{getattr(owner, '__name__', owner)}.{name}"
-            for owner, name, value, code in self._known
-            if not _is_still(vars(owner).get(name), value, code)
+            f"{owner.__name__}.{name}"
+            for owner, names, name, value, code in self._known
+            if not _is_still(names.get(name), value, code)
         ]
 
 
 def _is_still(now: Any, value: Any, code: Any) -> bool:
-    wrapped_by_torch = getattr(now, "__wrapped__", None) is value and _code(now).co_filename.startswith(TORCH)
-    return wrapped_by_torch or (now is value and _code(now) is code)
+    if now is value:
+        return _code(now) is code
+    wraps = value is not None and getattr(now, "__wrapped__", None) is value
+    return wraps and isinstance(now, types.FunctionType) and now.__code__.co_filename.startswith(TORCH)
 
 
 def _functions() -> Iterator[tuple[Any, str, Any]]:
@@ -46,6 +48,8 @@ def _functions() -> Iterator[tuple[Any, str, Any]]:
         for name, value in list(vars(owner).items()):
             if isinstance(value, KINDS) and not name.startswith("__"):
                 yield owner, name, value
+    inherited = {name for base in torch.Tensor.__mro__[1:] for name in vars(base)} - set(vars(torch.Tensor))
+    yield from ((torch.Tensor, name, None) for name in inherited)  # a name of its own would hide those
     for name in ("open", "print", "isinstance", "type", "len", "max", "min", "sum", "abs", "all", "any", "id"):
         yield builtins, name, getattr(builtins, name)
 

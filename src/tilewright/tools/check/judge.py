@@ -118,6 +118,8 @@ class Judge:
             on_case()
             if found is None:
                 continue
+            if any(case.picture for case in verdict.cases):
+                found.picture = ()  # one tells enough
             verdict.cases.append(found)
             if found.verdict in ("crashed", "timeout", "tampered") or self._refusal:
                 break  # the rest would end the same way, only later
