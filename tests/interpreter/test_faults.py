@@ -46,7 +46,7 @@ def test_fault_is_found_where_it_is(case):
         assert sum(f.lanes for f in found) == case.lanes, told
 
 
-@named([case for case in FAULTS if case.kind != NEVER_WRITTEN])
+@named([case for case in FAULTS if case.kind not in (NEVER_WRITTEN, faulty.OVERFLOW)])  # the latter take gigabytes
 def test_fault_raises_unless_it_is_collected(case):
     with pytest.raises(KernelFault, match=case.kernel.fn.__name__), tilewright.interpret():
         case.run()

@@ -10,7 +10,7 @@ from tilewright.report import markdown
 from tilewright.report.rows import rows
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", ROOT / "docs" / "softmax.md", ROOT / "docs" / "audit.md"]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("softmax", "audit", "check"))]
 
 
 def timing(kernel: str, us: float | None, case: int = 1, direction: str = "forward", verdict: str = "right", **more):
@@ -107,6 +107,22 @@ def test_audits_stand_beside_what_was_counted():
     assert row in filled
     assert "Counted on NVIDIA H200" in filled
     assert "No records yet" in markdown.fill(page, [timing("eager", 4.0)])
+
+
+def test_verdicts_of_kernels_and_of_files_have_tables_of_their_own():
+    case = {"case": "M=1,N=1", "dtype": "float32", "verdict": "right", "reason": ""}
+    content = {"verdict": "right", "reason": "", "labels": ["1 left out: x", "forward only"]}
+    content |= {"device": {"name": "NVIDIA H200"}, "versions": {"torch": "2.11.0", "triton": "3.6.0"}}
+    cases = [case, case, case | {"verdict": "unsupported"}]
+    records = [
+        record.stamp("verdict", "softmax", "triton", "old", cases=cases, **content),
+        record.stamp("verdict", "softmax", "a.py", "x", cases=cases, file="no/a.py", **content),
+    ]
+    ours, files = (markdown.fill(f"<!-- records: {w} -->\n<!-- end -->", records) for w in ("verdicts", "submissions"))
+    assert "| softmax | triton | right, stale | 2 / 2 | forward only |" in ours
+    assert "a.py" not in ours
+    assert "| softmax | `no/a.py` | right | 2 / 2 | forward only |" in files
+    assert "Checked on NVIDIA H200" in files
 
 
 def test_an_audit_of_a_file_is_stale_when_the_file_is_another(tmp_path):

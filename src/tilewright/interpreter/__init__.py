@@ -27,6 +27,7 @@ STEPS = 1_000_000  # operations of one batch of programs
 LARGEST_FRESH = 2**29  # bytes of torch.empty's memory that is watched; more is mostly virtual
 POISON = np.array([0xB7, 0xFF], np.uint8)
 _MAKERS = ("empty", "empty_like", "empty_strided", "empty_permuted")
+_INHERITED = object()
 _ONE_AT_A_TIME = threading.RLock()  # the builder is one
 
 
@@ -173,9 +174,19 @@ def interpret(*, faults: str = "raise", steps: int = STEPS, maps: bool = False, 
             (Autotuner, "run", untuned),
             *((owner, name, _watched(getattr(owner, name), run)) for owner, name in makers),
         ):
-            undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, replacement)
+            undo.enter_context(replaced(owner, name, replacement))
         yield run
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another value for an attribute; afterwards the owner is as it was, which may have inherited it."""
+    own = vars(owner).get(name, _INHERITED)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        delattr(owner, name) if own is _INHERITED else setattr(owner, name, own)
 
 
 def _watched(make: Any, run: Run) -> Any:

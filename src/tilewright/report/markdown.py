@@ -68,7 +68,7 @@ def _summary(found: Sequence[Row]) -> str:
         best = min(ours, key=lambda row: row.us or 0)
         others = {name: _fastest(timed, names) for name, names in OTHERS.items()}
         rival = min(row.us or 0 for row in others.values() if row)
-        times = [_us(row) if row else "" for row in others.values()]
+        times = [_us(row) + (", stale" if row.is_stale else "") if row else "" for row in others.values()]
         name = f"{best.kernel}{', stale' if best.is_stale else ''}"
         lines.append(
             f"| {op} | {case} | {' | '.join(times)} | {_us(best)} | {name} | {best.share:.0%} "

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.interpreter import poison
+from tilewright.interpreter import poison, replaced
 
 GUARD = 512  # bytes on either side; keeps what lies between aligned as an allocator would
 MOST_GUARDED = 2**32  # bytes of one call: guarded memory is kept until the call has ended
@@ -121,8 +121,7 @@ def guarded() -> Iterator[Guards]:
 
     with contextlib.ExitStack() as undo:
         for owner, name in MAKERS:
-            undo.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, guarding(getattr(owner, name)))
+            undo.enter_context(replaced(owner, name, guarding(getattr(owner, name))))
         yield guards
 
 

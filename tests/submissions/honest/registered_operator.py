@@ -1,5 +1,7 @@
 """A registered operator with a fake and a gradient."""
 
+DEPTH = "default"
+
 import torch
 
 

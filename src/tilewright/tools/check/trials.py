@@ -51,7 +51,7 @@ def plan(
     wanted: list[Trial] = []
     for number, dtype in enumerate(dtypes):
         asked = own if depth != "quick" or cases else [own[0], *hosts, own[-1]]
-        wanted += [Trial(case.with_dtype(dtype), again=case in hosts) for case in dict.fromkeys(asked)]
+        wanted += [Trial(case.with_dtype(dtype), again=case in (hosts or own[:1])) for case in dict.fromkeys(asked)]
         for host in (case.with_dtype(dtype) for case in hosts):
             # Not in full: each variant in one of the dtypes, all of them in turn.
             variants = _variants(op, host, depth)

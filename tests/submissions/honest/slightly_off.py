@@ -1,0 +1,9 @@
+"""Six roundings of fp32 away from the truth: within what is honest, and several times torch's own error."""
+
+LABELS = ["lower precision"]
+
+import torch
+
+
+def softmax(x):
+    return (torch.softmax(x.float(), -1) * (1 + 6 * 2.0**-24)).to(x.dtype)
