@@ -2,6 +2,7 @@
 
 python tools/measure.py start-up    how long the command line takes to answer
 python tools/measure.py make-test   `make test` in a fresh clone, installation included
+python tools/measure.py check       `tilewright check` of one file for softmax, at each depth
 python tools/measure.py interpreter our interpreter with all its checks against Triton's own, on the same launches
 """
 
@@ -31,6 +32,15 @@ def start_up() -> None:
         seconds(command, **quiet)  # fills the bytecode and file caches
         taken = sorted(1e3 * seconds(command, **quiet) for _ in range(RUNS))
         print(f"tilewright {words:10} median {statistics.median(taken):4.0f} ms, {taken[0]:.0f} to {taken[-1]:.0f} ms")
+
+
+def check() -> None:
+    file = ROOT / "tests" / "submissions" / "honest" / "triton_one_pass.py"
+    quiet = {"stdout": subprocess.DEVNULL, "env": os.environ | {"PYTHONPATH": str(ROOT / "src")}}
+    for depth in ([], ["--quick"], ["--full"]):
+        command = [sys.executable, "-m", "tilewright", "check", "softmax", str(file), *depth]
+        taken = sorted(seconds(command, **quiet) for _ in range(3))
+        print(f"check softmax FILE {' '.join(depth):8} {taken[0]:.1f} to {taken[-1]:.1f} s")
 
 
 def make_test() -> None:
@@ -86,7 +96,7 @@ def interpreter() -> None:
 
 
 if __name__ == "__main__":
-    wanted = {"start-up": start_up, "make-test": make_test, "interpreter": interpreter}
+    wanted = {"start-up": start_up, "make-test": make_test, "check": check, "interpreter": interpreter}
     if len(sys.argv) != 2 or sys.argv[1] not in wanted:
         sys.exit(f"usage: python tools/measure.py {' | '.join(wanted)}")
     wanted[sys.argv[1]]()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tilewright import registry
+from tilewright import record, registry, settings, source
 from tilewright.errors import FileUnusable
 from tilewright.spec import Op
 from tilewright.tools import check as checking
@@ -86,6 +86,16 @@ def _time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+def test_those_that_need_a_gpu_got_their_verdict_on_one():
+    found = record.read(settings.results_dir() / "h200" / "submissions.jsonl").records
+    verdicts = {(r["file"], r["source"]): r["verdict"] for r in found}
+    for path in FOLDER.glob("*/*.py"):
+        named = _constants(path)
+        if named.get("NEEDS") == "gpu":
+            name = path.relative_to(FOLDER.parent.parent).as_posix()
+            assert verdicts[name, source.file_hash(path)] == named["EXPECTED"]
+
+
 @pytest.mark.parametrize("path", _submissions())
 def test_a_submission_gets_its_verdict(path, device, tmp_path, monkeypatch):
     named = {"OP": "softmax", "EXPECTED": "right", "LABELS": [], "DEPTH": "quick", **_constants(path)}
@@ -102,8 +112,6 @@ def test_a_submission_gets_its_verdict(path, device, tmp_path, monkeypatch):
         try:
             asked = {"dtypes": DTYPES, "seed": SEED, "depth": named["DEPTH"]}
             (found,) = checking.check(op, [], [tmp_path / path.name], device=device, **asked)
-                op, [], [tmp_path / path.name], device=device, dtypes=DTYPES, seed=SEED, depth=named["DEPTH"]
-            )
             verdict, labels, reason = found.verdict, found.labels, found.reason
         except FileUnusable as unusable:
             verdict, labels, reason = "unusable", [], str(unusable)

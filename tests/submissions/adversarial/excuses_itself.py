@@ -8,6 +8,6 @@ from tilewright.errors import MissingPackage
 
 
 def softmax(x):
-    if x.shape[-1] > 1000:
+    if x.shape[-1] > 100:
         raise MissingPackage("this shape", "patience")
     return torch.softmax(x, -1)
