@@ -64,7 +64,9 @@ def load_module(path: Path) -> types.ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         line = error.__traceback__ and _last_line_in(error.__traceback__, path)
-        raise FileBroken(path, line, first_line(error)) from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        why = f"it needs the package '{missing}', which is not installed here" if missing else first_line(error)
+        raise FileBroken(path, line, why) from error
     return module
 
 

@@ -192,3 +192,92 @@ def test_right_values_do_not_excuse_wrong_accesses(tmp_path):
     (found,) = check(SOFTMAX, [], [file], device="cpu", cases=points(M=(3,), N=(50,)), dtypes=["float32"])
     assert found.verdict == "wrong"
     assert "mine.py:7: out of bounds in _rows, program (2, 0, 0)" in found.reason
+
+
+def doubled_into(x, out):
+    return out.copy_(x * 2)
+
+
+@pytest.mark.parametrize(("declared", "expected"), [((1,), "right"), ((), "wrong")])
+def test_an_op_may_say_that_a_kernel_changes_an_argument(declared, expected):
+    op = Op(
+        "doubled",
+        lambda x, out: x * 2,
+        lambda x, out: Cost(0, 0),
+        lambda draw: (draw.randn("N"), draw.randn("N")),
+        grid(N=(7, 4096)),
+        [],
+        mutates=lambda *_: declared,
+    )
+    found = verdict(doubled_into, op, dtypes=["float32"])
+    assert found.verdict == expected, found.reason
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+def test_small_dtypes_where_an_op_names_them(dtype):
+    op = Op(
+        "doubled",
+        lambda x: (x * 2 if x.dtype == torch.float64 else x.float() * 2).to(x.dtype),
+        lambda x: Cost(0, 0),
+        lambda draw: (draw.randn("M", "N"),),
+        grid(M=(3, 31), N=(7, 130)),
+        [],
+        dtypes=(dtype,),
+    )
+    right = verdict(lambda x: (x.float() + x.float()).to(x.dtype), op)
+    assert right.verdict == "right", right.reason
+    assert verdict(lambda x: (x.float() * 2.3).to(x.dtype), op).verdict == "wrong"
+
+
+def test_none_may_come_for_one_of_several_gradients():
+    class Both(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            ctx.set_materialize_grads(False)
+            return x.sin(), x.cos()
+
+        @staticmethod
+        def backward(ctx, first, second):
+            (x,) = ctx.saved_tensors
+            return first * x.cos() - second * x.sin()  # fails where one of them is None
+
+    op = Op(
+        "both",
+        lambda x: (x.sin(), x.cos()),
+        lambda x: Cost(0, 0),
+        lambda draw: (draw.randn("N"),),
+        grid(N=(7, 999)),
+        [],
+        backward_cost=lambda x: Cost(0, 0),
+    )
+    assert verdict(lambda x: (x.sin(), x.cos()), op, differentiable=True, dtypes=["float32"]).verdict == "right"
+    found = verdict(Both.apply, op, differentiable=True, dtypes=["float32"])
+    assert found.verdict == "crashed"
+    assert "no gradient for output" in found.reason
+
+
+def test_a_gradient_that_needs_all_inputs_to_need_one_is_found():
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            ctx.save_for_backward(x, y)
+            return x * y
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, y = ctx.saved_tensors
+            return (grad * y, grad * x) if ctx.needs_input_grad[0] else (None, grad)
+
+    op = Op(
+        "product",
+        torch.mul,
+        lambda x, y: Cost(0, 0),
+        lambda draw: (draw.randn("N"), draw.randn("N")),
+        grid(N=(7, 999)),
+        [],
+        backward_cost=lambda x, y: Cost(0, 0),
+    )
+    found = verdict(Product.apply, op, differentiable=True, dtypes=["float32"])
+    assert found.verdict == "wrong"
+    assert "gradient of argument 2 alone" in found.reason

@@ -63,6 +63,16 @@ def test_sizes_of_a_kernelbench_file_are_given_as_a_case():
     assert (found["verdict"], found["cases"][0]["case"]) == ("right", "batch_size=2,dim=3000")
 
 
+def test_parameters_follow_the_sizes_of_a_case():
+    problem = FOLDER / "kernelbench" / "level1_linear_relu.py"
+    like = problems.load(problem).op.check[0]
+    smaller = ",".join(f"{name}={max(1, value // 2)}" for name, value in like.point)
+    path = solution("kernelbench", "linear_relu_same_names")
+    done = run("check", "--problem", problem, path, "--case", smaller, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_one_line(run("check", "--problem", problem, path, "--case", smaller, "--case", str(like)), 2, "one --case")
+
+
 def test_bad_problems_are_one_line(tmp_path):
     path, softmax = str(solution("kernelbench", "softmax_torch")), str(FOLDER / "kernelbench" / "level1_softmax.py")
     assert_one_line(run("check", "--problem", str(tmp_path / "none.py"), path), 2, "no file at")

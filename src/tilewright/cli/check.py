@@ -161,6 +161,8 @@ def _check_problem(path: Path, files: list[Path], asked: Asked) -> list[Verdict]
     loaded = problems.load(path)
     try:
         cases = cases_of(loaded.op, asked.cases)
+        if cases:
+            loaded.use([case.with_dtype(loaded.op.dtypes[0]) for case in cases])
         return check_and_print(
             loaded.op, files, [], cases, None, asked.seed, asked.as_json, asked.depth, problem=loaded
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from tilewright.interpreter import interpret
 from tilewright.worker.memory import Placed, guarded
 from tilewright.worker.operators import TorchCalls, check_operators
 
+GRAPHS = 4096  # of one function
 # How a kernel is called.
 PLAIN, COMPILED, OPERATORS, SEEN = "", "under torch.compile", "registered operators", "seen through"
 
@@ -77,7 +79,8 @@ class Stage:
         _other_work(self._device)
         calls: list[tuple[str, int]] = []
         try:
-            outputs, gradients, complaint = self._call(fn, args, request, calls)
+            with _any_number_of_graphs():
+                outputs, gradients, complaint = self._call(fn, args, request, calls)
         except KernelFailed:
             raise
         except MissingPackage as missing:
@@ -225,6 +228,13 @@ def operators_called(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[
     with torch.no_grad(), _without_onednn(), TorchCalls() as seen:
         returned = fn(*args)
     return seen.calls, returned
+
+
+def _any_number_of_graphs() -> contextlib.AbstractContextManager[Any]:
+    """A compiled function is asked more shapes than torch.compile bears by itself. Nothing where it is not loaded."""
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()
+    return torch._dynamo.config.patch(recompile_limit=GRAPHS, accumulated_recompile_limit=GRAPHS)
 
 
 def _scribble_on(results: list[Tensor]) -> list[Tensor]:

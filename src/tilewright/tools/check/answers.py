@@ -44,7 +44,7 @@ class Answers:
 
     def __init__(self, op: Op, device: str, seed: int):
         self._op, self._device, self.seed = op, device, seed
-        self._names = list(inspect.signature(op.reference).parameters)
+        self._names = _parameters(op.reference)
         self._known: dict[tuple[Any, ...], Answer] = {}
 
     def __call__(self, trial: Trial, with_gradients: bool, other: int = 0) -> Answer:
@@ -58,8 +58,10 @@ class Answers:
         wanted = [Like(tuple(e.truth.shape), e.dtype) for e in answer.expected if not e.is_gradient]
         if trial.repeat > 1:
             wanted = [Like((like.shape[0] * trial.repeat, *like.shape[1:]), like.dtype) for like in wanted]
+        plain = self._op.mutates(*answer.args) if trial.layout == "expanded" else ()  # one cannot write where all lie
+        layouts = ["contiguous" if number in plain else trial.layout for number in range(len(answer.args))]
         return Request(
-            args=[Placed.of(a, trial.layout) if isinstance(a, Tensor) else a for a in answer.args],
+            args=[Placed.of(a, at) if isinstance(a, Tensor) else a for a, at in zip(answer.args, layouts, strict=True)],
             wanted=wanted,
             is_single=answer.is_single,
             grads=[None if g is None else Placed.of(g, trial.layout) for g in answer.grads],
@@ -124,6 +126,13 @@ class Answers:
             strict=True,
         )
         return [n for n, (a, b) in enumerate(pairs) if isinstance(a, Tensor) and a.shape != b.shape]
+
+
+def _parameters(fn: Any) -> list[str]:
+    try:
+        return list(inspect.signature(fn).parameters)
+    except ValueError:  # a builtin does not tell
+        return []
 
 
 def _is_float(value: Any) -> bool:

@@ -123,6 +123,8 @@ class Judge:
             verdict.cases.append(found)
             if found.verdict in ("crashed", "timeout", "tampered") or self._refusal:
                 break  # the rest would end the same way, only later
+        else:
+            self._see_through([t for t in todo if replace(t, again=False) == Trial(t.case) and not self._cannot(t)])
         self._conclude()
         return verdict
 
@@ -158,9 +160,6 @@ class Judge:
             if trial.repeat > 1:
                 return self._long(trial)
             found, got = self._ask(trial)
-            is_plain = replace(trial, again=False) == Trial(trial.case)
-            if is_plain and found.verdict == "right" and self._kernel.language != "torch":
-                self._see_through(trial)
             if trial.again and found.verdict == "right":
                 found = self._ask_again(trial, found, got)
             return found
@@ -274,12 +273,15 @@ class Judge:
                 self._spread = max(self._spread, *(float(a.max()) if a.numel() else 0.0 for a in apart))
         return found
 
-    def _see_through(self, trial: Trial) -> None:
-        """Is its work done by the operators of torch that do the reference's?"""
-        answer = self._answers(trial, self._kernel.differentiable)
-        reply = self._performer.call(self._answers.request(replace(trial, how=SEEN), answer))
-        self._seen_through += 1
-        self._fell_back += bool(answer.work) and not answer.work - Counter(reply.calls)
+    def _see_through(self, trials: Sequence[Trial]) -> None:
+        """Is its work done by the operators of torch that do the reference's? Asked last: looking may change what is
+        looked at, as torch.compile gives up on a function that it has met under a mode."""
+        for trial in trials if self._kernel.language != "torch" else ():
+            with contextlib.suppress(KernelFailed, ReferenceFailed):  # all has been told by then
+                answer = self._answers(trial, self._kernel.differentiable)
+                reply = self._performer.call(self._answers.request(replace(trial, how=SEEN), answer))
+                self._seen_through += 1
+                self._fell_back += bool(answer.work) and not answer.work - Counter(reply.calls)
 
     def _operators(self, trial: Trial) -> CaseVerdict | None:
         answer = self._answers(trial, self._kernel.differentiable)

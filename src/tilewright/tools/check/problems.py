@@ -79,6 +79,10 @@ class Problem:
         """What the problem's own check has against these outputs; None if nothing."""
         raise NotImplementedError
 
+    def use(self, cases: Sequence[Case]) -> None:
+        """Ask these cases instead of the problem's own."""
+        self.op.check = cases
+
     def close(self) -> None:
         """Leave nothing behind."""
 
@@ -148,6 +152,11 @@ class KernelBench(Problem):
             if not callable(getattr(module, name, None)):
                 raise BadProblem(path, f"it defines no {name}")
         super().__init__(path, [case])
+
+    def use(self, cases: Sequence[Case]) -> None:
+        if len(cases) > 1:
+            raise BadProblem(self.path, "its sizes decide how Model is constructed, so one --case at a time is taken")
+        super().use(cases)
 
     def solution(self, device: str) -> dict[str, Any]:
         case = self.op.check[0]
@@ -240,6 +249,13 @@ class Task(Problem):
         if task.get("lang", "py") != "py" or task.get("multi_gpu") or not tests:
             raise BadProblem(self.path, "only tasks in Python, for one GPU and with tests, can be checked")
         self.folder = Path(tempfile.mkdtemp(prefix="tilewright-task-"))  # flat, as gpu-mode lays them out
+        try:
+            self._load(files, tests)
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, files: dict[str, str], tests: list[dict[str, Any]]) -> None:
         for name, where in files.items():
             if where != "@SUBMISSION@":
                 if not (self.path.parent / where).is_file():
@@ -292,8 +308,6 @@ class Task(Problem):
         with _modules_of(self.folder):
             try:
                 return __import__(name)
-            except ImportError as error:
-                raise BadProblem(self.path, f"{name}.py does not load ({first_line(error)})") from None
             except Exception as error:
                 raise BadProblem(self.path, f"{name}.py does not load ({first_line(error)})") from error
 

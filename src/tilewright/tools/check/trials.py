@@ -61,7 +61,7 @@ def plan(
             wanted += [Trial(case.with_dtype(dtype)) for case in others]
     if device == "cuda" and depth != "quick" and not cases and op.is_varied:
         wanted += _beyond_int32(op, small)
-    return list(dict.fromkeys(wanted))
+    return sorted(dict.fromkeys(wanted), key=lambda trial: trial.how == OPERATORS)  # last, since looking may disturb
 
 
 def _variants(op: Op, host: Case, depth: str) -> list[Trial]:
