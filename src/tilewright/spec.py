@@ -111,11 +111,7 @@ class Draw:
         if self.values == "integers":
             return (values / scale).mul_(2).round_()
         if self.values == "special":
-            each = max(1, values.numel() // 4096)  # few, so that not every row has one
-            order = torch.rand(values.numel(), generator=self._generator, device=self.device).argsort()
-            for place, value in enumerate(_SPECIAL):
-                values.view(-1)[order[place * each : (place + 1) * each]] = value
-            return values
+            return self._with_specials(values)
         if not values.dim() or not values.numel():
             return values
         if self.values == "constant rows":
@@ -124,6 +120,18 @@ class Draw:
             best = values.argmax(-1, keepdim=True)
             return torch.zeros_like(values).scatter_(-1, best, scale)
         return values[:1].expand_as(values)  # repeated: an expanded layout can hold it
+
+    def _with_specials(self, values: Tensor) -> Tensor:
+        """One of each, in rows of their own where there are enough: an infinity would hide what becomes of a NaN."""
+        if not values.numel():
+            return values
+        rows = values.view(-1, values.shape[-1] if values.dim() else 1)
+        order, column = (
+            torch.rand(size, generator=self._generator, device=self.device).argsort().tolist() for size in rows.shape
+        )
+        for place, value in enumerate(_SPECIAL):
+            rows[order[place % len(order)], column[place % len(column)]] = value
+        return values
 
 
 @dataclass(frozen=True)
