@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilewright.errors import first_line
+from tilewright.errors import MissingPackage, first_line
 
 # Namespaces of torch itself.
 TORCHS = {"aten", "prim", "prims", "profiler", "inductor", "rngprims", "_c10d_functional", "c10d", "debugprims"}
@@ -60,13 +59,18 @@ def check_operators(
     """The operators that a call uses, and what torch.library.opcheck says against one of them."""
     leaves = [a.detach().requires_grad_() if number in needs else a for number, a in enumerate(args)]
     forward, backward = _Registered(), _Registered()
-    with contextlib.suppress(Exception):  # what came to its end when called plainly: some do not run under a mode
+    try:
         with forward, torch.set_grad_enabled(bool(grads)):
             outputs = pytree.tree_leaves(fn(*leaves))
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=False) if g is not None and o.requires_grad]
-        with backward:
+        if pairs:
             inputs = [leaves[number] for number in needs]
-            torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
+            with backward:
+                torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
+    except MissingPackage:
+        raise
+    except Exception:  # though it comes to its end when called plainly: some do not run under a mode
+        return [], None
     for operator, (positional, named) in {**backward.found, **forward.found}.items():
         if operator in forward.found and grads:
             positional = [
