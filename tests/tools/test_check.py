@@ -6,6 +6,9 @@ import torch
 from tilewright import registry, source
 from tilewright.spec import Cost, Kernel, Op, grid, points
 from tilewright.tools.check import check
+from tilewright.tools.check.answers import Answers
+from tilewright.tools.check.judge import Here, Judge
+from tilewright.tools.check.trials import Trial
 
 SOFTMAX = registry.load("softmax")
 
@@ -281,3 +284,15 @@ def test_a_gradient_that_needs_all_inputs_to_need_one_is_found():
     found = verdict(Product.apply, op, differentiable=True, dtypes=["float32"])
     assert found.verdict == "wrong"
     assert "gradient of argument 2 alone" in found.reason
+
+
+@pytest.mark.parametrize(("fn", "expected"), [(lambda x: torch.softmax(x, -1), "right"), ("its end", "wrong")])
+def test_a_case_many_times_as_long_is_compared_part_by_part(fn, expected):
+    def forgets_its_end(x):
+        return torch.cat([torch.softmax(x[:-1], -1), torch.zeros_like(x[-1:])])
+
+    kernel = Kernel("mine", forgets_its_end if fn == "its end" else fn, "python", lambda *_: True, False)
+    judge = Judge(SOFTMAX, kernel, Here(kernel.fn, "cpu"), Answers(SOFTMAX, "cpu", 0), "cpu")
+    found = judge.judge([Trial(SOFTMAX.check[4].with_dtype("float32"), repeat=9)], lambda: None)
+    assert found.verdict == expected
+    assert ("in repetition 8" in found.reason) == (expected == "wrong")

@@ -106,7 +106,7 @@ class Judge:
         for trial in trials if self._device == "cpu" else ():
             with contextlib.suppress(ReferenceFailed):  # which is told when the trial is asked
                 if not self._cannot(trial):
-                    self._answers(trial, self._kernel.differentiable and trial.values != "shifted")
+                    self._answers(trial, self._asks_gradients(trial))
 
     def judge(self, trials: Sequence[Trial], on_case: Callable[[], None]) -> Verdict:
         verdict, todo = self._verdict, list(trials)
@@ -181,9 +181,7 @@ class Judge:
         self, trial: Trial, other: int = 0, *, gradients: bool = True, **more: Any
     ) -> tuple[CaseVerdict, list[Tensor]]:
         """One call, judged; and what it returned."""
-        # Far from zero, what cancels in a gradient is honestly larger than the gradient: there results alone are asked.
-        gradients = gradients and self._kernel.differentiable and trial.values != "shifted"
-        answer = self._answers(trial, gradients, other)
+        answer = self._answers(trial, gradients and self._asks_gradients(trial), other)
         request = self._answers.request(trial, answer, **more)
         reply = self._performer.call(request)
         name, dtype = str(trial), trial.case.dtype
@@ -194,6 +192,10 @@ class Judge:
         if self._theirs and len(reply.outputs) == len(request.wanted):
             self._hold_against_theirs(found, answer, reply.outputs)
         return found, got
+
+    def _asks_gradients(self, trial: Trial) -> bool:
+        """Not far from zero, where what cancels in a gradient is honestly larger than the gradient."""
+        return self._kernel.differentiable and trial.values != "shifted"
 
     def _hold_against_theirs(self, found: CaseVerdict, answer: Answer, outputs: list[Tensor]) -> None:
         assert self._theirs is not None
@@ -295,7 +297,7 @@ class Judge:
         request = self._answers.request(trial, answer)
         self._performer.call(request)
         boundary = 2**31 // answer.args[request.repeated[0]].numel()
-        numbers = {0, trial.repeat - 1, boundary - 1, boundary, min(boundary + 1, trial.repeat - 1)}
+        numbers = {0, *(min(n, trial.repeat - 1) for n in (boundary - 1, boundary, boundary + 1, trial.repeat))}
         numbers |= {random.SystemRandom().randrange(trial.repeat) for _ in range(27)}
         found = CaseVerdict(str(trial), trial.case.dtype, "right")
         expected = answer.expected

@@ -108,7 +108,7 @@ def drawn(op: Op, like: Case, count: int, seed: str) -> Iterator[Case]:
             return
         point = [(name, _size(value, generator)) for name, value in like.point]
         case = Case(tuple(point), like.dtype)
-        if elements(op, case) <= SMALL and _is_taken(op, case):
+        if _is_taken(op, case) and elements(op, case) <= SMALL:
             count -= 1
             yield case
 
@@ -132,7 +132,4 @@ def _is_taken(op: Op, case: Case) -> bool:
 
 
 def elements(op: Op, case: Case) -> int:
-    try:
-        return sum(a.numel() for a in op.make(case, device="meta") if isinstance(a, Tensor))
-    except Exception:
-        return 2**62
+    return sum(a.numel() for a in op.make(case, device="meta") if isinstance(a, Tensor))
