@@ -35,6 +35,7 @@ WRONG = {
     "zeros": torch.zeros_like,
     "the mean": lambda x: torch.full_like(x, 1.0 / x.shape[-1]),
     "computed in bfloat16": lambda x: torch.softmax(x.bfloat16(), -1).to(x.dtype),
+    "a hundred roundings of fp32 off": lambda x: torch.softmax(x, -1) * (1 + 100 * 2.0**-24),
     "not normalised": lambda x: torch.exp(x - x.amax(-1, keepdim=True)),
     "along the wrong dimension": lambda x: torch.softmax(x, 0),
     "last column skipped": lambda x: torch.cat([torch.softmax(x, -1)[:, :-1], torch.zeros_like(x[:, -1:])], -1),
