@@ -51,7 +51,7 @@ pairs: $(READY)
 	done
 
 pages: $(READY)
-	$(RUN) -m tilewright report README.md docs/softmax.md docs/audit.md docs/check.md
+	$(RUN) -m tilewright report --fill README.md --fill docs/softmax.md --fill docs/audit.md --fill docs/check.md
 
 clean:
 	rm -rf $(VENV)

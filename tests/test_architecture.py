@@ -22,14 +22,26 @@ MAY_IMPORT = {
     "hardware": {"errors", "__version__"},
     "registry": {"errors", "source", "spec"},
     "record": {"errors", "source"},
+    "timer": set(),
     "interpreter": {"errors", "interpreter"},
-    "worker": {"errors", "interpreter", "registry", "sandbox", "settings", "worker"},
+    "worker": {"errors", "interpreter", "registry", "sandbox", "settings", "timer", "worker"},
     "worker.process": {"settings"},
     "ops": {"spec", "errors", "settings", "ops._"},
     "tools": set(),
     "tools.check": {"errors", "registry", "sandbox", "source", "spec", "worker", "tools.check"},
     "tools.audit": {"errors", "hardware", "interpreter", "registry", "spec", "tools.audit"},
-    "tools.bench": {"registry", "spec", "tools.bench", "tools.check"},
+    "tools.bench": {
+        "errors",
+        "hardware",
+        "record",
+        "registry",
+        "source",
+        "spec",
+        "timer",
+        "tools.bench",
+        "tools.check",
+        "worker",
+    },
     "report": {"hardware", "interpreter", "record", "source", "spec", "tools.audit", "tools.check", "report"},
     "pytest_plugin": {"interpreter"},
     "testing": {"registry", "spec", "tools.check", "worker"},
@@ -109,7 +121,7 @@ def test_importing_every_op_touches_no_gpu_and_compiles_nothing():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("command", ["--help", "--version", "ops", "bench --help"])
+@pytest.mark.parametrize("command", ["--help", "--version", "ops", "bench --help", "roofline --help"])
 def test_light_commands_need_no_torch(command):
     done = _python(
         "import sys; from tilewright.cli import main\n"

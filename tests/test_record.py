@@ -10,7 +10,7 @@ import time
 import pytest
 
 from support import timing_record
-from tilewright import record
+from tilewright import record, source
 from tilewright.errors import CannotRead, CannotWrite
 
 
@@ -30,7 +30,7 @@ def test_what_is_appended_is_read_back(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from tilewright import record
+from tilewright import record, source
 for n in range(200):
     record.append(Path(sys.argv[1]), [record.stamp("note", sys.argv[2], "k", "h", n=n, padding="x" * 3000)])
 """
@@ -107,9 +107,32 @@ def test_a_line_that_is_no_record_is_told_and_costs_no_other(tmp_path, line):
     assert found.corrupt == [2]
 
 
-def test_records_of_a_newer_version_are_not_misread(tmp_path):
+def test_records_of_a_newer_version_are_told_apart_from_broken_lines(tmp_path):
     path = tmp_path / "r.jsonl"
-    record.append(path, [entry() | {"schema": record.SCHEMA + 1}])
+    later = {"schema": record.SCHEMA + 1, "kind": "timing", "what": "no one knows yet"}
+    record.append(path, [entry(1), later, {"schema": record.SCHEMA}])
+    found = record.read(path)
+    assert [r["n"] for r in found.records] == [1]
+    assert (found.newer, found.corrupt, found.torn) == ([2], [3], [])
+
+
+def without_what_came_later(timing):
+    return {key: value for key, value in timing.items() if key not in record.SINCE_2}
+
+
+def test_a_timing_of_the_first_version_is_completed(tmp_path):
+    path = tmp_path / "r.jsonl"
+    first = without_what_came_later(entry()) | {"schema": 1}
+    record.append(path, [first])
+    (found,) = record.read(path).records
+    assert found == first | record.SINCE_2
+    assert found["calls"] == 1
+    assert found["interval_us"] is None
+
+
+def test_a_timing_of_this_version_must_be_complete(tmp_path):
+    path = tmp_path / "r.jsonl"
+    record.append(path, [without_what_came_later(entry())])
     assert record.read(path).corrupt == [1]
 
 
@@ -144,3 +167,17 @@ def test_stale_when_the_source_changed_and_only_then():
     assert record.is_stale(entry() | {"source": "0" * 16})
     assert record.is_stale(entry() | {"kernel": "gone"})
     assert not record.is_stale(entry() | {"source": "0" * 16, "file": "mine.py"})
+
+
+def test_a_sweep_is_stale_when_its_kernel_is_another():
+    sweep = record.stamp("sweep", "sweep", "triton", source.file_hash(record.SWEEP))
+    assert not record.is_stale(sweep)
+    assert record.is_stale(sweep | {"source": "0" * 16})
+
+
+def test_the_newest_sweep_of_each_gpu_counts():
+    def sweep(n, gpu, date):
+        return record.stamp("sweep", "sweep", "triton", "x", n=n, device={"gpu": gpu}) | {"date": date}
+
+    sweeps = [sweep(1, "h200", "2026-01-02"), sweep(2, "h200", "2026-01-01"), sweep(3, "l4", "2026-01-01")]
+    assert [r["n"] for r in record.latest(sweeps)] == [1, 3]

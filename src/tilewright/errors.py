@@ -178,3 +178,38 @@ class NothingAudited(TilewrightError):
 class CountersFailed(TilewrightError):
     def __init__(self, why: str):
         super().__init__(f"the hardware's counters could not be read: {why}")
+
+
+class NewerRecords(TilewrightError):
+    def __init__(self, path: object, lines: list[int]):
+        super().__init__(
+            f"{path}, line {lines[0]} was written by a newer version of Tilewright; update Tilewright to read it"
+        )
+
+
+class NoTimings(TilewrightError):
+    def __init__(self, path: object):
+        super().__init__(f"{path} holds no timings; write some with: tilewright bench OP --record {path}")
+
+
+class NothingInCommon(TilewrightError):
+    def __init__(self, old: object, old_gpus: Iterable[str], new: object, new_gpus: Iterable[str]):
+        super().__init__(
+            f"{old} (of {', '.join(sorted(old_gpus))}) and {new} (of {', '.join(sorted(new_gpus))}) have no timing in "
+            "common; record the same kernels and cases on the same GPU"
+        )
+
+
+class NothingRecorded(TilewrightError):
+    def __init__(self, folder: object):
+        super().__init__(
+            f"this machine has no GPU and {folder} no timings; name a GPU to draw by its datasheet, as --gpu h200"
+        )
+
+
+class GPUBroken(TilewrightError):
+    def __init__(self, kernel: str, where: str, why: str):
+        super().__init__(
+            f"{kernel} on {where} left the GPU unusable for this process ({why}); what was measured before is kept, "
+            "name the other kernels with --kernel to go on without it"
+        )

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pynvml
+
 from tilewright.errors import UnknownGPU
 
 KIB, MIB, GB = 1024, 1024**2, 10**9
@@ -39,7 +41,7 @@ class GPU:
 
     def rates(self) -> dict[str, float]:
         """The most of each unit per second, keyed as in Cost."""
-        memory = {"copy": self.bandwidth, "read": self.bandwidth}
+        memory = dict.fromkeys(("copy", "read", "write"), self.bandwidth)
         special = {"special": self.sms * self.special_per_clock * self.clock_mhz * 1e6}
         return memory | special | {unit: value * TERA for unit, value in self.tera.items()}
 
@@ -172,22 +174,30 @@ def in_hand() -> dict[str, Any]:
 
 
 def _driver_state() -> dict[str, Any]:
-    """What only NVML knows. Without its bindings the record simply lacks these."""
-    try:
-        import pynvml
-    except ImportError:
-        return {}
+    """What only the driver knows; nothing where it does not tell."""
     with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(_physical_index())
+        handle = nvml_handle()
         return {
             "driver": pynvml.nvmlSystemGetDriverVersion(),
-            "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
             "memory_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-            "temperature_c": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-            "power_w": round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+            "power_limit_w": round(pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
+            **present_state(handle),
         }
     return {}
+
+
+def nvml_handle() -> Any:
+    """The GPU in hand, for the driver's own questions. Raises pynvml.NVMLError where the driver does not answer."""
+    pynvml.nvmlInit()
+    return pynvml.nvmlDeviceGetHandleByIndex(_physical_index())
+
+
+def present_state(handle: Any) -> dict[str, Any]:
+    return {
+        "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        "temperature_c": pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        "power_w": round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000),
+    }
 
 
 def _physical_index() -> int:

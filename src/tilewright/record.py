@@ -14,12 +14,23 @@ from typing import Any
 from tilewright import source
 from tilewright.errors import CannotRead, CannotWrite
 
-SCHEMA = 1
+SCHEMA = 2  # 1: timings without intervals, host time, memory and the GPU's state
+SWEEP = Path(__file__).parent / "tools" / "bench" / "sweep.py"  # what a record of kind "sweep" was measured with
 REQUIRED = ("schema", "kind", "op", "kernel", "date", "source")
 OF_A_TIMING = (
     *("case", "dtype", "direction", "cost", "verdict", "reason", "samples_us", "median_us"),
     *("ceilings", "device", "versions"),
 )
+SINCE_2: dict[str, Any] = {
+    "is_baseline": False,
+    "calls": 1,
+    "interval_us": None,
+    "against": None,
+    "host_us": None,
+    "extra_bytes": None,
+    "state": {},
+    "timer": {},
+}
 
 
 def stamp(kind: str, op: str, kernel: str, source_hash: str, **content: Any) -> dict[str, Any]:
@@ -55,12 +66,14 @@ def require_writable(path: Path) -> None:
 
 @dataclass
 class Read:
-    """The records of one file. `torn` lines were cut off by a killed writer; `corrupt` lines are something else."""
+    """The records of one file. `torn` lines were cut off by a killed writer, `newer` ones written by a later version;
+    `corrupt` lines are something else."""
 
     path: Path
     records: list[dict[str, Any]] = field(default_factory=list)
     torn: list[int] = field(default_factory=list)
     corrupt: list[int] = field(default_factory=list)
+    newer: list[int] = field(default_factory=list)
 
 
 def read(path: Path) -> Read:
@@ -79,22 +92,34 @@ def read(path: Path) -> Read:
             cut_short = line.startswith("{") and not line.rstrip().endswith("}")
             (result.torn if cut_short else result.corrupt).append(number)
             continue
-        if _is_record(record):
-            result.records.append(record)
+        if _is_newer(record):
+            result.newer.append(number)
+        elif _is_record(record):
+            result.records.append(_complete(record))
         else:
             result.corrupt.append(number)
     return result
+
+
+def _is_newer(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("schema"), int) and value["schema"] > SCHEMA
+
+
+def _complete(record: dict[str, Any]) -> dict[str, Any]:
+    """A timing of an earlier version lacks what was not measured then."""
+    return SINCE_2 | record if record["kind"] == "timing" else record
 
 
 def _is_record(value: Any) -> bool:
     if not isinstance(value, dict) or not all(key in value for key in REQUIRED):
         return False
     required = OF_A_TIMING if value["kind"] == "timing" else ()
-    return isinstance(value["schema"], int) and value["schema"] <= SCHEMA and all(key in value for key in required)
+    required += tuple(SINCE_2) if required and value["schema"] == SCHEMA else ()
+    return isinstance(value["schema"], int) and all(key in value for key in required)
 
 
 def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The newest timing, audit or verdict of each GPU and call, in the order of first appearance."""
+    """The newest record of each kind, GPU and call, in the order of first appearance."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in records:
         names = ("kind", "op", "kernel", "case", "dtype", "direction", "call")
@@ -106,6 +131,8 @@ def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def is_stale(record: dict[str, Any]) -> bool:
     """Whether the kernel's source has changed since; of kernels that are not here, no one knows."""
+    if record["kind"] == "sweep":
+        return source.file_hash(SWEEP) != record["source"]
     called = record.get("call", {}).get("file") or record.get("file")
     if called:
         return Path(called).is_file() and source.file_hash(Path(called)) != record["source"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -16,6 +17,7 @@ from triton.runtime.jit import KernelInterface
 from tilewright import source
 from tilewright.errors import (
     FileBroken,
+    MissingPackage,
     NoFunction,
     UnknownFunction,
     UnknownKernel,
@@ -35,11 +37,45 @@ def load(name: str) -> Op:
 
 
 def pick(op: Op, names: list[str]) -> list[Kernel]:
-    """The named kernels, or all of them."""
+    """The named kernels, or all that Tilewright has; those of other libraries only by name."""
+    known = op.kernels | peers(op)
     for name in names:
-        if name not in op.kernels:
-            raise UnknownKernel(op.name, name, op.kernels)
-    return [kernel for name, kernel in op.kernels.items() if not names or name in names]
+        if name not in known:
+            raise UnknownKernel(op.name, name, known)
+    return [known[name] for name in known if name in (names or op.kernels)]
+
+
+def peers(op: Op) -> dict[str, Kernel]:
+    """What other libraries have for this Op, installed or not."""
+    found = {}
+    for name in source.peer_files():
+        module = importlib.import_module(f"tilewright.peers.{name}")
+        if fn := getattr(module, op.name, None):
+            fits = getattr(module, f"fits_{op.name}", lambda *_: True)
+            has_gradient = op.backward_cost is not None
+            found[name] = Kernel(name, _installed(fn, module), "peer", fits, has_gradient, is_baseline=True)
+    return found
+
+
+def absent(kernel: Kernel) -> str | None:
+    """How to install the library that a kernel needs, if it is one that is not here."""
+    if kernel.language != "peer":
+        return None
+    module = importlib.import_module(f"tilewright.peers.{kernel.name}")
+    return None if importlib.util.find_spec(module.PACKAGE) else module.INSTALL
+
+
+def _installed(fn: Callable[..., Any], module: types.ModuleType) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        try:
+            return fn(*args)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != module.PACKAGE:
+                raise
+            raise MissingPackage(f"the kernel {module.__name__.rpartition('.')[2]}", module.INSTALL) from None
+
+    return call
 
 
 def load_file(path: Path, op: Op, *, differentiable: bool = False) -> Kernel:

@@ -20,6 +20,7 @@ from tilewright.errors import FileBroken, FileMissing
 
 OPS = Path(__file__).parent / "ops"
 CUDA = OPS / "cuda"
+PEERS = OPS.parent / "peers"
 
 
 class OpSource:
@@ -38,8 +39,8 @@ class OpSource:
 
     @property
     def kernels(self) -> list[str]:
-        """Kernel names in the order a reader meets them; eager and compile stand for the reference."""
-        return ["eager", "compile", *self._kernels] if "reference" in self._definitions else []
+        """Kernel names in the order a reader meets them; the first three stand for the reference."""
+        return ["eager", "compile", "compile-max", *self._kernels] if "reference" in self._definitions else []
 
     def kernel_hash(self, kernel: str) -> str:
         """A short hash of the code that this kernel, and the reference it is held against, run."""
@@ -108,9 +109,17 @@ def kernels(op: str) -> list[str]:
     return read(path).kernels if path else []
 
 
+@functools.cache
 def kernel_hash(op: str, kernel: str) -> str | None:
     """The hash of a kernel as it stands now; None if it is gone."""
-    return read(op_files()[op]).kernel_hash(kernel) if kernel in kernels(op) else None
+    if kernel in kernels(op):
+        return read(op_files()[op]).kernel_hash(kernel)
+    return file_hash(peer_files()[kernel]) if kernel in peer_files() else None
+
+
+def peer_files() -> dict[str, Path]:
+    """Other libraries by name: every file of `peers/`."""
+    return {path.stem: path for path in sorted(PEERS.glob("*.py")) if not path.stem.startswith("_")}
 
 
 def file_hash(path: Path) -> str:

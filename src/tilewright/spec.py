@@ -15,6 +15,8 @@ from tilewright.errors import BadCase
 
 FLOATS = ("float32", "float16", "bfloat16")
 Value = int | bool | str
+# The reference compiled: as it comes, and after a search. With CUDA graphs, a call would change the last one's result.
+COMPILED = {"compile": None, "compile-max": "max-autotune-no-cudagraphs"}
 
 
 @dataclass(frozen=True)
@@ -149,10 +151,19 @@ class Cost:
     def bytes(self) -> int:
         return self.read + self.written
 
+    def __add__(self, other: Cost) -> Cost:
+        units = {*self.flops, *other.flops}
+        flops = {unit: self.flops.get(unit, 0) + other.flops.get(unit, 0) for unit in units}
+        return Cost(self.read + other.read, self.written + other.written, flops)
+
+    @property
+    def memory(self) -> str:
+        """The bandwidth that counts: of reading, of writing, or of both at once."""
+        return "read" if self.written * 20 < self.read else "write" if self.read * 20 < self.written else "copy"
+
     def seconds(self, rates: Mapping[str, float]) -> dict[str, float]:
         """The time each unit needs at the given rates (per second); units without a rate are left out."""
-        memory = "read" if self.written * 20 < self.read else "copy"
-        work = {memory: self.bytes, **self.flops}
+        work = {self.memory: self.bytes, **self.flops}
         return {unit: amount / rates[unit] for unit, amount in work.items() if rates.get(unit)}
 
     def floor(self, rates: Mapping[str, float]) -> tuple[str, float]:
@@ -181,6 +192,7 @@ class Kernel:
     fits: Callable[..., bool]
     differentiable: bool
     builds_per_case: bool = False  # compiled anew for each shape, so check samples its cases
+    is_baseline: bool = False  # what one could use without Tilewright
 
 
 def _always(*_: object) -> bool:
@@ -208,8 +220,9 @@ class Op:
     kernels: dict[str, Kernel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.kernel("eager")(self.reference)
-        self.kernel("compile", builds_per_case=True)(_compiled(self.reference))
+        self.kernel("eager", is_baseline=True)(self.reference)
+        for name, mode in COMPILED.items():
+            self.kernel(name, builds_per_case=True, is_baseline=True)(_compiled(self.reference, mode))
 
     def kernel(
         self,
@@ -219,12 +232,13 @@ class Op:
         fits: Callable[..., bool] = _always,
         differentiable: bool = True,
         builds_per_case: bool = False,
+        is_baseline: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register a way to compute this Op: `fn` takes what `inputs` makes and returns what `reference` returns."""
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
             has_gradients = differentiable and self.backward_cost is not None
-            self.kernels[name] = Kernel(name, fn, language, fits, has_gradients, builds_per_case)
+            self.kernels[name] = Kernel(name, fn, language, fits, has_gradients, builds_per_case, is_baseline)
             return fn
 
         return register
@@ -234,8 +248,8 @@ class Op:
         return self.inputs(Draw(case, device, seed, values))
 
 
-def _compiled(reference: Callable[..., Any]) -> Callable[..., Any]:
-    compiled = functools.cache(lambda: torch.compile(reference, fullgraph=True, dynamic=False))
+def _compiled(reference: Callable[..., Any], mode: str | None) -> Callable[..., Any]:
+    compiled = functools.cache(lambda: torch.compile(reference, fullgraph=True, dynamic=False, mode=mode))
     return lambda *args: compiled()(*args)
 
 

@@ -16,6 +16,7 @@ from tilewright.cli.check import check
 from tilewright.cli.gpu import gpu
 from tilewright.cli.ops import ops
 from tilewright.cli.report import report
+from tilewright.cli.roofline import roofline
 from tilewright.cli.shared import one_line
 from tilewright.errors import TilewrightError
 
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Proven, fast GPU kernels for PyTorch, and the workbench they were proven on.",
 )
-for _command in (ops, check, bench, audit, gpu, report):
+for _command in (ops, check, bench, audit, gpu, roofline, report):
     app.command()(_command)
 
 

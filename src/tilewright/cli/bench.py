@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,13 +14,13 @@ import typer
 
 from tilewright import settings, source
 from tilewright.cli.check import check_and_print
+from tilewright.cli.compare import compare_files
 from tilewright.cli.shared import (
     AsJson,
     CaseText,
     DtypeName,
     Files,
     Kernels,
-    OpName,
     cases_of,
     console,
     dtypes_of,
@@ -27,134 +30,232 @@ from tilewright.cli.shared import (
     recorded,
     say_next,
 )
+from tilewright.record import append, is_stale, require_writable, stamp
 
 if TYPE_CHECKING:
-    from tilewright.spec import Case, Op
+    from tilewright.spec import Case, Kernel, Op
+    from tilewright.timer import Timer
+    from tilewright.tools.bench import Timing
+
+WANTED = {
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "both": ("both",),
+    "all": ("forward", "backward", "both"),
+}
 
 
 def bench(
-    op_name: OpName,
+    op_name: Annotated[
+        str | None, typer.Argument(metavar="[OP]", help="An operation; all of them unless told.")
+    ] = None,
     files: Files = None,
     kernel: Kernels = None,
     case: CaseText = None,
     dtype: DtypeName = None,
-    direction: Annotated[str, typer.Option(help="forward, backward or both.")] = "forward",
-    samples: Annotated[int | None, typer.Option(min=3, help="Timed calls of each kernel; 50 unless told.")] = None,
+    direction: Annotated[
+        str, typer.Option(help="forward, backward, both (in one call, as training does), or all three.")
+    ] = "forward",
+    against: Annotated[str, typer.Option(help="The kernel that speeds are held against.")] = "eager",
+    samples: Annotated[int | None, typer.Option(min=3, help="Timed samples of each kernel; 50 unless told.")] = None,
+    gpu: Annotated[
+        str | None, typer.Option(help="Time nothing: show what was recorded on this GPU, and its floor.")
+    ] = None,
     record: Annotated[Path | None, typer.Option(help="Append every timing to this file, as JSON lines.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with charts to this file.")] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="OLD NEW", help="Instead: what changed between two files of records; 1 if for the worse."),
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(min=0.0, help="With --compare: the share by which slower counts as slower.")
+    ] = 0.02,
     as_json: AsJson = False,
 ) -> None:
-    """How fast is it? Time every right kernel of OP, and those in FILEs, against the ceiling measured here.
+    """How fast is it? Time every right kernel of OP, and those in FILEs, against the ceilings measured here.
 
     Without a GPU: check what can run here, and show the recorded timings.
     """
+    if compare:
+        if op_name:
+            raise typer.BadParameter("--compare takes two files of records, and no OP.")
+        compare_files(*compare, threshold, as_json)
+        return
+    if direction not in WANTED:
+        raise typer.BadParameter(f"'{direction}' is none of {', '.join(WANTED)}.")
+    if not op_name and (case or kernel):
+        raise typer.BadParameter("--case and --kernel are of one operation: name it.")
+    if gpu and files:
+        raise typer.BadParameter("--gpu shows what was recorded, and of FILEs nothing is.")
     from tilewright import hardware
-    from tilewright.record import require_writable
 
-    if direction not in ("forward", "backward", "both"):
-        raise typer.BadParameter(f"'{direction}' is none of forward, backward, both.")
-    op = load_op(op_name, files)
-    cases, dtypes = cases_of(op, case), dtypes_of(op, dtype)
-    if record:
-        require_writable(record)
-    if hardware.has_gpu():
-        timed = [c.with_dtype(d) for d in dtypes or [op.bench_dtype] for c in cases or op.bench]
-        _bench_here(op, files or [], kernel or [], timed, direction, samples, record, as_json)
-    else:
-        _bench_recorded(op, files or [], kernel or [], cases, dtypes, direction, as_json)
+    if gpu:
+        hardware.datasheet(gpu)
+    for path in (record, html):
+        if path:
+            require_writable(path)
+    ops = [load_op(name, files) for name in ([op_name] if op_name else source.op_files())]
+    cases, dtypes = cases_of(ops[0], case), dtypes_of(ops[0], dtype)
+    asked = Asked(files or [], kernel or [], cases, dtypes, WANTED[direction], against, samples, as_json)
+    if gpu or not hardware.has_gpu():
+        shown = _bench_recorded(ops, asked, gpu)
         if record:
-            print(f"tilewright: no GPU, so nothing was recorded in {record}", file=sys.stderr)
+            print(f"tilewright: nothing was timed, so nothing was recorded in {record}", file=sys.stderr)
+    else:
+        shown = _bench_here(ops, asked, record)
+    if html:
+        _write_page(shown.records, html)
+    if not as_json:
+        say_next(shown.next)
+    exit_unless_good(shown.found)
+    if shown.was_stopped:
+        raise typer.Exit(130)
 
 
-def _bench_here(
-    op: Op,
-    files: list[Path],
-    kernel_names: list[str],
-    cases: list[Case],
-    direction: str,
-    samples: int | None,
-    path: Path | None,
-    as_json: bool,
-) -> None:
-    from tilewright import hardware, registry
-    from tilewright.record import append, stamp
+@dataclass
+class Asked:
+    """What the options say."""
+
+    files: list[Path]
+    kernels: list[str]
+    cases: list[Case] | None
+    dtypes: list[str] | None
+    directions: tuple[str, ...]
+    against: str
+    samples: int | None
+    as_json: bool
+
+
+@dataclass
+class Shown:
+    """What was shown: records, what says whether all is good, and what to do next."""
+
+    records: list[dict[str, Any]]
+    found: list[Any]
+    next: str
+    was_stopped: bool = False
+
+
+def _bench_here(ops: list[Op], asked: Asked, path: Path | None) -> Shown:
+    from tilewright import hardware
     from tilewright.report import terminal
     from tilewright.report.rows import rows
+    from tilewright.timer import Timer
     from tilewright.tools import bench as tool
+    from tilewright.tools.bench.state import others, watched
 
-    kernels = registry.pick(op, kernel_names)
-    timer = tool.Timer()
-    timings, records = [], []
-    by_file = {file.name: file for file in files}
-    with progress(f"timing {op.name}", None) as advance:
-        advance("measuring this GPU's ceilings")
-        context = {
-            "ceilings": tool.measure(timer, tool.units(op, cases)),
-            "device": hardware.in_hand(),
-            "versions": hardware.versions(),
-        }
-        for timing in tool.bench(
+    entered = {op.name: _kernels(op, asked) for op in ops}
+    if busy := others():
+        print(f"tilewright: this GPU is not ours alone: {busy}; times may be too long", file=sys.stderr)
+    timer = Timer()
+    records, timings, was_stopped = [], [], False
+    with progress("measuring this GPU's ceilings", None) as advance, watched() as state:
+        advance("")
+        ceilings = tool.measure(timer)
+    context = {"ceilings": ceilings, "device": hardware.in_hand(), "versions": hardware.versions()}
+    for op in ops:
+        mine: list[dict[str, Any]] = []
+        try:
+            for timing in _timings(op, entered[op.name], asked, timer, context):
+                timings.append(timing)
+                mine.append(_record(timing, asked.files, context))
+                if path:
+                    append(path, mine[-1:])
+                if asked.as_json:
+                    print(json.dumps(mine[-1]), flush=True)
+        except KeyboardInterrupt:
+            was_stopped = True
+        records += mine
+        if mine and not asked.as_json:
+            console().print(terminal.timings(list(rows(mine)), f"{op.name} on {context['device']['name']}"))
+        if was_stopped:
+            print(f"tilewright: stopped; the {len(records)} timings until then are kept", file=sys.stderr)
+            break
+    if not asked.as_json:
+        console().print(terminal.conditions(records, state))
+    where = f"{len(records)} records are in {path}" if path else f"tilewright bench {_words(ops)} --record FILE.jsonl"
+    return Shown(records, timings, where, was_stopped)
+
+
+def _kernels(op: Op, asked: Asked) -> list[Kernel]:
+    """Those that take part: the named ones and what they are held against, or all, and libraries that are here."""
+    from tilewright import registry
+
+    kernels = registry.pick(op, asked.kernels)
+    if not asked.kernels:
+        for peer in registry.peers(op).values():
+            if package := registry.absent(peer):
+                console(stderr=True).print(f"{peer.name} is not installed (pip install {package})", style="dim")
+            else:
+                kernels.append(peer)
+    names = [kernel.name for kernel in kernels] + [path.name for path in asked.files]
+    return kernels if asked.against in names else [*registry.pick(op, [asked.against]), *kernels]
+
+
+def _timings(op: Op, kernels: list[Kernel], asked: Asked, timer: Timer, context: dict[str, Any]) -> Iterator[Timing]:
+    from tilewright.tools import bench as tool
+    from tilewright.tools.bench.contest import physical_seconds
+
+    cases = [c.with_dtype(d) for d in asked.dtypes or [op.bench_dtype] for c in asked.cases or op.bench]
+    total = tool.steps(kernels, asked.files, cases, asked.directions)
+    with progress(f"timing {op.name}", total) as advance:
+        yield from tool.bench(
             op,
             kernels,
-            files,
-            timer=timer,
+            asked.files,
+            clock=timer,
             cases=cases,
-            direction=direction,
-            samples=samples or tool.SAMPLES,
+            directions=[d for d in asked.directions if d == "forward" or op.backward_cost],
+            samples=asked.samples or tool.SAMPLES,
+            against=asked.against,
+            physical=physical_seconds(context["ceilings"], context["device"]),
             on_step=advance,
-        ):
-            timings.append(timing)
-            file = by_file.get(timing.kernel)
-            source_hash = source.file_hash(file) if file else source.kernel_hash(op.name, timing.kernel)
-            extra = {"file": str(file)} if file else {}
-            content = {k: v for k, v in timing.as_json().items() if k not in ("op", "kernel")}
-            record = stamp("timing", op.name, timing.kernel, source_hash or "", **content, **context, **extra)
-            records.append(record)
-            if path:
-                append(path, [record])
-            if as_json:
-                print(json.dumps(record), flush=True)
-    if not as_json:
-        out = console()
-        out.print(terminal.timings(list(rows(records)), f"{op.name} on {context['device']['name']}"))
-        out.print(_ceilings_line(context["ceilings"]))
-        say_next(f"{len(records)} records are in {path}" if path else f"tilewright bench {op.name} --record FILE.jsonl")
-    exit_unless_good(timings)
+        )
 
 
-def _bench_recorded(
-    op: Op,
-    files: list[Path],
-    kernel_names: list[str],
-    cases: list[Case] | None,
-    dtypes: list[str] | None,
-    direction: str,
-    as_json: bool,
-) -> None:
-    from tilewright.record import is_stale
+def _record(timing: Timing, files: list[Path], context: dict[str, Any]) -> dict[str, Any]:
+    file = next((file for file in files if file.name == timing.kernel), None)
+    source_hash = source.file_hash(file) if file else source.kernel_hash(timing.op, timing.kernel)
+    extra = {"file": str(file)} if file else {}
+    content = {k: v for k, v in timing.as_json().items() if k not in ("op", "kernel")}
+    return stamp("timing", timing.op, timing.kernel, source_hash or "", **content, **context, **extra)
 
-    if not as_json:
-        print("No GPU here, so nothing is timed: kernels are checked, and recorded timings are shown.\n")
-    found = check_and_print(op, files, kernel_names, cases, dtypes, None, as_json)
-    points = [dict(case.point) for case in cases or []]
+
+def _bench_recorded(ops: list[Op], asked: Asked, gpu: str | None) -> Shown:
+    found: list[Any] = []
+    is_checked = len(ops) == 1 and not gpu
+    if not asked.as_json:
+        why = "With --gpu nothing is timed" if gpu else "No GPU here, so nothing is timed"
+        print(f"{why}: {'kernels are checked, and ' if is_checked else ''}recorded timings are shown.\n")
+    if is_checked:
+        found += check_and_print(ops[0], asked.files, asked.kernels, asked.cases, asked.dtypes, None, asked.as_json)
+    points = [dict(case.point) for case in asked.cases or []]
+    names = [op.name for op in ops]
 
     def is_wanted(r: dict[str, Any]) -> bool:
         return (
             r["kind"] == "timing"
-            and r["op"] == op.name
-            and direction in (r["direction"], "both")
-            and (not kernel_names or r["kernel"] in kernel_names)
+            and r["op"] in names
+            and r["direction"] in asked.directions
+            and gpu in (None, r["device"]["gpu"])
+            and (not asked.kernels or r["kernel"] in asked.kernels)
             and (not points or r["case"] in points)
-            and (not dtypes or r["dtype"] in dtypes)
+            and (not asked.dtypes or r["dtype"] in asked.dtypes)
         )
 
     with recorded() as records:
         shown = [r for r in records if is_wanted(r)]
-        if as_json:
+        if asked.as_json:
             for r in shown:
                 print(json.dumps({**r, "recorded": True, "stale": is_stale(r)}))
         else:
-            _show_recorded(op, shown)
-    exit_unless_good(found)
+            for op in ops:
+                _show_recorded(op, [r for r in shown if r["op"] == op.name])
+        if gpu:
+            _show_floors(ops, asked, gpu)
+    words = _words(ops)
+    then = f"on a machine with a GPU: tilewright bench {words}" if gpu else f"tilewright bench {words} --gpu a100-80gb"
+    return Shown(shown, found, then)
 
 
 def _show_recorded(op: Op, records: list[dict[str, Any]]) -> None:
@@ -168,12 +269,39 @@ def _show_recorded(op: Op, records: list[dict[str, Any]]) -> None:
         dates = sorted({r["date"][:10] for r in here})
         when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         console().print(terminal.timings(list(rows(here)), f"\n{op.name}, RECORDED on {device}, {when}"))
-        console().print(_ceilings_line(here[-1]["ceilings"]))
-    say_next(f"on a machine with a GPU: tilewright bench {op.name}")
+        console().print(terminal.conditions(here, {}))
 
 
-def _ceilings_line(ceilings: dict[str, float]) -> str:
-    def figure(unit: str, rate: float) -> str:
-        return f"{unit} {rate / 1e9:.0f} GB/s" if unit in ("copy", "read") else f"{unit} {rate / 1e12:.0f} TFLOP/s"
+def _show_floors(ops: list[Op], asked: Asked, gpu: str) -> None:
+    """The least time of each case on a GPU that need not be here."""
+    from tilewright import hardware
+    from tilewright.report import terminal
+    from tilewright.tools.bench.contest import cost_of
 
-    return "Ceilings measured in the same run: " + ", ".join(figure(u, r) for u, r in ceilings.items())
+    sheet = hardware.datasheet(gpu)
+    floors = []
+    for op in ops:
+        cases = [c.with_dtype(d) for d in asked.dtypes or [op.bench_dtype] for c in asked.cases or op.bench]
+        for case in cases:
+            for direction in asked.directions:
+                cost = cost_of(op, case, direction)
+                if cost.bytes:
+                    unit, seconds = cost.floor(sheet.rates())
+                    floors.append((op.name, case, direction, cost, unit, seconds))
+    if asked.as_json:
+        for name, case, direction, cost, unit, seconds in floors:
+            about = {"op": name, "case": dict(case.point), "dtype": case.dtype, "direction": direction}
+            print(json.dumps({"kind": "floor", "gpu": gpu, **about, "us": seconds * 1e6, "binds": unit, **vars(cost)}))
+    else:
+        console().print(terminal.floors(floors, f"\nThe floor on {gpu}, by its datasheet: no kernel can be faster"))
+
+
+def _write_page(records: list[dict[str, Any]], path: Path) -> None:
+    from tilewright.report.site import single_op
+
+    single_op(records, path)
+    print(f"{path}: written", file=sys.stderr)
+
+
+def _words(ops: list[Op]) -> str:
+    return shlex.quote(ops[0].name) if len(ops) == 1 else ""

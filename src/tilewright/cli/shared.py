@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 LARGEST_CASE = 2**34  # elements: beyond, the inputs alone pass any GPU's memory
+KINDS = ("timing", "audit", "verdict", "sweep", "trap")
 
 OpName = Annotated[str, typer.Argument(metavar="OP", help="An operation; `tilewright ops` lists them.")]
 Files = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Kernels of your own, one a file.")]
@@ -63,20 +64,23 @@ def start_worker_early() -> None:
 def exit_unless_good(found: Sequence[Verdict | Timing]) -> None:
     from tilewright.tools.check import NOT_RIGHT
 
-    if any(one.verdict in NOT_RIGHT for one in found):
+    if any(one.verdict in (*NOT_RIGHT, "implausible") for one in found):
         raise typer.Exit(1)
 
 
 @contextmanager
 def recorded() -> Iterator[list[dict[str, Any]]]:
-    """The newest timings, audits and verdicts; lines that cannot be read are told once the rest has been used."""
+    """The newest records of every kind; lines that cannot be read are told once the rest has been used."""
     from tilewright.record import latest, read
 
     found = [read(path) for path in sorted(settings.results_dir().rglob("*.jsonl"))]
     for file in found:
         for number in file.torn:
             print(f"tilewright: {file.path}, line {number} was cut off while written; skipped", file=sys.stderr)
-    yield list(latest([r for file in found for r in file.records if r["kind"] in ("timing", "audit", "verdict")]))
+        for number in file.newer:
+            newer = "was written by a newer version of Tilewright; skipped: update to read it"
+            print(f"tilewright: {file.path}, line {number} {newer}", file=sys.stderr)
+    yield list(latest([r for file in found for r in file.records if r["kind"] in KINDS]))
     for file in found:
         if file.corrupt:
             raise CorruptRecords(file.path, file.corrupt)
@@ -108,21 +112,22 @@ def dtypes_of(op: Op, names: list[str] | None) -> list[str] | None:
     return full or None
 
 
-def console() -> Console:
+def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=160)
 
 
 @contextmanager
 def progress(title: str, total: int | None) -> Iterator[Callable[[str], None]]:
     """A bar on stderr that is gone when the work is done; nothing where no one watches."""
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    left = (TimeRemainingColumn(), TextColumn("left")) if total else ()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), *left)
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar:
         task = bar.add_task(title, total=total)

@@ -116,12 +116,12 @@ def _torch_backend(backend: SDPBackend, q: Tensor, k: Tensor, v: Tensor, causal:
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1])
 
 
-@op.kernel("sdpa-flash", language="cuda", fits=_fits_flash)
+@op.kernel("sdpa-flash", language="cuda", fits=_fits_flash, is_baseline=True)
 def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return _torch_backend(SDPBackend.FLASH_ATTENTION, q, k, v, causal)
 
 
-@op.kernel("sdpa-cudnn", language="cuda", fits=_fits_cudnn)
+@op.kernel("sdpa-cudnn", language="cuda", fits=_fits_cudnn, is_baseline=True)
 def sdpa_cudnn(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return _torch_backend(SDPBackend.CUDNN_ATTENTION, q, k, v, causal)
 

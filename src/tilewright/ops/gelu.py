@@ -51,7 +51,7 @@ op = Op(
 )
 
 
-@op.kernel("manual")
+@op.kernel("manual", is_baseline=True)
 def manual(x: Tensor, approximate: str) -> Tensor:
     """Written out in PyTorch: each operation through memory."""
     wide = x.float()

@@ -14,11 +14,10 @@ from typing import Any
 
 from tilewright import source
 from tilewright.record import is_stale
-from tilewright.report.rows import Row, rows
+from tilewright.report.rows import DIRECTIONS, Row, rows
+from tilewright.spec import COMPILED
 
 BLOCK = re.compile(r"(<!-- records: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
-OURS = ("triton", "cuda", "numba")  # how the names of our kernels begin
-OTHERS = {"eager": ("eager",), "compile": ("compile",), "vendor": ("vendor", "sdpa")}
 
 
 class Unfillable(ValueError):
@@ -40,7 +39,7 @@ def fill(page: str, records: list[dict[str, Any]]) -> str:
             chosen = [r for r in records if r["kind"] == "verdict" and ("file" in r) == of_files]
             return found[1] + (_verdicts(chosen) if chosen else "No records yet.\n") + found[3]
         what, _, direction = found["what"].partition(" ")
-        if direction not in ("forward", "backward") or what not in ("summary", *source.op_files()):
+        if direction not in DIRECTIONS or what not in ("summary", *source.op_files()):
             raise Unfillable(f"no records are called '{found['what']}'")
         timings = [r for r in records if r["kind"] == "timing"]
         chosen = [r for r in timings if r["direction"] == direction and what in (r["op"], "summary")]
@@ -57,28 +56,35 @@ def _table(what: str, records: list[dict[str, Any]]) -> str:
 
 
 def _summary(found: Sequence[Row]) -> str:
-    """One line a case: torch's ways to do it, the fastest of ours, its share of the ceiling, and who wins."""
-    lines = ["| op | case | eager | compile | vendor | ours | | of ceiling | vs best other |"]
+    """One line a case: what one could use otherwise, the fastest of ours, its share of the ceiling, and who wins."""
+    lines = ["| op | case | eager | compile | other | ours | | of ceiling | vs best other |"]
     lines.append("|---|---|--:|--:|--:|--:|---|--:|--:|")
     for (op, case, _), group in groupby(found, key=lambda r: (r.op, r.case, r.dtype)):
-        timed = [row for row in group if row.us]
-        ours = [row for row in timed if row.kernel.startswith(OURS)]
-        if not ours:
+        timed = [row for row in group if row.us]  # fastest first
+        best = next((row for row in timed if not row.is_baseline), None)
+        if best is None:
             continue
-        best = min(ours, key=lambda row: row.us or 0)
-        others = {name: _fastest(timed, names) for name, names in OTHERS.items()}
-        rival = min(row.us or 0 for row in others.values() if row)
-        times = [_us(row) + (", stale" if row.is_stale else "") if row else "" for row in others.values()]
-        name = f"{best.kernel}{', stale' if best.is_stale else ''}"
+        others = [row for row in timed if row.is_baseline]
+        shown = [
+            next((row for row in others if row.kernel == "eager"), None),
+            next((row for row in others if row.kernel in COMPILED), None),
+            next((row for row in others if row.kernel not in ("eager", "manual", *COMPILED)), None),
+        ]
+        cells = [_named(row) if row else "" for row in shown]
+        against = f"{(others[0].us or 0) / (best.us or 1):.2f}x" + (", tie" if best.place == "ties" else "")
         lines.append(
-            f"| {op} | {case} | {' | '.join(times)} | {_us(best)} | {name} | {best.share:.0%} "
-            f"| {rival / (best.us or 1):.2f}x |"
+            f"| {op} | {case} | {' | '.join(cells)} | {_us(best)} | {best.kernel}{_stale(best)} | {best.share:.0%} "
+            f"| {against if others else ''} |"
         )
     return "\n".join(lines)
 
 
-def _fastest(timed: Sequence[Row], prefixes: tuple[str, ...]) -> Row | None:
-    return min((row for row in timed if row.kernel.startswith(prefixes)), key=lambda row: row.us or 0, default=None)
+def _named(row: Row) -> str:
+    return _us(row) + ("" if row.kernel in ("eager", "compile") else f", {row.kernel}") + _stale(row)
+
+
+def _stale(row: Row) -> str:
+    return ", stale" if row.is_stale else ""
 
 
 def _all_kernels(found: Sequence[Row]) -> str:
@@ -97,8 +103,8 @@ def _all_kernels(found: Sequence[Row]) -> str:
 def _cell(row: Row | None) -> str:
     if row is None or not row.us or not row.share:
         return ""
-    text = f"{_us(row)}, {row.share:.0%}{', stale' if row.is_stale else ''}"
-    return f"**{text}**" if row.is_fastest else text
+    text = f"{_us(row)}, {row.share:.0%}{_stale(row)}"
+    return f"**{text}**" if row.place else text
 
 
 def _us(row: Row) -> str:

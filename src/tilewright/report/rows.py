@@ -1,14 +1,17 @@
-"""What a reader wants of a timing record, computed once for every kind of table."""
+"""What a reader wants of a timing record, computed once for every kind of table and page."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright import hardware, record
 from tilewright.spec import Cost
+
+DIRECTIONS = ("forward", "backward", "both")
+Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -16,57 +19,104 @@ class Row:
     """One kernel on one case."""
 
     op: str
-    case: str
+    point: dict[str, Any]  # the case: sizes and modes by name
     dtype: str
     direction: str
     kernel: str
+    gpu: str
+    date: str
     verdict: str
     reason: str
+    cost: Cost
+    rates: dict[str, float]  # the ceilings: measured where they were, by datasheet elsewhere
     us: float | None
-    rate: str  # GB/s or TFLOP/s of the work the Cost counts
-    share: float | None  # of the ceiling that binds
-    binds: str
-    against_eager: float | None  # eager's time over this one's
-    is_fastest: bool
+    interval_us: Interval | None  # 95 % of the median
+    binds: str  # the unit whose ceiling is the floor
+    share: float | None  # of that ceiling
+    against: str | None  # the kernel that `ratio` is held against
+    ratio: float | None  # its time over this one's
+    ratio_interval: Interval | None
+    host_us: float | None
+    extra_bytes: int | None  # of memory at the peak, beyond inputs and results
+    calls: int  # in a sample; more than one: back to back
+    throttled: tuple[str, ...]  # why the GPU held itself back
+    is_baseline: bool
     is_stale: bool
+    place: str = ""  # wins, or ties with others: their intervals overlap that of the fastest
+    loses_to: Row | None = field(default=None, repr=False)  # of the best that is no baseline: the baseline that wins
+
+    @property
+    def case(self) -> str:
+        return ",".join(f"{name}={value}" for name, value in self.point.items())
+
+    @property
+    def rate(self) -> str:
+        """GB/s or TFLOP/s of the work the Cost counts."""
+        if not self.us:
+            return ""
+        if self.binds in self.cost.flops:
+            return f"{self.cost.flops[self.binds] / self.us / 1e6:.0f} TFLOP/s"
+        return f"{self.cost.bytes / self.us / 1e3:.0f} GB/s"
 
 
 def rows(records: list[dict[str, Any]]) -> Iterator[Row]:
     """One row a record: cases in the order they were first recorded, forward before backward, fastest first."""
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for r in records:
-        key = (r["direction"] == "backward", r["device"]["gpu"], r["op"], r["dtype"], str(r["case"]))
+        key = (DIRECTIONS.index(r["direction"]), r["device"]["gpu"], r["op"], r["dtype"], str(r["case"]))
         together.setdefault(key, []).append(r)
     for key in sorted(together, key=lambda key: key[0]):
-        by_time = sorted(together[key], key=lambda r: r["median_us"] or math.inf)
-        times = {r["kernel"]: r["median_us"] for r in by_time if r["median_us"]}
-        for r in by_time:
-            yield _row(r, times.get("eager"), is_fastest=r is by_time[0] and bool(times))
+        yield from _placed(sorted(map(_row, together[key]), key=lambda row: row.us or math.inf))
 
 
-def _row(r: dict[str, Any], eager_us: float | None, is_fastest: bool) -> Row:
+def _row(r: dict[str, Any]) -> Row:
     cost = Cost(**r["cost"])
-    unit, floor = cost.floor(hardware.rates(r["ceilings"], r["device"]["gpu"]))
-    us = r["median_us"]
+    rates = hardware.rates(r["ceilings"], r["device"]["gpu"])
+    unit, floor = cost.floor(rates)
+    us, against = r["median_us"], r["against"] or {}
     return Row(
         op=r["op"],
-        case=",".join(f"{name}={value}" for name, value in r["case"].items()),
+        point=r["case"],
         dtype=r["dtype"],
         direction=r["direction"],
         kernel=r["kernel"],
+        gpu=r["device"]["gpu"],
+        date=r["date"],
         verdict=r["verdict"],
         reason=r["reason"],
+        cost=cost,
+        rates=rates,
         us=us,
-        rate=_rate(cost, unit, us) if us else "",
-        share=floor * 1e6 / us if us else None,
+        interval_us=_pair(r["interval_us"]),
         binds=unit,
-        against_eager=eager_us / us if us and eager_us else None,
-        is_fastest=is_fastest,
+        share=floor * 1e6 / us if us else None,
+        against=against.get("kernel"),
+        ratio=against.get("ratio"),
+        ratio_interval=_pair(against.get("interval")),
+        host_us=r["host_us"],
+        extra_bytes=r["extra_bytes"],
+        calls=r["calls"],
+        throttled=tuple(r["state"].get("throttled", ())),
+        is_baseline=r["is_baseline"],
         is_stale=record.is_stale(r),
     )
 
 
-def _rate(cost: Cost, unit: str, us: float) -> str:
-    if unit in cost.flops:
-        return f"{cost.flops[unit] / us / 1e6:.0f} TFLOP/s"
-    return f"{cost.bytes / us / 1e3:.0f} GB/s"
+def _pair(values: list[float] | None) -> Interval | None:
+    return (values[0], values[1]) if values else None
+
+
+def _placed(by_time: list[Row]) -> Iterator[Row]:
+    """The rows of one case with who wins, who ties, and where the best of ours loses."""
+    fastest = by_time[0]
+    first = [row for row in by_time if row is fastest or _overlap(row, fastest)] if fastest.us else []
+    own = next((row for row in by_time if row.us and not row.is_baseline), None)
+    for row in by_time:
+        place = ("ties" if len(first) > 1 else "wins") if row in first else ""
+        loses = row is own and fastest.is_baseline and not place
+        yield replace(row, place=place, loses_to=fastest if loses else None)
+
+
+def _overlap(row: Row, fastest: Row) -> bool:
+    mine, best = row.interval_us, fastest.interval_us
+    return bool(mine and best and mine[0] <= best[1])

@@ -10,13 +10,20 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from tilewright.hardware import DATASHEETS, GPU
+
 if TYPE_CHECKING:
     from tilewright.report.rows import Row
+    from tilewright.spec import Case, Cost
     from tilewright.tools.audit import Audit
     from tilewright.tools.check import CaseVerdict, Verdict
 
 BAD = "bold red"
-STYLE = {"right": "green", "wrong": BAD, "tampered": BAD, "crashed": BAD, "timeout": BAD, "unsupported": "dim"}
+MARK = {"wins": " ★", "ties": " ≈", "": ""}
+BANDWIDTHS = ("copy", "read", "write", "l2")
+STYLE = {"right": "green", "unsupported": "dim"} | dict.fromkeys(
+    ("wrong", "tampered", "crashed", "timeout", "implausible"), BAD
+)
 
 
 def verdicts(found: Sequence[Verdict], title: str) -> Group:
@@ -45,25 +52,27 @@ def _first_bad(verdict: Verdict) -> CaseVerdict | None:
 def timings(found: Sequence[Row], title: str) -> Group:
     """One block of lines a case, fastest first and starred; below, why some have no time."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in ("case", "kernel"):
-        table.add_column(column, no_wrap=True)
-    for column in ("time", "rate", "of ceiling", "vs eager"):
+    table.add_column("case", max_width=46)
+    table.add_column("kernel", no_wrap=True)
+    against = next((row.against for row in found if row.against), "eager")
+    for column in ("time", "95 %", "rate", "of ceiling", f"vs {against}", "extra memory", "host"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
+    table.add_column("verdict")
     for (case, dtype, direction), together in groupby(found, key=lambda r: (r.case, r.dtype, r.direction)):
-        name = f"{case} {dtype}" + (" backward" if direction == "backward" else "")
+        name = f"{case} {dtype}" + (f" {direction}" if direction != "forward" else "")
         for row in together:
+            low, high = row.interval_us or (0.0, 0.0)
             table.add_row(
                 name,
-                Text(f"{row.kernel} ★" if row.is_fastest else row.kernel, "bold" if row.is_fastest else ""),
-                f"{row.us:.1f} us" if row.us else "-",
+                Text(row.kernel + MARK[row.place], "bold" if row.place else ""),
+                f"{row.us:.1f} us" + ("*" if row.calls > 1 else "") if row.us else "-",
+                f"{low:.1f}–{high:.1f}" if row.interval_us else "",
                 row.rate,
                 f"{row.share:.0%}" if row.share else "",
-                f"{row.against_eager:.2f}x" if row.against_eager else "",
-                Text(
-                    f"{row.verdict}, stale" if row.is_stale else row.verdict,
-                    "yellow" if row.is_stale else STYLE[row.verdict],
-                ),
+                f"{row.ratio:.2f}x" if row.ratio else "",
+                _bytes(row.extra_bytes) if row.extra_bytes is not None else "",
+                f"{row.host_us:.0f} us" if row.host_us else "",
+                _verdict(row),
             )
             name = ""
         table.add_section()
@@ -71,6 +80,72 @@ def timings(found: Sequence[Row], title: str) -> Group:
     if any(row.is_stale for row in found):
         notes["stale: the kernel's source has changed since it was measured"] = None
     return Group(table, *(Text(note, "dim") for note in notes))
+
+
+def _verdict(row: Row) -> Text:
+    if row.loses_to and row.loses_to.us and row.us:
+        lost = f"{row.verdict}, loses here: {row.loses_to.kernel} takes {row.loses_to.us / row.us:.2f} of its time"
+        return Text(lost + (", stale" if row.is_stale else ""), "yellow")
+    return Text(row.verdict + ", stale", "yellow") if row.is_stale else Text(row.verdict, STYLE[row.verdict])
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def conditions(records: Sequence[dict[str, Any]], state: dict[str, Any]) -> Group:
+    """Under which ceilings, by which timer and in what state of the GPU these were measured."""
+    if not records:
+        return Group()
+    last = records[-1]
+    sheet = DATASHEETS.get(last["device"]["gpu"])
+    lines = ["Ceilings measured in the same run: " + "; ".join(_ceilings(last["ceilings"], sheet)) + "."]
+    timed = [r for r in records if r["median_us"] and r["timer"]]
+    if timed:
+        overheads = sorted(r["timer"]["overhead_us"] for r in timed)
+        floor = timed[-1]["timer"]["floor_us"]
+        lines.append(
+            f"Timer: two events with nothing between them are {floor:.1f} us apart, which is not subtracted; "
+            f"a sample costs {overheads[len(overheads) // 2]:.0f} us beside what it times."
+        )
+    if any(r["calls"] > 1 for r in timed):
+        lines.append(
+            "* back to back: so many calls in a sample that the events do not show, each on inputs of its own."
+        )
+    if late := {r["kernel"] for r in timed if r["timer"].get("unqueued")}:
+        lines.append(f"Host time is in samples of {', '.join(sorted(late))}: a call waits for the GPU on its way.")
+    held = {reason for r in timed for reason in r["state"].get("throttled", ())} | {*state.get("throttled", ())}
+    if held:
+        which = f"{sum(bool(r['state'].get('throttled')) for r in timed)} of {len(timed)} timings"
+        lines.append(f"Throttled by {', '.join(sorted(held))} in {which}, each of which was measured again.")
+    return Group(*(Text(line, "dim") for line in lines))
+
+
+def _ceilings(ceilings: dict[str, float], sheet: GPU | None) -> list[str]:
+    rates = sheet.rates() if sheet else {}
+    found = []
+    for unit, rate in ceilings.items():
+        figure = f"{rate / 1e9:.0f} GB/s" if unit in BANDWIDTHS else f"{rate / 1e12:.1f} T/s"
+        found.append(f"{unit} {figure}" + (f" ({rate / rates[unit]:.0%})" if rates.get(unit) else ""))
+    return found
+
+
+def floors(found: Sequence[tuple[str, Case, str, Cost, str, float]], title: str) -> Table:
+    """The least time of each case by a datasheet, and what binds."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in ("op", "case", "direction"):
+        table.add_column(column)
+    for column in ("reads", "writes", "floor"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("bound by")
+    for name, case, direction, cost, unit, seconds in found:
+        sizes = (_bytes(cost.read), _bytes(cost.written))
+        table.add_row(name, f"{case} {case.dtype}", direction, *sizes, f"{seconds * 1e6:.1f} us", unit)
+    return table
 
 
 def audit(found: Audit, counted: dict[str, int] | None = None) -> Group:

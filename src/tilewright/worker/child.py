@@ -9,11 +9,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from tilewright import registry, sandbox
 from tilewright.errors import TilewrightError, first_line
+from tilewright.timer import Clock, timer_for
 from tilewright.worker import messages, solutions, wire
 from tilewright.worker.stage import KernelFailed, Stage
 from tilewright.worker.tampering import Fingerprint
+from tilewright.worker.track import Inputs, Track
 
 COMPILERS = 256  # processes and threads
 LARGEST_FILE = 2**30  # bytes: what a kernel that prints without end may write
@@ -24,40 +28,74 @@ def serve() -> None:
     _die_with_parent()
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a kernel that prints must not speak on the pipe
-    stage = Stage(device)
-    fn: Any = None
-    layers: list[str] = []
-    fingerprint = None
+    child = Child(device, memory, folder)
     while True:
         try:
             token, message, tensors = wire.receive(requests, None)
         except EOFError:
             return
-        reply, results = {}, []
-        try:
-            if message["do"] == "load":
-                if message["file"] and fingerprint is None:
-                    if message["op"]:
-                        registry.load(message["op"])
-                    beside = [Path(name) for name in (message["solution"] or {}).get("folders", [])]
-                    layers = _confine(Path(message["file"]), beside, folder, device, memory)
-                    fingerprint = Fingerprint()
-                fn = _load(message, device)
-                reply = {"isolation": layers}
-            elif message["do"] == "call":
-                answer = stage.perform(fn, messages.request(message["request"], tensors))
-                reply, results = messages.of_reply(answer, whole=message["request"]["repeat"] == 1)
-            elif message["do"] == "blocks":
-                results = [t for block in stage.blocks(message["numbers"], message["size"]) for t in block]
-        except KernelFailed as failure:
-            reply = {"error": str(failure), "kind": failure.kind}
-        except TilewrightError as error:
-            reply = {"error": str(error), "kind": "usage"}
-        except Exception as error:
-            reply = {"error": first_line(error), "kind": "crashed"}
-        if fingerprint and (replaced := fingerprint.replaced()):
-            reply, results = {"error": f"it replaced {', '.join(replaced[:4])}", "kind": "tampered"}, []
+        reply, results = child.answer(message, tensors)
         wire.send(replies, token, reply, results, None)
+
+
+class Child:
+    def __init__(self, device: str, memory: int, folder: Path):
+        self._device, self._memory, self._folder = device, memory, folder
+        self._stage = Stage(device)
+        self._fn: Any = None
+        self._layers: list[str] = []
+        self._fingerprint: Fingerprint | None = None
+        self._clock: Clock | None = None
+        self._track: Track | None = None
+
+    def answer(self, message: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
+        reply: dict[str, Any]
+        try:
+            reply, results = self._do(message, tensors)
+        except KernelFailed as failure:
+            reply, results = {"error": str(failure), "kind": failure.kind}, []
+        except TilewrightError as error:
+            reply, results = {"error": str(error), "kind": "usage"}, []
+        except Exception as error:
+            reply, results = {"error": first_line(error), "kind": "crashed"}, []
+        if self._fingerprint and (replaced := self._fingerprint.replaced()):
+            reply, results = {"error": f"it replaced {', '.join(replaced[:4])}", "kind": "tampered"}, []
+        return reply, results
+
+    def _do(self, message: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
+        what = message["do"]
+        if what == "load":
+            if message["file"] and self._fingerprint is None:
+                self._confine(message)
+            self._fn = _load(message, self._device)
+            return {"isolation": self._layers}, []
+        if what == "call":
+            answer = self._stage.perform(self._fn, messages.request(message["request"], iter(tensors)))
+            return messages.of_reply(answer, whole=message["request"]["repeat"] == 1)
+        if what == "blocks":
+            return {}, [t for block in self._stage.blocks(message["numbers"], message["size"]) for t in block]
+        if what == "begin":
+            self._clock = self._clock or timer_for(self._device)
+            given = iter(tensors)
+            asked = [messages.request(plain, given) for plain in message["requests"]]
+            self._track = Track(self._fn, Inputs(asked, self._device), message["direction"], self._clock)
+        elif what == "end":
+            self._track = None
+        elif self._track and what == "warm up":
+            return {"us": self._track.warm_up(message["calls"])}, []
+        elif self._track and what == "sample":
+            return messages.of_lap(self._track.sample(message["look_at"]))
+        elif self._track and what == "aside":
+            host_us, extra_bytes = self._track.aside()
+            return {"host_us": host_us, "extra_bytes": extra_bytes}, []
+        return {}, []
+
+    def _confine(self, message: dict[str, Any]) -> None:
+        if message["op"]:
+            registry.load(message["op"])
+        others = [Path(name) for name in (message["solution"] or {}).get("folders", [])]
+        self._layers = _confine(Path(message["file"]), others, self._folder, self._device, self._memory)
+        self._fingerprint = Fingerprint()
 
 
 def _load(message: dict[str, Any], device: str) -> Any:

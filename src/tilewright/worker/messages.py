@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from tilewright.worker.memory import Placed
 from tilewright.worker.stage import Like, Reply, Request
+from tilewright.worker.track import Lap
 
 
 def of_request(request: Request) -> tuple[dict[str, Any], list[Tensor]]:
@@ -31,8 +33,7 @@ def of_request(request: Request) -> tuple[dict[str, Any], list[Tensor]]:
     return plain, tensors
 
 
-def request(plain: dict[str, Any], tensors: list[Tensor]) -> Request:
-    supplied = iter(tensors)
+def request(plain: dict[str, Any], supplied: Iterator[Tensor]) -> Request:
 
     def value(described: Any) -> Any:
         if not isinstance(described, dict):
@@ -76,6 +77,18 @@ def reply(plain: dict[str, Any], tensors: list[Tensor]) -> Reply:
         tensors[count + sum(present) :],
         [(str(name), int(elements)) for name, elements in plain["calls"]],
     )
+
+
+def of_lap(lap: Lap) -> tuple[dict[str, Any], list[Tensor]]:
+    results = lap.results or []
+    plain = {"us": lap.us, "is_queued": lap.is_queued, "results": [r is not None for r in results]}
+    return plain, [r for r in results if r is not None]
+
+
+def lap(plain: dict[str, Any], tensors: list[Tensor]) -> Lap:
+    given = iter(tensors)
+    results = [next(given) if there else None for there in plain["results"]]
+    return Lap(float(plain["us"]), bool(plain["is_queued"]), results or None)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from tilewright.worker import messages, process, wire
 from tilewright.worker.stage import KernelFailed, Reply, Request
+from tilewright.worker.track import Lap
 
 START_SECONDS = 120.0  # importing torch on a cold, loaded machine
 SECONDS = {"cpu": 60.0, "cuda": 180.0}  # for an answer; on a GPU the first may wait for compilers
-FAILURES = ("wrong", "crashed", "timeout", "tampered", "unsupported", "usage")
+FAILURES = ("wrong", "crashed", "timeout", "tampered", "unsupported", "memory", "usage")
 SMALL = 2**20  # bytes beyond what was asked for that a reply may have
 LARGEST_BLOCKS = 2**32  # bytes
 
@@ -32,6 +33,7 @@ class Worker:
         self.isolation: list[str] = []  # the layers that hold a user's file
         self._process: process.Process | None = None
         self._loaded: dict[str, Any] = {}
+        self._longest_lap = SMALL
 
     def __enter__(self) -> Worker:
         return self
@@ -63,8 +65,7 @@ class Worker:
         if self._process is None:  # the one before died: start again
             self._load()
         plain, tensors = messages.of_request(request)
-        sizes = [prod(like.shape) * like.dtype.itemsize for like in request.wanted]
-        most = sum(sizes) + 2 * sum(len(t) for t in tensors) + SMALL
+        most = _size(request) + 2 * sum(len(t) for t in tensors) + SMALL
         answer, results = self._exchange({"do": "call", "request": plain}, tensors, self.seconds, most)
         try:
             return messages.reply(answer, results)
@@ -77,6 +78,39 @@ class Worker:
         _, results = self._exchange(message, [], self.seconds, LARGEST_BLOCKS)
         each = len(results) // len(numbers)
         return [results[i * each : (i + 1) * each] for i in range(len(numbers))]
+
+    def begin(self, requests: Sequence[Request], direction: str) -> None:
+        """Make ready to time what is loaded on the inputs of these requests; then `warm_up`, `sample`, `aside`."""
+        if self._process is None:
+            self._load()
+        plain, tensors = zip(*map(messages.of_request, requests), strict=True)
+        self._longest_lap = SMALL + max(sum(len(t) for t in group) for group in tensors) + max(map(_size, requests))
+        message = {"do": "begin", "requests": plain, "direction": direction}
+        self._exchange(message, [t for group in tensors for t in group], self.seconds)
+
+    def warm_up(self, calls: int = 1) -> float:
+        return float(self._ask({"do": "warm up", "calls": calls})[0]["us"])
+
+    def sample(self, look_at: int | None = None) -> Lap:
+        answer, results = self._ask({"do": "sample", "look_at": look_at})
+        try:
+            return messages.lap(answer, results)
+        except (KeyError, TypeError, ValueError, StopIteration):
+            raise self._tampered() from None
+
+    def aside(self) -> tuple[float, int | None]:
+        answer, _ = self._ask({"do": "aside"})
+        return answer["host_us"], answer["extra_bytes"]
+
+    def end(self) -> None:
+        """Free what `begin` made."""
+        if self._process is not None:
+            self._ask({"do": "end"})
+
+    def _ask(self, message: dict[str, Any]) -> tuple[Any, list[Tensor]]:
+        if self._process is None:
+            raise KernelFailed("crashed", "it ended the process in which it was timed")
+        return self._exchange(message, [], self.seconds, self._longest_lap)
 
     def close(self) -> None:
         if self._process is not None:
@@ -118,3 +152,8 @@ class Worker:
     def _tampered(self) -> KernelFailed:
         self.close()
         return KernelFailed("tampered", "what came over the pipe of replies was not written by Tilewright")
+
+
+def _size(request: Request) -> int:
+    """Bytes of the results."""
+    return sum(prod(like.shape) * like.dtype.itemsize for like in request.wanted)

@@ -23,8 +23,8 @@ PLAIN, COMPILED, OPERATORS, SEEN = "", "under torch.compile", "registered operat
 
 
 class KernelFailed(Exception):
-    """The kernel gave no result to compare. `kind` is a verdict (crashed, timeout, wrong, tampered, unsupported) or,
-    for a file that cannot be loaded, usage."""
+    """The kernel gave no result to compare. `kind` is a verdict (crashed, timeout, wrong, tampered, unsupported),
+    memory where this one call needs too much of it or, for a file that cannot be loaded, usage."""
 
     def __init__(self, kind: str, reason: str):
         super().__init__(reason)
@@ -78,19 +78,8 @@ class Stage:
         placed, args = self._place(request)
         _other_work(self._device)
         calls: list[tuple[str, int]] = []
-        try:
-            with _any_number_of_graphs():
-                outputs, gradients, complaint = self._call(fn, args, request, calls)
-        except KernelFailed:
-            raise
-        except MissingPackage as missing:
-            raise KernelFailed("unsupported", str(missing)) from None
-        except KernelStopped as stopped:
-            raise KernelFailed(stopped.kind, str(stopped)) from None
-        except Exception as error:
-            if request.how == COMPILED:  # and it came to its end when called plainly
-                raise KernelFailed("unsupported", f"torch.compile cannot capture it ({first_line(error)})") from None
-            raise KernelFailed("crashed", first_line(error)) from error
+        with failures(request.how), any_number_of_graphs():
+            outputs, gradients, complaint = self._call(fn, args, request, calls)
         if any(not torch.isnan(result).all() for result in scribbled):
             raise KernelFailed("wrong", "the call changed the result of the call before")
         if complaint:
@@ -164,7 +153,7 @@ class Stage:
 def forward(fn: Callable[..., Any], args: Sequence[Any], needs: Sequence[int]) -> tuple[list[Any], Any]:
     """The arguments as leaves where they need a gradient, and what `fn` makes of them."""
     leaves = [a.detach().requires_grad_() if number in needs else a for number, a in enumerate(args)]
-    with torch.set_grad_enabled(bool(needs)), _without_onednn():
+    with torch.set_grad_enabled(bool(needs)), without_onednn():
         return leaves, fn(*leaves)
 
 
@@ -176,12 +165,38 @@ def backward(
     pairs = [(o, g) for o, g in pairs if o.requires_grad]
     if not pairs:
         return []
-    with _without_onednn():
+    with without_onednn():
         return list(torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True))
 
 
 @contextlib.contextmanager
-def _without_onednn() -> Iterator[None]:
+def failures(how: str = PLAIN) -> Iterator[None]:
+    """Whatever a kernel raises in the context, as a KernelFailed."""
+    try:
+        yield
+    except KernelFailed:
+        raise
+    except MissingPackage as missing:
+        raise KernelFailed("unsupported", str(missing)) from None
+    except KernelStopped as stopped:
+        raise KernelFailed(stopped.kind, str(stopped)) from None
+    except torch.cuda.OutOfMemoryError:
+        raise KernelFailed(
+            "memory", f"it needs more than the {_free_gib():.0f} GiB of GPU memory that are free"
+        ) from None
+    except Exception as error:
+        if how == COMPILED:  # and it came to its end when called plainly
+            raise KernelFailed("unsupported", f"torch.compile cannot capture it ({first_line(error)})") from None
+        raise KernelFailed("crashed", first_line(error)) from error
+
+
+def _free_gib() -> float:
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0] / 2**30
+
+
+@contextlib.contextmanager
+def without_onednn() -> Iterator[None]:
     """On a virtual machine that names AMX without granting it, oneDNN's bfloat16 products kill the process."""
     was_on, *_ = torch.backends.mkldnn.set_flags(_enabled=False)
     try:
@@ -225,12 +240,12 @@ def flat(returned: Any) -> list[Any]:
 
 def operators_called(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[tuple[str, int]], Any]:
     """Torch's operators that a call uses, at any depth, with the elements of their largest input; and its result."""
-    with torch.no_grad(), _without_onednn(), TorchCalls() as seen:
+    with torch.no_grad(), without_onednn(), TorchCalls() as seen:
         returned = fn(*args)
     return seen.calls, returned
 
 
-def _any_number_of_graphs() -> contextlib.AbstractContextManager[Any]:
+def any_number_of_graphs() -> contextlib.AbstractContextManager[Any]:
     """A compiled function is asked more shapes than torch.compile bears by itself. Nothing where it is not loaded."""
     if "torch._dynamo" not in sys.modules:
         return contextlib.nullcontext()

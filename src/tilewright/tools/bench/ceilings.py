@@ -1,27 +1,28 @@
-"""How fast this GPU really is: bandwidth and matrix rates, measured by the same timer as the kernels."""
+"""How fast this GPU really is: bandwidths and the rates of its units, measured by the same timer as the kernels.
 
-# pyright: reportCallIssue=false, reportIndexIssue=false
+Each is the best of several kernels and sizes, on random data: zeros would need less power and run faster.
+"""
+
+# pyright: reportCallIssue=false, reportIndexIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # Type checkers take a @triton.jit function for a plain one.
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from statistics import median
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from tilewright.tools.bench.timer import Timer
+from tilewright.timer import Timer
 
-BYTES = 2**30
 SAMPLES = 15
+BYTES = (2**29, 2**30)  # of a tensor that no cache can hold
+IN_CACHE = (1 / 6, 1 / 4, 1 / 3)  # of the L2
+PASSES = 32  # over what lies in it
 MATRIX_SIZES = (4096, 8192)
-MATRIX_DTYPES = {
-    "tensor.float16": torch.float16,
-    "tensor.bfloat16": torch.bfloat16,
-    "tensor.tf32": torch.float32,
-    "fp32": torch.float32,
-}
+STEPS = 512  # of arithmetic on each element
 
 
 @triton.jit
@@ -31,51 +32,154 @@ def _copy(x_ptr, y_ptr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _read(x_ptr, y_ptr, count, BLOCK: tl.constexpr):
+def _write(y_ptr, value, BLOCK: tl.constexpr):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.zeros([BLOCK], tl.float32) + value)
+
+
+@triton.jit
+def _read(x_ptr, y_ptr, blocks, passes, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK], tl.float32)
-    for block in range(tl.program_id(0), count, tl.num_programs(0)):
-        total += tl.load(x_ptr + tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK))
+    for turn in range(passes):
+        for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
+            # Another block each turn: else a program would find its own in the L1.
+            place = (block + turn * 7 * tl.num_programs(0)) % blocks
+            total += tl.load(x_ptr + place.to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
     tl.store(y_ptr + tl.program_id(0), tl.sum(total, axis=0))
 
 
-def measure(timer: Timer, units: Iterable[str]) -> dict[str, float]:
-    """Rates per second: `copy` and `read` bandwidth always, and the matrix units asked for."""
-    rates = _bandwidth(timer)
-    for unit in units:
-        if unit in MATRIX_DTYPES:
-            rates[unit] = max(_matrix_rate(timer, unit, n) for n in MATRIX_SIZES)
-    return rates
+@triton.jit
+def _multiply_add(x_ptr, y_ptr, a, b, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs)
+    for _ in range(STEPS // 32):
+        for _ in tl.static_range(32):
+            x = x * a + b
+    tl.store(y_ptr + offs, x)
 
 
-def _bandwidth(timer: Timer) -> dict[str, float]:
-    x = torch.randn(BYTES // 4, device="cuda")
+@triton.jit
+def _reciprocal(x_ptr, y_ptr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs)
+    for _ in range(STEPS // 32):
+        for _ in tl.static_range(32):
+            x = tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, True, 1)
+    tl.store(y_ptr + offs, x)
+
+
+def measure(timer: Timer) -> dict[str, float]:
+    """The most of each unit per second, keyed as in Cost; bandwidths are `copy`, `read`, `write` and `l2`. Units that
+    this GPU or this torch lacks are not among them."""
+    found = {**_memory(timer), "l2": _cache(timer), **_arithmetic(timer)}
+    for unit, multiply in MATRICES.items():
+        try:
+            found[unit] = max(2 * n**3 / _fastest(timer, {"": multiply(n)}) for n in MATRIX_SIZES)
+        except RuntimeError as error:
+            if not _is_unsupported(error):
+                raise
+    return found
+
+
+def _memory(timer: Timer) -> dict[str, float]:
+    best = {"copy": 0.0, "read": 0.0, "write": 0.0}
+    for size in BYTES:
+        x = torch.randn(size // 4, device="cuda")
+        y = torch.empty_like(x)
+        copies: dict[str, Callable[[], Any]] = {"copy_": lambda x=x, y=y: y.copy_(x)}
+        writes: dict[str, Callable[[], Any]] = {"fill_": lambda y=y: y.fill_(1.5)}
+        for block, warps in ((1024, 4), (2048, 8), (4096, 8)):
+            grid = (x.numel() // block,)
+            copies[f"{block}"] = lambda x=x, y=y, g=grid, b=block, w=warps: _copy[g](x, y, BLOCK=b, num_warps=w)
+            writes[f"{block}"] = lambda y=y, g=grid, b=block, w=warps: _write[g](y, 1.5, BLOCK=b, num_warps=w)
+        best["copy"] = max(best["copy"], 2 * size / _fastest(timer, copies))
+        best["read"] = max(best["read"], size / _fastest(timer, {"sum": x.sum, **_readings(x, y, 1)}))
+        best["write"] = max(best["write"], size / _fastest(timer, writes))
+    return best
+
+
+def _readings(x: torch.Tensor, y: torch.Tensor, passes: int) -> dict[str, Callable[[], Any]]:
+    found = {}
+    for block, warps, per_sm in ((2048, 4, 16), (4096, 8, 8), (8192, 8, 16), (16384, 16, 32)):
+        grid, blocks = (min(_sms() * per_sm, x.numel() // block),), x.numel() // block
+        found[f"{block}"] = lambda g=grid, n=blocks, b=block, w=warps: _read[g](x, y, n, passes, BLOCK=b, num_warps=w)
+    return found
+
+
+def _cache(timer: Timer) -> float:
+    """Bandwidth of what stays in the L2. Each launch reads it many times, so that the flush before it does not show."""
+    l2 = torch.cuda.get_device_properties("cuda").L2_cache_size
+    best = 0.0
+    for share in IN_CACHE:
+        x = torch.randn(int(l2 * share) // 4 // 16384 * 16384, device="cuda")
+        y = torch.empty(2**16, device="cuda")
+        best = max(best, PASSES * x.nbytes / _fastest(timer, _readings(x, y, PASSES)))
+    return best
+
+
+def _arithmetic(timer: Timer) -> dict[str, float]:
+    x = torch.rand(_sms() * 2**16, device="cuda")
     y = torch.empty_like(x)
-    copies: dict[str, Callable[[], object]] = {"copy_": lambda: y.copy_(x)}
-    for block, warps in ((1024, 4), (4096, 8)):
-        copies[f"triton {block}"] = lambda b=block, w=warps: _copy[(x.numel() // b,)](x, y, BLOCK=b, num_warps=w)
-    reads: dict[str, Callable[[], object]] = {"sum": lambda: x.sum()}
-    sms = torch.cuda.get_device_properties("cuda").multi_processor_count
-    for block, warps, per_sm in ((4096, 8, 8), (8192, 8, 16), (16384, 16, 32)):
-        reads[f"triton {block}"] = lambda b=block, w=warps, p=per_sm: _read[(sms * p,)](
-            x, y, x.numel() // b, BLOCK=b, num_warps=w
+    adds: dict[str, Callable[[], Any]] = {}
+    reciprocals: dict[str, Callable[[], Any]] = {}
+    for block, warps in ((1024, 4), (2048, 4), (2048, 8)):
+        grid = (x.numel() // block,)
+        adds[f"{block}/{warps}"] = lambda g=grid, b=block, w=warps: _multiply_add[g](
+            x, y, 0.999, 0.001, STEPS=STEPS, BLOCK=b, num_warps=w
         )
-    return {
-        "copy": 2 * x.nbytes / _fastest(timer, copies),
-        "read": x.nbytes / _fastest(timer, reads),
-    }
+        reciprocals[f"{block}/{warps}"] = lambda g=grid, b=block, w=warps: _reciprocal[g](
+            x, y, STEPS=STEPS, BLOCK=b, num_warps=w
+        )
+    steps = STEPS * x.numel()
+    return {"fp32": 2 * steps / _fastest(timer, adds), "special": steps / _fastest(timer, reciprocals)}
 
 
-def _matrix_rate(timer: Timer, unit: str, n: int) -> float:
-    dtype = MATRIX_DTYPES[unit]
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = unit == "tensor.tf32"
-    try:
-        x, y = torch.randn(n, n, device="cuda", dtype=dtype), torch.randn(n, n, device="cuda", dtype=dtype)
-        return 2 * n**3 / _fastest(timer, {"matmul": lambda: x @ y})
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+def _product(dtype: torch.dtype, *, tf32: bool = False) -> Callable[[int], Callable[[], Any]]:
+    def make(n: int) -> Callable[[], Any]:
+        x, y = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
+
+        def multiply() -> Any:
+            before = torch.backends.cuda.matmul.allow_tf32
+            torch.backends.cuda.matmul.allow_tf32 = tf32
+            try:
+                return x @ y
+            finally:
+                torch.backends.cuda.matmul.allow_tf32 = before
+
+        return multiply
+
+    return make
 
 
-def _fastest(timer: Timer, calls: dict[str, Callable[[], object]]) -> float:
+def _product_fp8(n: int) -> Callable[[], Any]:
+    x, y = (torch.randn(n, n, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device="cuda")
+    return lambda: torch._scaled_mm(x, y.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def _product_int8(n: int) -> Callable[[], Any]:
+    x, y = (torch.randint(-128, 128, (n, n), device="cuda", dtype=torch.int8) for _ in range(2))
+    return lambda: torch._int_mm(x, y.t())
+
+
+MATRICES: Mapping[str, Callable[[int], Callable[[], Any]]] = {
+    "tensor.bfloat16": _product(torch.bfloat16),
+    "tensor.float16": _product(torch.float16),
+    "tensor.tf32": _product(torch.float32, tf32=True),
+    "tensor.float8_e4m3fn": _product_fp8,
+    "tensor.int8": _product_int8,
+}
+
+
+def _is_unsupported(error: RuntimeError) -> bool:
+    """Whether the GPU is too old for a unit, rather than broken."""
+    return any(word in str(error) for word in ("only supported", "not supported", "NOT_SUPPORTED", "not implemented"))
+
+
+def _fastest(timer: Timer, calls: dict[str, Callable[[], Any]]) -> float:
     """Seconds of the fastest of several ways to do the same."""
     return min(median(samples) for samples in timer.interleave(calls, SAMPLES).values()) * 1e-6
+
+
+def _sms() -> int:
+    return torch.cuda.get_device_properties("cuda").multi_processor_count

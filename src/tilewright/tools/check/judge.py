@@ -166,7 +166,8 @@ class Judge:
         except KernelFailed as failure:
             if failure.kind == "unsupported" and self._is_users and trial.how == PLAIN:
                 self._refusal = str(failure)
-            return CaseVerdict(name, dtype, failure.kind, reason=str(failure))
+            kind = "unsupported" if failure.kind == "memory" else failure.kind
+            return CaseVerdict(name, dtype, kind, reason=str(failure))
         except ReferenceFailed as failure:
             return CaseVerdict(name, dtype, "unsupported", reason=f"the reference does not take it ({failure})")
         except torch.cuda.OutOfMemoryError:

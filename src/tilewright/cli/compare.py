@@ -1,0 +1,108 @@
+"""`tilewright bench --compare`"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tilewright import source
+from tilewright.cli.shared import console, say_next
+from tilewright.errors import CorruptRecords, NewerRecords, NothingInCommon, NoTimings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tilewright.record import Read
+    from tilewright.tools.bench.compare import Change
+
+NOT_RIGHT = "no longer right"
+STYLE = {"faster": "green", "same": "", "unlike": "dim", "new": "dim", "gone": "dim"}
+SAID = {"gone": "not timed now", "unlike": "not compared: back-to-back calls in one file, single ones in the other"}
+
+
+def compare_files(old: Path, new: Path, threshold: float, as_json: bool) -> None:
+    """Say which kernels became faster, slower or stayed the same; exit with 1 if one became slower or wrong."""
+    from tilewright.tools.bench.compare import ORDER, compare, gpus
+
+    before, after = (_read(path).records for path in (old, new))
+    changes = compare(before, after, threshold)
+    if not any(change.now or change.verdict not in ("gone", "new") for change in changes):
+        raise NothingInCommon(old, gpus(before), new, gpus(after))
+    if apart := sorted(gpus(before) ^ gpus(after)):
+        print(f"tilewright: only one of the files has timings of {', '.join(apart)}; not compared", file=sys.stderr)
+    if as_json:
+        for change in changes:
+            print(json.dumps(change.as_json()))
+    else:
+        out = console()
+        out.print(_table(changes, f"{old} → {new} on {', '.join(sorted(gpus(before) & gpus(after)))}"))
+        count = Counter(NOT_RIGHT if change.now else change.verdict for change in changes)
+        out.print(f"\n{', '.join(f'{count[what]} {what}' for what in (NOT_RIGHT, *ORDER))}")
+        say_next(_bench_again(changes[0]) if changes[0].is_regression else f"hold the next change against {new}")
+    if any(change.is_regression for change in changes):
+        raise typer.Exit(1)
+
+
+def _read(path: Path) -> Read:
+    from tilewright.record import read
+
+    found = read(path)
+    for number in found.torn:
+        print(f"tilewright: {path}, line {number} was cut off while written; skipped", file=sys.stderr)
+    if found.newer:
+        raise NewerRecords(path, found.newer)
+    if found.corrupt:
+        raise CorruptRecords(path, found.corrupt)
+    if not any(r["kind"] == "timing" for r in found.records):
+        raise NoTimings(path)
+    return found
+
+
+def _table(changes: list[Change], title: str) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    several = len({change.gpu for change in changes}) > 1
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in ("op", "case", "kernel"):
+        table.add_column(column, no_wrap=True)
+    for column in ("old", "new", "new / old", "95 % of it"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("")
+    for change in changes:
+        where = [_case(change), change.dtype, *([change.direction] if change.direction != "forward" else [])]
+        table.add_row(
+            change.op,
+            " ".join([*where, *([change.gpu] if several else [])]),
+            change.kernel,
+            _us(change.old_us),
+            _us(change.new_us),
+            f"{change.ratio:.3f}" if change.ratio else "",
+            "{:.3f} to {:.3f}".format(*change.interval) if change.interval else "",
+            Text(f"now {change.now}" if change.now else SAID.get(change.verdict, change.verdict)),
+            style="bold red" if change.is_regression else STYLE[change.verdict],
+        )
+    return table
+
+
+def _bench_again(change: Change) -> str:
+    kernel = (
+        f"-k {change.kernel}" if change.kernel in source.kernels(change.op) else change.kernel
+    )  # else a user's file
+    return (
+        f"tilewright bench {change.op} {kernel} --case {_case(change)} --dtype {change.dtype} "
+        f"--direction {change.direction}"
+    )
+
+
+def _case(change: Change) -> str:
+    return ",".join(f"{name}={value}" for name, value in change.case.items())
+
+
+def _us(us: float | None) -> str:
+    return f"{us:.1f} us" if us else "-"

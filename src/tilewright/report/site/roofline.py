@@ -1,0 +1,128 @@
+"""The roofline: every kernel under the rates that bound it, and the sweep from memory-bound to compute-bound."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from tilewright import hardware
+from tilewright.report.rows import Row
+from tilewright.report.site import words
+from tilewright.report.site.op import hover
+from tilewright.report.site.words import Page, counted, rate, share
+
+CHARTS = """<section><h2>The roofline</h2>
+<form class="choices">
+<label>GPU<select name="gpu"></select></label>
+<label>Operation<select name="op"></select></label>
+</form>
+<div class="chart" id="chart"></div>
+<p class="note">A mark is a kernel on a case: the operations that its cost counts, of the unit that needs most time for
+them, by the bytes that must move and by the time it took. Filled marks are our kernels, hollow ones the baselines.
+Roofs are the rates measured, thin ones those of the datasheet.</p></section>"""
+
+SWEEP = """<section id="sweep"><h2>From memory-bound to compute-bound</h2>
+<p>One kernel that does k operations for every element it moves.</p>
+<ul>{sentences}</ul>
+<div class="chart" id="sweep-chart"></div></section>"""
+
+
+def page(records: list[dict[str, Any]], found: list[Row]) -> Page:
+    """`records` has the sweeps and the ceilings, `found` the kernels."""
+    measured = [r for r in records if r["kind"] in ("timing", "sweep")]
+    sweeps = [r for r in measured if r["kind"] == "sweep"]
+    names = words.device_names(measured)
+    points = [point for row in found if row.us and (point := _point(row))]
+    uncounted = sum(bool(row.us) for row in found) - len(points)
+    ceilings = {
+        gpu: _roofs({unit: words.typical(values) for unit, values in units.items()})
+        for gpu, units in words.ceilings(measured).items()
+    }
+    promised = {gpu: _roofs(hardware.DATASHEETS[gpu].rates()) for gpu in names if gpu in hardware.DATASHEETS}
+    sentences = "".join(f"<li>{escape(sentence)}" for r in sweeps if (sentence := turning_point(r)))
+    left_out = f'<p class="note">{counted(uncounted, "timing")} of costs without operations are left out.</p>'
+    body = [
+        "<header><h1>Roofline</h1>",
+        f"<p>What the hardware allows, and what each kernel reaches.</p></header>{CHARTS if names else ''}",
+        "" if names else "<p>Nothing was measured.</p>",
+        left_out if uncounted else "",
+        SWEEP.format(sentences=sentences) if sweeps else "",
+    ]
+    data = {
+        "page": "roofline",
+        "gpus": names,
+        "measured": ceilings,
+        "datasheet": {
+            gpu: {unit: value for unit, value in roofs.items() if unit in ceilings[gpu]}
+            for gpu, roofs in promised.items()
+        },
+        "points": points,
+        "sweeps": [_sweep(r) for r in sweeps],
+    }
+    return Page("Roofline", "Roofline · Tilewright", "\n".join(body), data if names else None)
+
+
+def _roofs(rates: dict[str, float]) -> dict[str, float]:
+    """Those of memory and arithmetic, in tera."""
+    drawn = (unit for unit in rates if unit in ("copy", "fp32", "special") or unit.startswith("tensor."))
+    return {unit: rates[unit] / 1e12 for unit in drawn}
+
+
+def _point(row: Row) -> dict[str, Any] | None:
+    flops = {unit: amount for unit, amount in row.cost.flops.items() if amount}
+    if not flops or not row.cost.bytes or not row.us:
+        return None
+    unit = max(flops, key=lambda unit: flops[unit] / row.rates.get(unit, 1.0))
+    intensity, per_second = flops[unit] / row.cost.bytes, flops[unit] / row.us * 1e6
+    return {
+        "gpu": row.gpu,
+        "op": row.op,
+        "baseline": row.is_baseline,
+        "x": intensity,
+        "y": per_second / 1e12,
+        "text": f"{hover(row)}<br>{rate(unit, per_second)} of {escape(unit)}, {intensity:.3g} per byte",
+    }
+
+
+def _sweep(record: dict[str, Any]) -> dict[str, Any]:
+    points = record["points"]
+    return {
+        "kernel": record["kernel"],
+        "gpu": record["device"]["gpu"],
+        "k": [p["k"] for p in points],
+        "us": [p["us"] for p in points],
+        "interval": [p.get("interval_us") for p in points],
+        "gigabytes": [p["bytes"] / p["us"] / 1e3 for p in points],
+        "teraflops": [p["flops"] / p["us"] / 1e6 for p in points],
+    }
+
+
+def turning_point(record: dict[str, Any]) -> str:
+    """Where a sweep passes from the one roof to the other."""
+    rates = hardware.rates(record["ceilings"], record["device"]["gpu"])
+    points = sorted(record["points"], key=lambda p: p["k"])
+    if not points or not rates.get("copy") or not rates.get("fp32"):
+        return ""
+
+    def reached(p: dict[str, Any]) -> dict[str, float]:
+        return {"copy": p["bytes"] / p["us"] * 1e6, "fp32": p["flops"] / p["us"] * 1e6}
+
+    def is_compute_bound(p: dict[str, Any]) -> bool:
+        return reached(p)["fp32"] / rates["fp32"] > reached(p)["copy"] / rates["copy"]
+
+    def said(p: dict[str, Any], unit: str) -> str:
+        return f"{rate(unit, reached(p)[unit])}, {share(reached(p)[unit] / rates[unit])} of {unit}"
+
+    by_memory = [p for p in points if not is_compute_bound(p)]
+    by_compute = [p for p in points if is_compute_bound(p)]
+    name = f"{record['kernel']} on {record['device'].get('name', record['device']['gpu'])}"
+    if not by_compute:
+        return f"{name}: bound by memory at every k ({said(points[-1], 'copy')} at k = {points[-1]['k']})."
+    if not by_memory:
+        return f"{name}: bound by arithmetic at every k ({said(points[-1], 'fp32')} at k = {points[-1]['k']})."
+    last, first, end = by_memory[-1], by_compute[0], points[-1]
+    return (
+        f"{name}: memory binds up to k = {last['k']} ({said(last, 'copy')}), arithmetic from k = {first['k']}; "
+        f"at k = {end['k']} it reaches {said(end, 'fp32')}. "
+        f"The ceilings cross at {rates['fp32'] / rates['copy']:.3g} operations a byte."
+    )

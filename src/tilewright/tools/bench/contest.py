@@ -1,0 +1,386 @@
+"""Kernels of one Op against each other and the clock, case by case."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tilewright import hardware
+from tilewright.errors import GPUBroken, first_line
+from tilewright.spec import Case, Cost, Kernel, Op
+from tilewright.timer import Clock, floor_us, turns
+from tilewright.tools.bench import intervals
+from tilewright.tools.bench.state import watched
+from tilewright.tools.check import FORWARD_ONLY, Verdict, check
+from tilewright.tools.check.answers import Answer, Answers, ReferenceFailed
+from tilewright.tools.check.budget import Mismatch, compare
+from tilewright.tools.check.judge import Here, Judge, Performer
+from tilewright.tools.check.trials import Trial
+from tilewright.worker.parent import Worker
+from tilewright.worker.stage import KernelFailed, Request
+from tilewright.worker.track import Inputs, Lap, Track
+
+DIRECTIONS = ("forward", "backward", "both")
+SAMPLES = 50
+INPUTS = 2  # sets of values that take turns; of each, one sample's results are looked at, at a moment nobody knows
+SHORT_US = 10.0  # below this a sample holds several calls
+BACK_TO_BACK = 16
+PAUSE = 0.5  # seconds, before a throttled case is measured again
+UNMEASURABLE = 1.25  # times the measured ceiling: where there is no datasheet, beyond this nothing is believed
+
+
+@dataclass
+class Timing:
+    op: str
+    kernel: str
+    case: dict[str, Any]
+    dtype: str
+    direction: str
+    cost: Cost
+    verdict: str
+    reason: str = ""
+    is_baseline: bool = False
+    calls: int = 1  # in a sample, back to back
+    samples_us: list[float] = field(default_factory=list)
+    median_us: float | None = None
+    interval_us: list[float] | None = None  # 95 % of the median
+    against: dict[str, Any] | None = None  # another kernel's time over this one's, with its interval
+    host_us: float | None = None
+    extra_bytes: int | None = None
+    state: dict[str, Any] = field(default_factory=dict)  # of the GPU
+    timer: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Runner(Protocol):
+    """What is timed: a Track here, or a Worker that holds one."""
+
+    def warm_up(self, calls: int = 1) -> float: ...
+    def sample(self, look_at: int | None = None) -> Lap: ...
+    def aside(self) -> tuple[float, int | None]: ...
+
+
+@dataclass
+class Entrant:
+    kernel: Kernel
+    performer: Performer
+    verdict: Verdict
+    is_file: bool = False
+
+
+def steps(kernels: Sequence[Kernel], files: Sequence[Path], cases: Sequence[Case], directions: Sequence[str]) -> int:
+    """How many times `on_step` will be called at most."""
+    once = sum(not kernel.builds_per_case for kernel in kernels) + len(files)
+    return once + len(cases) * (1 + len(directions))
+
+
+def bench(
+    op: Op,
+    kernels: Sequence[Kernel],
+    files: Sequence[Path] = (),
+    *,
+    clock: Clock,
+    cases: Sequence[Case],
+    directions: Sequence[str] = ("forward",),
+    samples: int = SAMPLES,
+    device: str = "cuda",
+    against: str = "eager",
+    physical: Callable[[Cost], float] = lambda _: 0.0,
+    on_step: Callable[[str], None] = lambda _: None,
+) -> Iterator[Timing]:
+    """Timings of all kernels, case by case. `physical` says the least seconds a Cost can take, `on_step` is told what
+    is being done."""
+    floor = floor_us(clock)
+    with contextlib.ExitStack() as stack:
+        entrants = [_entrant(op, kernel, cases, device, on_step) for kernel in kernels]
+        for path in files:
+            entrants.append(_user(op, path, cases, device, stack, on_step))
+        for case in cases:
+            contest = Contest(op, case, entrants, clock, samples, device, against, physical, floor)
+            yield from contest.run(directions, on_step)
+
+
+def physical_seconds(measured: Mapping[str, float], device: Mapping[str, Any]) -> Callable[[Cost], float]:
+    """The least time a Cost can take on a GPU, by its datasheet. What is written may stay in the L2, and arithmetic may
+    be done by a faster unit, so only what must be read, and products of matrices, count."""
+    sheet = hardware.DATASHEETS.get(device["gpu"])
+    rates = sheet.rates() if sheet else {unit: UNMEASURABLE * rate for unit, rate in measured.items()}
+
+    def least(cost: Cost) -> float:
+        bytes_moved = cost.read + max(0, cost.written - device["l2"])
+        products = [amount / rates[unit] for unit, amount in cost.flops.items() if unit.startswith("tensor.")]
+        return max(bytes_moved / rates["read"], *products, 0.0)
+
+    return least
+
+
+def _entrant(op: Op, kernel: Kernel, cases: Sequence[Case], device: str, on_step: Callable[[str], None]) -> Entrant:
+    verdict = Verdict(op.name, kernel.name, "right")
+    if not kernel.builds_per_case:  # that one is checked on each timed case alone: each is another program
+        on_step(f"checking {kernel.name}")
+        dtypes = sorted({case.dtype for case in cases})
+        verdict = next(iter(check(op, [kernel], device=device, dtypes=dtypes, depth="quick")))
+        _require_working_gpu(kernel.name, "its own cases", device)
+    return Entrant(kernel, Here(kernel.fn, device), verdict)
+
+
+def _user(
+    op: Op,
+    path: Path,
+    cases: Sequence[Case],
+    device: str,
+    stack: contextlib.ExitStack,
+    on_step: Callable[[str], None],
+) -> Entrant:
+    on_step(f"checking {path.name}")
+    verdict = next(iter(check(op, files=[path], device=device, dtypes=sorted({case.dtype for case in cases}))))
+    has_gradient = op.backward_cost is not None and FORWARD_ONLY not in verdict.labels
+    worker = stack.enter_context(Worker(device=device))
+    if verdict.verdict == "right":
+        worker.load(op.name, file=path)
+    kernel = Kernel(path.name, worker.call, "python", lambda *_: True, has_gradient)
+    return Entrant(kernel, worker, verdict, is_file=True)
+
+
+def cost_of(op: Op, case: Case, direction: str) -> Cost:
+    """Of nothing where the Op has no gradient, or its gradient is the incoming one itself."""
+    args = op.make(case, "meta")
+    if direction == "forward":
+        return op.cost(*args)
+    back = op.backward_cost(*args) if op.backward_cost else Cost(0, 0)
+    return back if direction == "backward" or not back.bytes else op.cost(*args) + back
+
+
+class Contest:
+    """All entrants on one case."""
+
+    def __init__(
+        self,
+        op: Op,
+        case: Case,
+        entrants: Sequence[Entrant],
+        clock: Clock,
+        samples: int,
+        device: str,
+        against: str,
+        physical: Callable[[Cost], float],
+        floor: float,
+    ):
+        self._op, self._case, self._entrants, self._clock = op, case, entrants, clock
+        self._samples, self._device, self._against = samples, device, against
+        self._physical, self._floor = physical, floor
+        self._trial = Trial(case)
+        self._answers = Answers(op, device, secrets.randbits(32), forgets=False)
+
+    def run(self, directions: Sequence[str], on_step: Callable[[str], None]) -> Iterator[Timing]:
+        torch._dynamo.reset()  # else the ninth shape would silently run uncompiled
+        wanted = [d for d in directions if cost_of(self._op, self._case, d).bytes]
+        with_gradients = wanted != ["forward"]
+        on_step(f"checking {self._case}")
+        try:
+            answers = [self._answers(self._trial, with_gradients, number) for number in range(INPUTS)]
+        except (torch.cuda.OutOfMemoryError, ReferenceFailed) as error:
+            reason = _too_large(self._op, self._case) if not isinstance(error, ReferenceFailed) else first_line(error)
+            for direction in wanted:
+                yield from (self._without_time(e, direction, "unsupported", reason) for e in self._entrants)
+            return
+        verdicts = {e.kernel.name: self._verdict(e, with_gradients) for e in self._entrants}
+        for direction in wanted:
+            on_step(f"timing {self._case} {direction}")
+            yield from self._direction(direction, answers, verdicts)
+
+    def _verdict(self, entrant: Entrant, with_gradients: bool) -> Verdict:
+        """On the very inputs to be timed."""
+        if entrant.verdict.verdict != "right":
+            return entrant.verdict
+        kernel = entrant.kernel if with_gradients else replace(entrant.kernel, differentiable=False)
+        judge = Judge(self._op, kernel, entrant.performer, self._answers, self._device)
+        verdict = judge.judge([self._trial], lambda: None)
+        if not entrant.is_file:
+            _require_working_gpu(kernel.name, str(self._case), self._device)
+        return verdict
+
+    def _without_time(self, entrant: Entrant, direction: str, verdict: str, reason: str) -> Timing:
+        kernel, case = entrant.kernel, self._case
+        point, cost = dict(case.point), cost_of(self._op, case, direction)
+        return Timing(
+            self._op.name, kernel.name, point, case.dtype, direction, cost, verdict, reason, kernel.is_baseline
+        )
+
+    def _direction(
+        self, direction: str, answers: Sequence[Answer], verdicts: Mapping[str, Verdict]
+    ) -> Iterator[Timing]:
+        requests = [self._request(answer, direction) for answer in answers]
+        inputs = Inputs(requests, self._device)
+        running: dict[str, Runner] = {}
+        by_name = {entrant.kernel.name: entrant for entrant in self._entrants}
+        asides: dict[str, tuple[float, int | None]] = {}
+        pilots: dict[str, float] = {}
+        for name, entrant in by_name.items():
+            verdict = verdicts[name]
+            if verdict.verdict != "right":
+                yield self._without_time(entrant, direction, verdict.verdict, verdict.reason)
+            elif direction != "forward" and not entrant.kernel.differentiable:
+                yield self._without_time(entrant, direction, "unsupported", "has no gradient")
+            else:
+                try:
+                    running[name] = self._begin(entrant, requests, inputs, direction)
+                    pilots[name] = running[name].warm_up()
+                    asides[name] = running[name].aside()
+                except KernelFailed as failure:
+                    running.pop(name, None)
+                    yield self._failed(entrant, direction, failure)
+        is_short = bool(pilots) and min(pilots.values()) < SHORT_US
+        calls = BACK_TO_BACK if is_short and self._device != "cpu" else 1
+        for name in [*running] if calls > 1 else ():
+            try:
+                running[name].warm_up(calls)
+            except KernelFailed as failure:
+                del running[name]
+                yield self._failed(by_name[name], direction, failure)
+        measured = self._measure(running, direction, answers)
+        for name, failure in measured.failed.items():
+            yield self._failed(by_name[name], direction, failure)
+        reference = measured.us.get(self._against)
+        for name in running:
+            us = measured.us.get(name)
+            if us is None:
+                continue
+            timing = self._without_time(by_name[name], direction, "right", "")
+            timing.calls, timing.samples_us = calls, [round(sample, 3) for sample in us]
+            timing.state, timing.timer = measured.state, {"floor_us": round(self._floor, 3), **measured.timer[name]}
+            timing.host_us, timing.extra_bytes = round(asides[name][0], 2), asides[name][1]
+            if reason := self._implausible(timing.cost, us):
+                timing.verdict, timing.reason = "implausible", reason
+            else:
+                timing.median_us = round(median(us), 3)
+                timing.interval_us = [round(edge, 3) for edge in intervals.of_median(us)]
+                if reference:
+                    ratio, low, high = intervals.of_ratio(reference, us, paired=True)
+                    edges = [round(low, 4), round(high, 4)]
+                    timing.against = {"kernel": self._against, "ratio": round(ratio, 4), "interval": edges}
+            yield timing
+        for entrant in self._entrants:
+            if isinstance(entrant.performer, Worker) and entrant.kernel.name in running:
+                entrant.performer.end()
+
+    def _request(self, answer: Answer, direction: str) -> Request:
+        request = self._answers.request(self._trial, answer)
+        return request if direction != "forward" else replace(request, grads=[], needs=[])
+
+    def _begin(self, entrant: Entrant, requests: Sequence[Request], inputs: Inputs, direction: str) -> Runner:
+        if isinstance(entrant.performer, Worker):
+            entrant.performer.begin(requests, direction)
+            return entrant.performer
+        return Track(entrant.kernel.fn, inputs, direction, self._clock)
+
+    def _failed(self, entrant: Entrant, direction: str, failure: KernelFailed) -> Timing:
+        if not entrant.is_file:
+            _require_working_gpu(entrant.kernel.name, str(self._case), self._device)
+        kind = "unsupported" if failure.kind == "memory" else failure.kind
+        return self._without_time(entrant, direction, kind, f"while it was timed: {failure}")
+
+    def _implausible(self, cost: Cost, us: Sequence[float]) -> str:
+        least = self._physical(cost) * 1e6
+        if median(us) >= least:
+            return ""
+        return f"{median(us):.1f} us, and the hardware needs {least:.1f} us by its datasheet"
+
+    def _measure(self, running: dict[str, Runner], direction: str, answers: Sequence[Answer]) -> _Measured:
+        """Again, once, if the GPU held itself back or a time cannot be true."""
+        cost = cost_of(self._op, self._case, direction)
+        found = self._rounds(running, direction, answers)
+        if found.state.get("throttled") or any(self._implausible(cost, us) for us in found.us.values()):
+            time.sleep(PAUSE)
+            again = self._rounds({n: r for n, r in running.items() if n not in found.failed}, direction, answers)
+            again.failed |= found.failed
+            again.state["again"] = True
+            return again
+        return found
+
+    def _rounds(self, running: Mapping[str, Runner], direction: str, answers: Sequence[Answer]) -> _Measured:
+        found = _Measured()
+        secret = random.SystemRandom()
+        moments = {n: secret.sample(range(self._samples), INPUTS) for n in running}
+        with watched() as found.state:
+            for name in turns(running, self._samples):
+                if name in found.failed:
+                    continue
+                taken = found.us.setdefault(name, [])
+                begin = time.perf_counter()
+                try:
+                    look_at = moments[name].index(len(taken)) if len(taken) in moments[name] else None
+                    lap = running[name].sample(look_at)
+                    found.spent.setdefault(name, []).append(time.perf_counter() - begin)
+                    if look_at is not None:
+                        self._require_right(lap.results or [], direction, answers[look_at])
+                except KernelFailed as failure:
+                    found.failed[name] = failure
+                    del found.us[name]
+                    continue
+                taken.append(lap.us)
+                found.unqueued[name] = found.unqueued.get(name, 0) + (not lap.is_queued)
+        return found
+
+    def _require_right(self, results: Sequence[Tensor | None], direction: str, answer: Answer) -> None:
+        expected = answer.expected
+        if direction != "both":
+            expected = [e for e in expected if e.is_gradient == (direction == "backward")]
+        if len(results) != len(expected):
+            raise KernelFailed("wrong", f"returned {len(results)} tensors, expected {len(expected)}")
+        for result, wanted in zip(results, expected, strict=True):
+            if result is None and not wanted.truth.any():
+                continue
+            match = compare(result, wanted) if result is not None else Mismatch(f"{wanted.what} is None")
+            if isinstance(match, Mismatch):
+                raise KernelFailed("wrong", f"right when it was checked, {match.reason}")
+
+
+@dataclass
+class _Measured:
+    us: dict[str, list[float]] = field(default_factory=dict)
+    failed: dict[str, KernelFailed] = field(default_factory=dict)
+    spent: dict[str, list[float]] = field(default_factory=dict)  # seconds of each sample, all told
+    unqueued: dict[str, int] = field(default_factory=dict)  # samples with host time in them
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def timer(self) -> dict[str, dict[str, Any]]:
+        return {
+            name: {
+                "overhead_us": round(median(self.spent[name]) * 1e6 - mean(us), 1),
+                "unqueued": self.unqueued[name],
+            }
+            for name, us in self.us.items()
+        }
+
+
+def _too_large(op: Op, case: Case) -> str:
+    torch.cuda.empty_cache()
+    size = sum(a.nbytes for a in op.make(case, device="meta") if isinstance(a, torch.Tensor))
+    free = torch.cuda.mem_get_info()[0]
+    return (
+        f"inputs of {size / 2**30:.1f} GiB, with copies and their float64 truth, "
+        f"do not fit in the {free / 2**30:.0f} GiB that are free"
+    )
+
+
+def _require_working_gpu(kernel: str, where: str, device: str) -> None:
+    """After some errors the driver answers nothing more in this process."""
+    if device == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise GPUBroken(kernel, where, first_line(error)) from None

@@ -1,0 +1,43 @@
+"""How far a median, or a ratio of two, can be trusted: 95 % bootstrap intervals, the same for the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+RESAMPLES = 2000
+BOUNDS = (2.5, 97.5)  # percentiles
+
+
+def of_median(samples: Sequence[float]) -> tuple[float, float]:
+    """The interval of the median."""
+    taken = np.asarray(samples)
+    return _bounds(_medians(taken, _draws(np.random.default_rng(0), len(taken))))
+
+
+def of_ratio(
+    numerator_samples: Sequence[float], denominator_samples: Sequence[float], *, paired: bool
+) -> tuple[float, float, float]:
+    """The ratio of the medians and its interval. `paired`: both were sampled in the same rounds, so a round that was
+    slow for both is drawn for both; else they come from two runs."""
+    above, below = np.asarray(numerator_samples), np.asarray(denominator_samples)
+    if paired and len(above) != len(below):
+        raise ValueError(f"{len(above)} and {len(below)} samples are not of the same rounds")
+    generator = np.random.default_rng(0)
+    rounds = _draws(generator, len(above))
+    others = rounds if paired else _draws(generator, len(below))
+    return float(np.median(above) / np.median(below)), *_bounds(_medians(above, rounds) / _medians(below, others))
+
+
+def _draws(generator: np.random.Generator, count: int) -> np.ndarray:
+    return generator.integers(count, size=(RESAMPLES, count))
+
+
+def _medians(samples: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    return np.median(samples[draws], axis=1)
+
+
+def _bounds(resampled: np.ndarray) -> tuple[float, float]:
+    low, high = np.percentile(resampled, BOUNDS)
+    return float(low), float(high)
