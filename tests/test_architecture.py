@@ -42,7 +42,7 @@ MAY_IMPORT = {
         "tools.check",
         "worker",
     },
-    "report": {"hardware", "interpreter", "record", "source", "spec", "tools.audit", "tools.check", "report"},
+    "report": {"errors", "hardware", "interpreter", "record", "source", "spec", "tools.audit", "tools.check", "report"},
     "pytest_plugin": {"interpreter"},
     "testing": {"registry", "spec", "tools.check", "worker"},
     "__init__": {"interpreter", "ops", "spec", "testing", "tools.audit"},

@@ -54,10 +54,11 @@ class Clock(Protocol):
 
 
 class Timer:
-    """Events on the current CUDA stream. `flushes` and `queues` are there to show what goes wrong without them."""
+    """Events on the current CUDA stream. `flush` (by reading, by writing, or none) and `queues` are there to show what
+    goes wrong otherwise."""
 
-    def __init__(self, *, flushes: bool = True, queues: bool = True) -> None:
-        self._flushes, self._queues = flushes, queues
+    def __init__(self, *, flush: str = "read", queues: bool = True) -> None:
+        self._flush, self._queues = flush, queues
         l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._cold = torch.randn(CACHES * l2 // 4, device="cuda")
         self._sink = torch.empty((), device="cuda")
@@ -70,8 +71,10 @@ class Timer:
             self._driver.cuCtxResetPersistingL2Cache()  # lines that a kernel asked to keep outlive any flush
         if self._queues:
             torch.cuda._sleep(int(ahead * SLEEP_HZ))
-        if self._flushes:  # by reading: lines written to would go out to memory while the call is timed
+        if self._flush == "read":  # lines written to would go out to memory while the call is timed
             torch.sum(self._cold, dim=0, out=self._sink)
+        elif self._flush == "write":
+            self._cold.zero_()
         start.record()
         results = [call() for call in calls]
         is_queued = not start.query()

@@ -171,7 +171,9 @@ def test_a_file_that_cannot_be_used_is_one_line(file, text, words):
         ("bench softmax --record /", ("cannot write '/'",)),
         ("bench", ("OP",)),
         ("never", ("never",)),
-        ("report missing.md", ("no file at 'missing.md'",)),
+        ("report missing.jsonl", ("no file at 'missing.jsonl'", "a file of records")),
+        ("report --fill missing.md", ("no file at 'missing.md'",)),
+        ("report --out /proc/site", ("cannot write '/proc/site",)),
     ],
 )
 def test_every_mistake_is_one_line_and_code_2(command, words):
@@ -244,7 +246,7 @@ def test_recorded_timings_of_changed_source_are_shown_as_stale_and_broken_lines_
 def test_report_fills_pages_from_records(recorded, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# Softmax\n<!-- records: softmax forward -->\nold\n<!-- end -->\nafter\n")
-    done = run("report", page, TILEWRIGHT_RESULTS=str(recorded.parent.parent))
+    done = run("report", "--fill", page, TILEWRIGHT_RESULTS=str(recorded.parent.parent))
     assert done.returncode == 0, done.stderr
     text = page.read_text()
     assert "old" not in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -33,6 +34,7 @@ for _command in (ops, check, bench, audit, gpu, roofline, report):
 def main() -> None:
     """Run the command line: errors are one line on stderr; 0 good, 1 the kernel is not, 2 the user's mistake."""
     warnings.filterwarnings("ignore", module="torch")  # its advice to the author of a kernel is not the verdict
+    logging.getLogger("torch._inductor.select_algorithm").setLevel(logging.CRITICAL)  # nor what its search left out
     try:
         code = app(standalone_mode=False)
     except TilewrightError as error:

@@ -13,7 +13,9 @@ from tilewright.errors import NoGPU
 
 def gpu(
     name: Annotated[str | None, typer.Argument(help="A GPU of the table, by its short name.")] = None,
-    measure: Annotated[bool, typer.Option(help="Also measure this GPU's bandwidth and matrix rates.")] = False,
+    measure: Annotated[
+        bool, typer.Option(help="Also measure this GPU's bandwidths and the rates of its units.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """What GPU is this, and how fast can it be? Or, with a name, what its datasheet says."""
@@ -30,12 +32,10 @@ def gpu(
     elif hardware.has_gpu():
         content = hardware.in_hand()
         if measure:
-            from tilewright.tools.bench import Timer
+            from tilewright.timer import Timer
             from tilewright.tools.bench import measure as measure_ceilings
 
-            content["ceilings"] = measure_ceilings(
-                Timer(), ["tensor.bfloat16", "tensor.float16", "tensor.tf32", "fp32"]
-            )
+            content["ceilings"] = measure_ceilings(Timer())
     else:
         content = {"gpu": None, "known": sorted(hardware.DATASHEETS)}
     if as_json:

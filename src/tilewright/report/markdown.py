@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import groupby
+from statistics import median
 from typing import Any
 
 from tilewright import source
@@ -26,7 +27,7 @@ class Unfillable(ValueError):
 
 def fill(page: str, records: list[dict[str, Any]]) -> str:
     """The page with every marked block made anew. A block names an op, or `summary`, and a direction; or else `audit`,
-    `verdicts` or `submissions`."""
+    `verdicts`, `submissions` or `traps`."""
     if not BLOCK.search(page):
         raise Unfillable("it has no block of records")
 
@@ -38,6 +39,9 @@ def fill(page: str, records: list[dict[str, Any]]) -> str:
             of_files = found["what"] == "submissions"
             chosen = [r for r in records if r["kind"] == "verdict" and ("file" in r) == of_files]
             return found[1] + (_verdicts(chosen) if chosen else "No records yet.\n") + found[3]
+        if found["what"] == "traps":
+            chosen = [r for r in records if r["kind"] == "trap"]
+            return found[1] + (_traps(chosen) if chosen else "No records yet.\n") + found[3]
         what, _, direction = found["what"].partition(" ")
         if direction not in DIRECTIONS or what not in ("summary", *source.op_files()):
             raise Unfillable(f"no records are called '{found['what']}'")
@@ -145,6 +149,26 @@ def _verdicts(records: Sequence[dict[str, Any]]) -> str:
         f"Checked on {r['device'].get('name', 'a machine without a GPU')}, {r['date'][:10]}, "
         f"torch {r['versions']['torch']}, triton {r['versions']['triton']}."
         for r in records
+    )
+    return "\n".join([*lines, "", *where]) + "\n"
+
+
+def _traps(records: Sequence[dict[str, Any]]) -> str:
+    """Each way to measure wrongly beside the right way."""
+    lines = ["| trap | what is timed | the wrong way | the right way | right / wrong, 95 % |", "|---|---|--:|--:|--:|"]
+    for r in records:
+        ways = []
+        for samples in (r["wrong"], r["right"]):
+            us = median(samples)
+            rate = f"{r['flops'] / us / 1e6:.0f} TFLOP/s" if "flops" in r else f"{r['bytes'] / us / 1e3:.0f} GB/s"
+            ways.append(f"{us:.1f} us, {rate}")
+        low, high = r["interval"]
+        stale = ", stale" if is_stale(r) else ""
+        lines.append(
+            f"| {r['kernel']}{stale} | {r['what']} | {' | '.join(ways)} | {r['ratio']:.2f}, {low:.2f} to {high:.2f} |"
+        )
+    where = dict.fromkeys(
+        f"Measured on {r['device']['name']}, {r['date'][:10]}, torch {r['versions']['torch']}." for r in records
     )
     return "\n".join([*lines, "", *where]) + "\n"
 

@@ -59,7 +59,7 @@ def timings(found: Sequence[Row], title: str) -> Group:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("verdict")
     for (case, dtype, direction), together in groupby(found, key=lambda r: (r.case, r.dtype, r.direction)):
-        name = f"{case} {dtype}" + (f" {direction}" if direction != "forward" else "")
+        name = f"{case.replace(',', ', ')} {dtype}" + (f" {direction}" if direction != "forward" else "")
         for row in together:
             low, high = row.interval_us or (0.0, 0.0)
             table.add_row(

@@ -91,7 +91,9 @@ def _line(op: str, file: str, direction: str, dtype: str, group: Sequence[Row], 
 
 def _results(of: Sequence[Outcome]) -> str:
     said = words.counts(of) or "none of ours was timed"
-    return f'<b class="bad">{said}</b>' if any(one.own.loses_to for one in of) else f'<span class="wins">{said}</span>'
+    if any(one.own.loses_to for one in of):
+        return f'<b class="bad">{said}</b>'
+    return f'<span class="wins">{said}</span>' if any(one.rival for one in of) else f"<small>{said}</small>"
 
 
 def _strip(of: Sequence[Outcome]) -> str:

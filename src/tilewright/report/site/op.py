@@ -12,33 +12,29 @@ from tilewright.report.rows import Row
 from tilewright.report.site import words
 from tilewright.report.site.words import Page, counted, share, spaced, us
 
-COLOURS = 8  # as many as the script has
 SHOWN = 6  # losses before the rest is folded
 COLUMNS = (
     *("Time, µs", "95 % interval", "Rate", "Of ceiling", "Speed", "95 % interval", "Extra memory", "Host, µs"),
-    *("Verdict", "Place", "Raw"),
+    *("Verdict", "Place", "Raw line"),
 )
 
 
 class Looks:
-    """A colour and a symbol for each kernel: the same on all pages, and no two alike on one."""
+    """The looks of each kernel's line, by a number: the same on all pages, and no two alike."""
 
     def __init__(self, timings: Iterable[dict[str, Any]]) -> None:
-        known = [name for op in source.op_files() for name in source.kernels(op)]
-        self._order = list(dict.fromkeys([*known, *(r["kernel"] for r in timings)]))
+        is_baseline = {r["kernel"]: r["is_baseline"] for r in timings}
+        known = [name for op in source.op_files() for name in source.kernels(op) if name in is_baseline]
+        names = list(dict.fromkeys([*known, *is_baseline]))  # the order of the source first: it changes least
+        self._looks = [
+            {"name": name, "baseline": kind, "slot": slot}
+            for kind in (True, False)
+            for slot, name in enumerate(name for name in names if is_baseline[name] == kind)
+        ]
 
     def of(self, found: Sequence[Row]) -> list[dict[str, Any]]:
-        present = {row.kernel: row.is_baseline for row in found}
-        taken: set[tuple[bool, int]] = set()
-        looks = []
-        for place, name in enumerate(self._order):
-            if name not in present:
-                continue
-            wishes = [(present[name], (place + step) % COLOURS) for step in range(COLOURS)]
-            baseline, slot = next((wish for wish in wishes if wish not in taken), (present[name], place + COLOURS))
-            taken.add((baseline, slot))
-            looks.append({"name": name, "baseline": baseline, "slot": slot})
-        return looks
+        present = {row.kernel for row in found}
+        return [look for look in self._looks if look["name"] in present]
 
 
 def page(records: list[dict[str, Any]], found: list[Row], looks: Looks, raw: str) -> Page:
@@ -54,7 +50,7 @@ def page(records: list[dict[str, Any]], found: list[Row], looks: Looks, raw: str
 
     def link(row: Row) -> str:
         line = lines[row.op, row.gpu, row.direction, row.dtype, str(row.point), row.kernel, row.date]
-        return f'<a href="{raw}" title="line {line} of the raw records">{line}</a>'
+        return f'<a href="{raw}">{line}</a>'
 
     file = source.op_files().get(name)
     stale = sum(row.is_stale for row in found)
@@ -78,7 +74,7 @@ def page(records: list[dict[str, Any]], found: list[Row], looks: Looks, raw: str
         _without_time([row for row in found if not row.us], link),
         f"</section><section><h2>Environment</h2>{words.environments(records)}</section>" if records else "</section>",
     ]
-    return Page(name, f"{name} · Tilewright", "\n".join(body), _data(timed, gpus, looks) if timed else None)
+    return Page(name, f"{name} · Tilewright", "\n".join(body), _data(timed, gpus, looks))
 
 
 WHICH_OP = '<label>Operation<select name="op"></select></label>\n'
@@ -101,9 +97,10 @@ def _verdict(found: Iterable[Row]) -> str:
     if not of:
         return '<p class="verdict none">None of our kernels was timed</p>'
     items = words.losses(of)
-    more = f"<details><summary>{len(items) - SHOWN:,} more</summary>{''.join(items[SHOWN:])}</details>"
+    more = f"<li><details><summary>{len(items) - SHOWN:,} more</summary><ul>{''.join(items[SHOWN:])}</ul></details>"
     listed = f'<ul class="findings">{"".join(items[:SHOWN])}{more if len(items) > SHOWN else ""}</ul>' if items else ""
-    return f'<p class="verdict{" bad" if items else ""}">Our best kernel {words.counts(of)}</p>{listed}'
+    kind = "bad" if items else "good" if any(one.rival for one in of) else "none"
+    return f'<p class="verdict {kind}">Our best kernel: {words.counts(of)}</p>{listed}'
 
 
 def _table(group: words.Group, of_group: list[Row], gpus: dict[str, str], link: Any) -> str:
@@ -119,7 +116,7 @@ def _table(group: words.Group, of_group: list[Row], gpus: dict[str, str], link: 
         )
     return (
         f"<h3>{escape(f'{op} {direction}, {dtype}, on {gpus[gpu]}')}</h3>"
-        f'<div class="wide"><table class="timings"><thead><tr><th>Kernel{head}</thead>{"".join(body)}</table></div>'
+        f'<div class="wide far"><table class="timings"><thead><tr><th>Kernel{head}</thead>{"".join(body)}</table></div>'
     )
 
 
@@ -192,19 +189,18 @@ def _data(timed: list[Row], gpus: dict[str, str], looks: Looks) -> dict[str, Any
                 "interval": row.interval_us,
                 "share": row.share,
                 "stale": row.is_stale,
-                "text": hover(row),
+                "text": _hover(row),
             }
             for row in timed
         ],
     }
 
 
-def hover(row: Row) -> str:
+def _hover(row: Row) -> str:
     """What is said where the pointer is: markup of the plotting library, so that names are escaped."""
     interval = f" ({us(row.interval_us[0])} – {us(row.interval_us[1])})" if row.interval_us else ""
     place = row.place or (f"loses here to {row.loses_to.kernel}" if row.loses_to else "")
     said = [
-        f"{row.op} {row.direction}, {row.dtype}",
         spaced(row.case),
         f"{us(row.us)} µs{interval}",
         f"{row.rate}, {share(row.share)} of {row.binds}",

@@ -9,6 +9,11 @@ const COLOURS = [
 const GREYS = [["#5f6670", "#a9b0ba"], ["#8b929c", "#7d8590"]];
 const DASHES = ["dash", "dot", "dashdot", "longdash"];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "hexagram", "cross", "star"];
+const SHORT = {
+  "tensor.bfloat16": "bf16", "tensor.float16": "fp16", "tensor.tf32": "tf32", "tensor.int8": "int8",
+  "tensor.float8_e4m3fn": "fp8",
+};
+const MANY = 2000; // points: more take seconds to draw
 // Named one by one: others would send the data away.
 const CONFIG = {
   displaylogo: false, plotlyServerURL: "", modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
@@ -19,11 +24,13 @@ function themed(name) {
 }
 
 function colour({ baseline, slot }) {
-  return (baseline ? GREYS[slot % GREYS.length] : COLOURS[slot % COLOURS.length])[Number(DARK.matches)];
+  const grey = GREYS[Math.floor(slot / DASHES.length) % GREYS.length];
+  return (baseline ? grey : COLOURS[slot % COLOURS.length])[Number(DARK.matches)];
 }
 
-function symbol({ slot }) {
-  return SYMBOLS[(slot + Math.floor(slot / COLOURS.length)) % SYMBOLS.length];
+function symbol({ baseline, slot }) {
+  const at = slot % SYMBOLS.length;
+  return SYMBOLS.at(baseline ? -1 - at : at);
 }
 
 function line(look) {
@@ -63,6 +70,7 @@ function axis(more) {
 function layout(more) {
   return {
     font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: themed("--ink") },
+    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom", // a finger scrolls the page
     paper_bgcolor: themed("--card"), plot_bgcolor: themed("--card"), hovermode: "closest",
     hoverlabel: { bgcolor: themed("--page"), bordercolor: themed("--muted"), font: { color: themed("--ink") }, align: "left" },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: themed("--muted"), activecolor: themed("--ink") },
@@ -80,7 +88,7 @@ function show(element, height, traces, more) {
 function panels(element, titles, across) {
   const count = titles.length;
   const beside = element.clientWidth >= 340 * count;
-  const gap = beside ? 0.1 : 0.04;
+  const gap = beside ? 100 / element.clientWidth : 0.04;
   const part = (1 - gap * (count - 1)) / count;
   const axes = {};
   titles.forEach(({ title, ...more }, k) => {
@@ -210,7 +218,8 @@ function roofline(element, form) {
   const { points, gpus, measured, datasheet } = DATA;
   const ops = distinct(points.map((point) => point.op));
   options(form.gpu, Object.keys(gpus), Object.values(gpus), Object.keys(gpus)[0]);
-  options(form.op, ["", ...ops.map((op) => `op ${op}`)], ["all", ...ops], "");
+  const first = points.length > MANY ? `op ${ops[0]}` : "";
+  options(form.op, ["", ...ops.map((op) => `op ${op}`)], ["all", ...ops], first);
   form.addEventListener("change", () => draw());
 
   const units = (rates) => Object.keys(rates).filter((unit) => unit !== "copy");
@@ -244,8 +253,9 @@ function roofline(element, form) {
     const free = Math.max(...units(rates).map((unit) => rates[unit])) / 6; // left of the slope is nothing
     const slope = rates.copy ? [text(free / rates.copy, free, `copy, ${rates.copy.toFixed(2)} TB/s `)] : [];
     const flat = together.map((near) => {
-      const names = near.join(", ").replaceAll(", tensor.", ", ").replace("tensor.", "tensor ");
-      return text(high, rates[near.at(-1)], names, narrow ? {} : { yanchor: "middle", bgcolor: themed("--card") });
+      const names = near.map((unit) => SHORT[unit] ?? unit).join(", ");
+      const tensor = near[0].startsWith("tensor.") && !narrow ? "tensor " : "";
+      return text(high, rates[near.at(-1)], tensor + names, { yanchor: "middle", bgcolor: themed("--card") });
     });
     return [...slope, ...flat];
   }

@@ -6,10 +6,10 @@ from html import escape
 from typing import Any
 
 from tilewright import hardware
+from tilewright.record import is_stale
 from tilewright.report.rows import Row
 from tilewright.report.site import words
-from tilewright.report.site.op import hover
-from tilewright.report.site.words import Page, counted, rate, share
+from tilewright.report.site.words import Page, counted, rate, share, spaced, us
 
 CHARTS = """<section><h2>The roofline</h2>
 <form class="choices">
@@ -22,7 +22,8 @@ them, by the bytes that must move and by the time it took. Filled marks are our 
 Roofs are the rates measured, thin ones those of the datasheet.</p></section>"""
 
 SWEEP = """<section id="sweep"><h2>From memory-bound to compute-bound</h2>
-<p>One kernel that does k operations for every element it moves.</p>
+<p>Every element is multiplied k times on its way. A multiplication is one of the two operations of a multiply-add:
+its roof is half of fp32.</p>
 <ul>{sentences}</ul>
 <div class="chart" id="sweep-chart"></div></section>"""
 
@@ -39,7 +40,11 @@ def page(records: list[dict[str, Any]], found: list[Row]) -> Page:
         for gpu, units in words.ceilings(measured).items()
     }
     promised = {gpu: _roofs(hardware.DATASHEETS[gpu].rates()) for gpu in names if gpu in hardware.DATASHEETS}
-    sentences = "".join(f"<li>{escape(sentence)}" for r in sweeps if (sentence := turning_point(r)))
+    sentences = "".join(
+        f"<li>{escape(sentence)}{' <mark>stale</mark>' if is_stale(r) else ''}"
+        for r in sweeps
+        if (sentence := turning_point(r))
+    )
     left_out = f'<p class="note">{counted(uncounted, "timing")} of costs without operations are left out.</p>'
     body = [
         "<header><h1>Roofline</h1>",
@@ -59,7 +64,7 @@ def page(records: list[dict[str, Any]], found: list[Row]) -> Page:
         "points": points,
         "sweeps": [_sweep(r) for r in sweeps],
     }
-    return Page("Roofline", "Roofline · Tilewright", "\n".join(body), data if names else None)
+    return Page("Roofline", "Roofline · Tilewright", "\n".join(body), data)
 
 
 def _roofs(rates: dict[str, float]) -> dict[str, float]:
@@ -80,7 +85,9 @@ def _point(row: Row) -> dict[str, Any] | None:
         "baseline": row.is_baseline,
         "x": intensity,
         "y": per_second / 1e12,
-        "text": f"{hover(row)}<br>{rate(unit, per_second)} of {escape(unit)}, {intensity:.3g} per byte",
+        "text": f"<b>{escape(row.kernel)}</b> {escape(f'{row.op} {row.direction}, {row.dtype}')}<br>"
+        f"{escape(spaced(row.case))}<br>{us(row.us)} µs, {share(row.share)} of {escape(row.binds)}"
+        f"{', stale' if row.is_stale else ''}<br>{rate(unit, per_second)} of {escape(unit)}, {intensity:.3g} a byte",
     }
 
 
@@ -103,26 +110,19 @@ def turning_point(record: dict[str, Any]) -> str:
     points = sorted(record["points"], key=lambda p: p["k"])
     if not points or not rates.get("copy") or not rates.get("fp32"):
         return ""
+    multiplying = rates["fp32"] / 2
 
-    def reached(p: dict[str, Any]) -> dict[str, float]:
-        return {"copy": p["bytes"] / p["us"] * 1e6, "fp32": p["flops"] / p["us"] * 1e6}
+    def by_memory(p: dict[str, Any]) -> str:
+        moved = p["bytes"] / p["us"] * 1e6
+        return f"{rate('copy', moved)}, {share(moved / rates['copy'])} of copy"
 
-    def is_compute_bound(p: dict[str, Any]) -> bool:
-        return reached(p)["fp32"] / rates["fp32"] > reached(p)["copy"] / rates["copy"]
+    def by_arithmetic(p: dict[str, Any]) -> str:
+        done = p["flops"] / p["us"] * 1e6
+        return f"{rate('fp32', done)}, {share(done / multiplying)} of half of fp32"
 
-    def said(p: dict[str, Any], unit: str) -> str:
-        return f"{rate(unit, reached(p)[unit])}, {share(reached(p)[unit] / rates[unit])} of {unit}"
-
-    by_memory = [p for p in points if not is_compute_bound(p)]
-    by_compute = [p for p in points if is_compute_bound(p)]
-    name = f"{record['kernel']} on {record['device'].get('name', record['device']['gpu'])}"
-    if not by_compute:
-        return f"{name}: bound by memory at every k ({said(points[-1], 'copy')} at k = {points[-1]['k']})."
-    if not by_memory:
-        return f"{name}: bound by arithmetic at every k ({said(points[-1], 'fp32')} at k = {points[-1]['k']})."
-    last, first, end = by_memory[-1], by_compute[0], points[-1]
-    return (
-        f"{name}: memory binds up to k = {last['k']} ({said(last, 'copy')}), arithmetic from k = {first['k']}; "
-        f"at k = {end['k']} it reaches {said(end, 'fp32')}. "
-        f"The ceilings cross at {rates['fp32'] / rates['copy']:.3g} operations a byte."
-    )
+    last = points[-1]
+    below = [p for p in points if p["flops"] / multiplying <= p["bytes"] / rates["copy"]]
+    said = [f"memory binds up to k = {p['k']} ({by_memory(p)})" for p in below[-1:]]
+    beyond = points[len(below) :]
+    said += [f"arithmetic from k = {p['k']} on ({by_arithmetic(last)} at k = {last['k']})" for p in beyond[:1]]
+    return f"{record['kernel']} on {record['device'].get('name', record['device']['gpu'])}: {', '.join(said)}."

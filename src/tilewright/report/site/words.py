@@ -80,10 +80,11 @@ def losses(of: Iterable[Outcome]) -> list[str]:
 
 
 def counts(of: Sequence[Outcome]) -> str:
-    """'wins 5, ties 2, loses 1'."""
+    """'wins 5, ties 2, loses 1', and in how many there was nothing to win against."""
     results = [one.result for one in of]
-    said = [f"{name} {results.count(name)}" for name in ("wins", "ties", "loses") if name in results]
-    return ", ".join(said + [f"{n} without a baseline" for n in [results.count("no baseline")] if n])
+    said = ", ".join(f"{name} {results.count(name)}" for name in ("wins", "ties", "loses") if name in results)
+    alone = results.count("no baseline")
+    return "; ".join([said] * bool(said) + [f"no baseline in {counted(alone, 'case')}"] * bool(alone))
 
 
 def spaced(case: str) -> str:

@@ -104,12 +104,15 @@ def bench(
     is being done."""
     floor = floor_us(clock)
     with contextlib.ExitStack() as stack:
-        entrants = [_entrant(op, kernel, cases, device, on_step) for kernel in kernels]
+        entrants = [*_own(op, kernels, cases, device, on_step)]
         for path in files:
             entrants.append(_user(op, path, cases, device, stack, on_step))
         for case in cases:
             contest = Contest(op, case, entrants, clock, samples, device, against, physical, floor)
             yield from contest.run(directions, on_step)
+            del contest
+            if device == "cuda":
+                torch.cuda.empty_cache()  # workers need memory too
 
 
 def physical_seconds(measured: Mapping[str, float], device: Mapping[str, Any]) -> Callable[[Cost], float]:
@@ -126,14 +129,19 @@ def physical_seconds(measured: Mapping[str, float], device: Mapping[str, Any]) -
     return least
 
 
-def _entrant(op: Op, kernel: Kernel, cases: Sequence[Case], device: str, on_step: Callable[[str], None]) -> Entrant:
-    verdict = Verdict(op.name, kernel.name, "right")
-    if not kernel.builds_per_case:  # that one is checked on each timed case alone: each is another program
-        on_step(f"checking {kernel.name}")
-        dtypes = sorted({case.dtype for case in cases})
-        verdict = next(iter(check(op, [kernel], device=device, dtypes=dtypes, depth="quick")))
-        _require_working_gpu(kernel.name, "its own cases", device)
-    return Entrant(kernel, Here(kernel.fn, device), verdict)
+def _own(
+    op: Op, kernels: Sequence[Kernel], cases: Sequence[Case], device: str, on_step: Callable[[str], None]
+) -> Iterator[Entrant]:
+    """Those that are compiled for each case are checked on the timed ones alone: each is another program."""
+    checked = [kernel for kernel in kernels if not kernel.builds_per_case]
+    verdicts = check(op, checked, device=device, dtypes=sorted({case.dtype for case in cases}), depth="quick")
+    for kernel in kernels:
+        verdict = Verdict(op.name, kernel.name, "right")
+        if not kernel.builds_per_case:
+            on_step(f"checking {kernel.name}")
+            verdict = next(verdicts)
+            _require_working_gpu(kernel.name, "its own cases", device)
+        yield Entrant(kernel, Here(kernel.fn, device), verdict)
 
 
 def _user(

@@ -1,0 +1,532 @@
+"""The report site, looked at in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urldefrag
+
+import pytest
+
+from support import timing_record
+from tilewright import record
+from tilewright.cli import main
+from tilewright.errors import MissingPackage
+from tilewright.report import site
+from tilewright.report.rows import rows
+from tilewright.report.site.op import Looks
+from tilewright.report.site.roofline import turning_point
+
+if TYPE_CHECKING:
+    from selenium.webdriver.chrome.webdriver import WebDriver
+
+pytestmark = pytest.mark.xdist_group("browser")  # one browser, in one process
+
+HOSTILE = "<script>document.title='taken'</script>&\"'"
+SIZES = (256, 1024, 4096)
+CEILINGS = {"copy": 4e12, "read": 4.4e12, "fp32": 5e13, "special": 4e12, "tensor.bfloat16": 7e14, "tensor.int8": 1.4e15}
+
+
+def timing(kernel: str, us: float | None, case: dict[str, Any], **more: Any) -> dict[str, Any]:
+    elements = case.get("M", 1) * case.get("N", 1024)
+    content = {
+        "cost": {"read": 2 * elements, "written": 2 * elements, "flops": {"fp32": 4 * elements, "special": elements}},
+        "interval_us": [us * 0.98, us * 1.04] if us else None,
+        "ceilings": CEILINGS,
+        "dtype": "bfloat16",
+    }
+    return timing_record(kernel, us, case=case, **content | more)
+
+
+def softmax() -> list[dict[str, Any]]:
+    """Wins at 256, ties at 1024, loses at 4096; backward on two dtypes; another GPU; one stale, one throttled."""
+    made = []
+    for n, triton_us in zip(SIZES, (20.0, 50.0, 220.0), strict=True):
+        case = {"M": 65536, "N": n}
+        against = {"kernel": "eager", "ratio": 1.5, "interval": [1.45, 1.55]}
+        made += [
+            timing("triton", triton_us, case, against=against),
+            timing("eager", 50.5 if n == 1024 else 100.0, case, host_us=7.5, extra_bytes=2048),
+            timing("cuda", 2 * triton_us, case, state={"throttled": ["power cap"]} if n == 256 else {}),
+            timing("triton-online", None, case, verdict="unsupported", reason="does not fit <this>"),
+        ]
+    made[0]["source"] = "another"
+    for dtype in ("bfloat16", "float32"):
+        made += [timing("triton", 30.0 + n, {"M": 64, "N": n}, direction="backward", dtype=dtype) for n in SIZES[:2]]
+    made += [timing("triton", 4.0, {"M": 8, "N": 256}, gpu="l4", calls=16, interval_us=None)]
+    return made
+
+
+def hostile() -> list[dict[str, Any]]:
+    """Names that would be markup, and cases that one number does not tell apart."""
+    cases = [{"N": 64, HOSTILE: HOSTILE}, {"N": 64, HOSTILE: "none"}]
+    return [timing(HOSTILE, 9.0, case) | {"op": HOSTILE, "is_baseline": False} for case in cases]
+
+
+def sweep() -> dict[str, Any]:
+    points = []
+    for k in (1, 8, 64):
+        us = 10.0 * max(1, k / 6.25)
+        points.append(
+            {"k": k, "us": us, "interval_us": [us * 0.99, us * 1.01], "bytes": 40_000_000, "flops": k * 10**7}
+        )
+    like = timing("triton", 1.0, {"N": 1})
+    about = {name: like[name] for name in ("ceilings", "device", "versions")}
+    return record.stamp("sweep", "sweep", "triton", "old", elements=10**7, points=points, **about)
+
+
+def everything() -> list[dict[str, Any]]:
+    return [*softmax(), *hostile(), sweep(), record.stamp("verdict", "softmax", "triton", "x")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("site")
+    (made / "foreign.txt").write_text("kept")
+    (made / "index.html").write_text("old")
+    written = site.build(everything(), made)
+    assert all(path.is_file() for path in written)
+    site.single_op(softmax(), made / "single.html")
+    site.single_roofline(everything(), made / "single-roofline.html")
+    return made
+
+
+class Browser:
+    def __init__(self, driver: WebDriver, folder: Path) -> None:
+        self.driver, self.folder = driver, folder
+        self.seen: tuple[str, int, str] | None = None  # the page, width and scheme it is open in
+
+    def open(self, page: str, width: int = 1280, scheme: str = "light") -> Browser:
+        """The page, loaded anew where another one, or a changed one, is open: asking for nothing, complaining of
+        nothing, and no wider than the screen."""
+        if self.seen == (page, width, scheme):
+            return self
+        self.seen = page, width, scheme
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.driver.get_log("browser")  # what was said until now is of another page
+        self.driver.get_log("performance")
+        self.driver.get((self.folder / page).as_uri())
+        self.asked = self._asked()
+        own = {(self.folder / name).as_uri() for name in (page, "plotly.min.js")}
+        assert {url for url in self.asked if not url.startswith(("data:", "blob:"))} <= own
+        assert self.driver.get_log("browser") == []
+        assert self.script("return document.documentElement.scrollWidth <= innerWidth")
+        return self
+
+    def _asked(self) -> set[str]:
+        log = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        sent = [event["params"] for event in log if event["method"] == "Network.requestWillBeSent"]
+        return {one["request"]["url"] for one in sent if not one["documentURL"].startswith("chrome:")}
+
+    def script(self, text: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(text, *arguments)
+
+    def choose(self, **choices: str) -> None:
+        self.seen = None
+        for name, text in choices.items():
+            self.script(CHOOSE, name, text)
+
+    def options(self, name: str) -> list[str]:
+        return self.script("return [...document.querySelector(`[name=${arguments[0]}]`)].map((o) => o.text)", name)
+
+    def drawn(self, chart: str = "chart") -> dict[str, Any]:
+        return self.script(DRAWN, chart)
+
+    def when(self, text: str) -> Any:
+        """What an expression gives once it has a length."""
+        look = f"const look = () => {{ const found = {text}; found.length ? done(found) : setTimeout(look, 20) }}"
+        return self.driver.execute_async_script(f"const [done] = arguments; {look}; look()")
+
+    def text(self, selector: str = "body") -> str:
+        return self.driver.find_element("css selector", selector).text
+
+
+CHOOSE = """
+const [name, text] = arguments;
+const select = document.querySelector(`.choices [name=${name}]`);
+select.value = [...select].find((option) => option.text === text).value;
+select.dispatchEvent(new Event("change", { bubbles: true }));
+"""
+DRAWN = """
+const chart = document.getElementById(arguments[0]);
+const count = (selector) => chart.querySelectorAll(selector).length;
+return {
+  traces: chart.data.map(({ name, xaxis, mode, x, y, error_y, line, marker, text }) =>
+    ({ name, xaxis, mode, x, y, dash: line?.dash, color: marker?.color, symbol: marker?.symbol, text,
+       high: error_y?.visible ? error_y.array : null, low: error_y?.visible ? error_y.arrayminus : null })),
+  titles: [chart.layout.xaxis?.title.text, chart.layout.xaxis2?.title.text],
+  scale: chart._fullLayout.xaxis.type,
+  points: count(".scatterlayer .point"), bars: count("path.yerror"),
+  legend: [...chart.querySelectorAll(".legendtext")].map((one) => one.textContent),
+  width: chart.clientWidth, height: chart.querySelector(".main-svg").clientHeight, room: chart.clientHeight,
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    for switch in (
+        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"),
+        *("disable-component-update", "disable-sync", f"user-data-dir={tmp_path_factory.mktemp('profile')}"),
+    ):
+        options.add_argument(f"--{switch}")
+    session = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    try:
+        yield Browser(session, folder)
+    finally:
+        session.quit()
+
+
+def hostile_page(folder: Path) -> str:
+    (page,) = (path.name for path in folder.glob("*.html") if path.name.startswith("script"))
+    return page
+
+
+def test_a_page_asks_for_nothing_but_the_plotting_library_beside_it(browser, folder):
+    assert browser.open("softmax.html").asked >= {
+        (folder / name).as_uri() for name in ("softmax.html", "plotly.min.js")
+    }
+
+
+def test_a_line_a_kernel_with_its_points_and_bars(browser):
+    drawn = browser.open("softmax.html").drawn()
+    assert [(trace["name"], trace["xaxis"]) for trace in drawn["traces"]] == [
+        (name, axis) for name in ("eager", "triton", "cuda") for axis in (None, "x2")
+    ]
+    assert all(trace["x"] == list(SIZES) for trace in drawn["traces"])
+    assert (drawn["points"], drawn["bars"]) == (18, 18)
+    time, share = drawn["traces"][2:4]
+    assert time["y"] == [20.0, 50.0, 220.0]
+    assert time["high"] == pytest.approx([0.8, 2.0, 8.8])
+    assert time["low"] == pytest.approx([0.4, 1.0, 4.4])
+    least = 4 * 65536 * 256 / 4e12 * 1e6
+    assert share["y"][0] == pytest.approx(least / 20.0)
+    assert share["y"][0] + share["high"][0] == pytest.approx(least / 19.6)
+    assert (drawn["titles"], drawn["scale"]) == (["N", "N"], "log")
+    assert drawn["legend"] == ["eager", "triton", "cuda"]
+    assert drawn["room"] >= drawn["height"] > 400
+
+
+def test_baselines_are_broken_and_grey_and_stale_marks_hollow(browser):
+    eager, triton, cuda = browser.open("softmax.html").drawn()["traces"][::2]
+    assert eager["dash"] != "solid" == triton["dash"] == cuda["dash"]
+    red, green, blue = (int(eager["color"][at : at + 2], 16) for at in (1, 3, 5))
+    assert max(red, green, blue) - min(red, green, blue) < 32
+    assert triton["color"] != cuda["color"]
+    assert [symbol.endswith("-open") for symbol in triton["symbol"]] == [True, False, False]
+    assert len({triton["symbol"][1], cuda["symbol"][0], eager["symbol"][0]}) == 3, "not by colour alone"
+
+
+def test_pointing_says_all(browser):
+    from selenium.webdriver import ActionChains
+
+    browser.open("softmax.html")
+    place = "const box = document.querySelectorAll('#chart .points')[1].children[0].getBoundingClientRect();"
+    browser.script("document.querySelector('#chart').scrollIntoView()")
+    x, y = browser.script(f"{place} return [box.x + box.width / 2, box.y + box.height / 2]")
+    ActionChains(browser.driver, duration=0).move_by_offset(0, 0).perform()
+    mouse = ActionChains(browser.driver, duration=0)
+    mouse.w3c_actions.pointer_action.move_to_location(int(x), int(y))
+    mouse.perform()
+    said = browser.when("document.querySelector('.hovertext')?.textContent ?? ''")
+    for word in ("triton", "M=65536, N=256", "20.0 µs (19.6 – 20.8)", "GB/s", "right", "stale", "wins"):
+        assert word in said
+
+
+def test_the_table_has_every_number(browser):
+    browser.open("softmax.html")
+    tables = browser.driver.find_elements("css selector", "table.timings")
+    assert len(tables) == 4, "forward and backward, two dtypes, two GPUs"
+    browser.script("arguments[0].scrollIntoView()", tables[0])
+    text = tables[0].text
+    for said in (
+        "M=65536, N=256",
+        "19.6 – 20.8",
+        "1.50x eager",
+        "1.45 – 1.55",
+        "2.0 KB",
+        "7.50",
+        "loses here to eager",
+    ):
+        assert said in text
+    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith(("triton", "cuda"))}
+    assert "loses here" in lines["triton"], "the last of them, at 4096"
+    assert [mark.text for mark in tables[0].find_elements("css selector", "mark")] == ["stale", "throttled: power cap"]
+    browser.script("arguments[0].scrollIntoView()", tables[-1])
+    assert "16 calls back to back" in browser.text("#timings")
+    below = browser.text(".untimed")
+    assert "triton-online unsupported: does not fit <this>" in below
+    assert "3 records" in below
+
+
+def test_who_wins_is_said_first_and_losses_plainly(browser):
+    header = browser.open("softmax.html").text("header")
+    assert "Our best kernel: wins 1, ties 1, loses 1; no baseline in 5 cases" in header
+    assert "softmax forward, bfloat16, M=65536, N=4096: triton loses to eager, 220.0 against 100.0 µs (0.45x)" in header
+    assert "1 stale" in header
+
+
+def test_a_name_in_the_legend_hides_its_lines(browser):
+    browser.open("softmax.html")
+    for event in ("mousedown", "mouseup"):
+        browser.script(
+            "document.querySelector('#chart .legendtoggle').dispatchEvent(new MouseEvent(arguments[0]))", event
+        )
+    hidden = browser.when("chart._fullData.filter((t) => t.visible === 'legendonly').map((t) => t.name)")
+    assert hidden == ["eager", "eager"], "in both charts"
+
+
+def test_choices_change_the_charts(browser):
+    browser.open("softmax.html")
+    assert browser.options("gpu") == ["NVIDIA H200", "NVIDIA L4"]
+    assert browser.options("x") == ["N", "bytes moved at least", "case"]
+    browser.choose(x="bytes moved at least")
+    drawn = browser.drawn()
+    assert drawn["traces"][0]["x"] == [4 * 65536 * n for n in SIZES]
+    browser.choose(x="case")
+    assert browser.drawn()["scale"] == "category"
+    browser.choose(direction="backward", dtype="float32")
+    drawn = browser.drawn()
+    assert [trace["name"] for trace in drawn["traces"]] == ["triton"] * 2
+    assert drawn["traces"][0]["y"] == [30.0 + n for n in SIZES[:2]]
+    assert drawn["points"] == 4
+    browser.choose(gpu="NVIDIA L4")
+    assert browser.drawn()["traces"] == []
+    assert "Nothing was timed so" in browser.text("#chart")
+    browser.choose(direction="forward", dtype="bfloat16")
+    drawn = browser.drawn()
+    assert (drawn["points"], drawn["bars"]) == (2, 0), "no interval was recorded there"
+
+
+def test_the_first_page_says_what_it_was_measured_on(browser):
+    text = browser.open("index.html").text()
+    assert "triton loses to eager, 220.0 against 100.0 µs (0.45x)" in text
+    assert "0.45 to 5.00x: wins 1, ties 1, loses 1" in text
+    for said in ("NVIDIA H200", "NVIDIA L4", "torch 2.11.0", "1 stale", "copy 4,000 GB/s 4,800 GB/s 83 %"):
+        assert said in text
+    links = browser.script("return [...document.querySelectorAll('nav a')].map((a) => a.textContent)")
+    assert links == ["Report", "softmax", HOSTILE, "Roofline"]
+
+
+@pytest.mark.parametrize("page", ["softmax.html", "hostile"])
+def test_raw_links_lead_to_the_records(folder, page):
+    page = hostile_page(folder) if page == "hostile" else page
+    records = hostile() if page.startswith("script") else softmax()
+    text = (folder / page).read_text()
+    links = re.findall(r'<a href="(raw/[^"]+)">(\d+)</a>', text)
+    assert sorted(int(line) for _, line in links) == list(range(1, len(records) + 1))
+    (file,) = {unescape(urldefrag(link)[0]) for link, _ in links}
+    lines = [json.loads(line) for line in (folder / file).read_text().splitlines()]
+    undated = [{name: value for name, value in r.items() if name != "date"} for r in lines]
+    assert undated == [{name: value for name, value in r.items() if name != "date"} for r in records]
+
+
+def test_a_row_names_the_line_of_its_own_record(folder):
+    text = (folder / "softmax.html").read_text()
+    lines = (folder / "raw" / "softmax.jsonl").read_text().splitlines()
+    found = re.findall(r'scope="row"><code>(\w+)</code><td>([\d.,]+)<td>.*?<a href="raw/softmax.jsonl">(\d+)</a>', text)
+    assert len(found) == 14
+    for kernel, us, number in found:
+        named = json.loads(lines[int(number) - 1])
+        assert (named["kernel"], named["median_us"]) == (kernel, float(us.replace(",", "")))
+
+
+def test_names_are_text(browser, folder):
+    browser.open(hostile_page(folder))
+    assert browser.driver.title == f"{HOSTILE} · Tilewright"
+    assert browser.text("h1") == HOSTILE
+    drawn = browser.drawn()
+    assert drawn["scale"] == "category", "N does not tell the cases apart"
+    assert drawn["legend"] == [HOSTILE]
+    assert HOSTILE in browser.text("#chart")
+    scripts = browser.script("return document.querySelectorAll('script:not([type])').length")
+    assert scripts == 2, "the plotting library and the page's own"
+    browser.open("roofline.html")
+    assert HOSTILE in browser.options("op")
+
+
+def test_the_sweep_says_where_arithmetic_begins_to_bind(browser):
+    browser.open("roofline.html")
+    said = browser.text("#sweep")
+    assert turning_point(sweep()) in said
+    assert "stale" in said
+    drawn = browser.drawn("sweep-chart")
+    assert [trace["xaxis"] for trace in drawn["traces"]] == ["x", "x2", "x3"]
+    assert drawn["traces"][0]["y"] == [10.0, 12.8, 102.4]
+    assert drawn["traces"][1]["y"] == pytest.approx([4000, 3125, 390.625])
+    assert drawn["bars"] == 3
+
+
+def test_the_roofline_has_roofs_and_a_mark_a_kernel(browser):
+    drawn = browser.open("roofline.html").drawn()
+    roofs = [trace for trace in drawn["traces"] if trace["mode"] == "lines"]
+    assert len(roofs) == 10, "copy and four units, measured and by datasheet"
+    slope = next(trace for trace in roofs if trace["dash"] is None)
+    assert slope["y"][0] / slope["x"][0] == pytest.approx(slope["y"][1] / slope["x"][1]) == pytest.approx(4.0)
+    assert slope["y"][1] == pytest.approx(1400)
+    marks = [trace for trace in drawn["traces"] if trace["mode"] == "markers"]
+    assert sum(len(trace["x"]) for trace in marks) == drawn["points"] == 15, "all that were timed on this GPU"
+    own = next(trace for trace in marks if trace["name"] == "softmax" and not trace["symbol"].endswith("-open"))
+    elements = 65536 * 256
+    assert own["x"][0] == pytest.approx(0.25), "special takes longer than fp32 here"
+    assert own["y"][0] == pytest.approx(elements / 20.0 / 1e6)
+    browser.choose(gpu="NVIDIA L4")
+    assert browser.drawn()["points"] == 1
+
+
+def test_turning_points():
+    found = turning_point(sweep())
+    assert found == (
+        "triton on NVIDIA H200: memory binds up to k = 8 (3,125 GB/s, 78 % of copy), "
+        "arithmetic from k = 64 on (6.2 TFLOP/s, 25 % of half of fp32 at k = 64)."
+    )
+    only_memory = sweep() | {"points": sweep()["points"][:1]}
+    assert turning_point(only_memory).endswith("memory binds up to k = 1 (4,000 GB/s, 100 % of copy).")
+    unknown = sweep() | {"ceilings": {}, "device": {"gpu": "unheard-of"}}
+    assert turning_point(unknown) == ""
+
+
+@pytest.mark.parametrize("page", ["single.html", "single-roofline.html"])
+def test_a_page_that_stands_alone_has_charts_and_its_records(browser, page):
+    browser.open(page)
+    assert browser.drawn()["points"] > 0
+    text = browser.script("return document.getElementById('lines').textContent")
+    href, name = browser.script("const a = document.querySelector('#raw a'); return [a.href, a.download]")
+    assert href.startswith("blob:")
+    assert name.endswith(".jsonl")
+    kinds = [json.loads(line)["kind"] for line in text.splitlines()]
+    assert kinds == ["timing"] * len(softmax()) if page == "single.html" else kinds.count("sweep") == 1
+
+
+@pytest.mark.parametrize("page", ["index.html", "softmax.html", "roofline.html"])
+def test_a_phone_by_night(browser, page):
+    browser.open(page, 390, "dark")
+    assert browser.script("return document.documentElement.scrollWidth") == 390
+    wide = "return [...document.querySelectorAll('header, section, .chart, .main-svg, select, h1')]"
+    assert browser.script(f"{wide}.filter((e) => e.getBoundingClientRect().right > 390.5).length") == 0
+    style = browser.script(
+        "const [body, title] = ['body', '.xtitle'].map((one) => document.querySelector(one)).map((one) => "
+        "one && getComputedStyle(one)); return [body.backgroundColor, body.color, title?.fill]"
+    )
+    ground, ink, title = (sum(map(int, re.findall(r"\d+", colour)[:3])) / 3 if colour else None for colour in style)
+    assert ground < 40
+    assert ink > 200
+    assert title is None or title > 200
+    if page != "index.html":
+        drawn = browser.drawn()
+        assert drawn["width"] <= 358
+        assert drawn["room"] >= drawn["height"]
+
+
+def test_charts_follow_the_colour_scheme(browser):
+    light = browser.open("softmax.html").drawn()["traces"][2]["color"]
+    browser.seen = None
+    media = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    browser.driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+    assert browser.drawn()["traces"][2]["color"] != light
+
+
+def test_own_files_are_written_anew_and_foreign_ones_kept(folder):
+    assert (folder / "foreign.txt").read_text() == "kept"
+    assert (folder / "index.html").read_text() != "old"
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {"index.html", "softmax.html", "roofline.html", "plotly.min.js", "raw/softmax.jsonl"} <= names
+
+
+def test_ops_never_overwrite_other_pages(tmp_path):
+    names = ("index", "a b", "a/b", "..", "Roofline")
+    records = [timing("triton", 1.0, {"N": 1}) | {"op": name} for name in names]
+    written = site.build(records, tmp_path)
+    assert len({str(path).lower() for path in written}) == len(written) == 3 + 2 * len(names)
+    assert all(path.resolve().is_relative_to(tmp_path.resolve()) for path in written)
+
+
+def test_a_kernel_looks_the_same_on_every_page_and_no_two_alike():
+    few = [timing(kernel, 1.0, {"N": 1}) for kernel in ("eager", "triton", "cuda")]
+    many = few + [timing(f"mine-{n}.py", 1.0, {"N": 1}) for n in range(12)]
+    looks = Looks(many)
+    on_one_page, on_another = looks.of(list(rows(few))), looks.of(list(rows(many)))
+    assert [look["name"] for look in on_one_page] == ["eager", "triton", "cuda"]
+    assert all(look in on_another for look in on_one_page)
+    assert len({(look["baseline"], look["slot"]) for look in on_another}) == len(many)
+
+
+def test_nothing_recorded_is_said(tmp_path):
+    site.build([], tmp_path)
+    assert "nothing was recorded yet" in (tmp_path / "index.html").read_text()
+    assert "Nothing was measured" in (tmp_path / "roofline.html").read_text()
+    site.single_op([], tmp_path / "single.html")
+    assert "Nothing was recorded" in (tmp_path / "single.html").read_text()
+
+
+def test_without_the_plotting_library_one_line_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    with pytest.raises(MissingPackage, match="pip install plotly"):
+        site.build([], tmp_path)
+
+
+def test_records_without_intervals_of_an_earlier_version(tmp_path):
+    old = [r | {"interval_us": None, "against": None, "host_us": None, "extra_bytes": None} for r in softmax()]
+    site.build(old, tmp_path)
+    assert "20.0<td><td>" in (tmp_path / "softmax.html").read_text()
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tilewright", "report", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return int(end.value.code or 0), said.out, said.err
+
+    return run
+
+
+def test_the_command_builds_from_the_newest_of_each(command, tmp_path):
+    file, out = tmp_path / "records.jsonl", tmp_path / "out"
+    old = timing("triton", 77.0, {"N": 1}) | {"date": "2020-01-01T00:00:00+00:00"}
+    record.append(file, [old, timing("triton", 5.0, {"N": 1}), timing("eager", 9.0, {"N": 1})])
+    with file.open("a") as torn:
+        torn.write('{"cut": "of')
+    code, said, complaint = command(file, "--out", out)
+    assert (code, said) == (0, f"{out}/index.html\n\nNext: open {out}/index.html in a browser\n")
+    assert "line 4 was cut off" in complaint
+    assert "77.0" not in (out / "softmax.html").read_text()
+    assert len((out / "raw" / "softmax.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# A page\n", "none of its lines is a record; it should be a file of JSON lines"),
+        ('{"schema": 99}\n', "line 1 was written by a newer version"),
+        (json.dumps(timing("triton", 1.0, {"N": 1})) + "\n[]\n", "line 2 is not a record"),
+        (json.dumps(record.stamp("verdict", "softmax", "triton", "x")) + "\n", "holds no timings"),
+    ],
+)
+def test_what_no_site_can_be_built_from_is_one_line(command, tmp_path, text, words):
+    file = tmp_path / "records.jsonl"
+    file.write_text(text)
+    code, said, complaint = command(file, "--out", tmp_path / "out")
+    assert (code, said) == (2, "")
+    assert words in complaint
+    assert complaint.count("\n") == 1
+    assert not (tmp_path / "out").exists()
