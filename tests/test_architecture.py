@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "worker": {"errors", "interpreter", "registry", "sandbox", "settings", "timer", "worker"},
     "worker.process": {"settings"},
     "ops": {"spec", "errors", "settings", "ops._"},
+    "peers": set(),
     "tools": set(),
     "tools.check": {"errors", "registry", "sandbox", "source", "spec", "worker", "tools.check"},
     "tools.audit": {"errors", "hardware", "interpreter", "registry", "spec", "tools.audit"},
@@ -45,7 +46,8 @@ MAY_IMPORT = {
     "report": {"errors", "hardware", "interpreter", "record", "source", "spec", "tools.audit", "tools.check", "report"},
     "pytest_plugin": {"interpreter"},
     "testing": {"registry", "spec", "tools.check", "worker"},
-    "__init__": {"interpreter", "ops", "spec", "testing", "tools.audit"},
+    "notebook": {"errors", "hardware", "spec", "timer", "tools.bench", "tools.check", "worker"},
+    "__init__": {"interpreter", "notebook", "ops", "spec", "testing", "tools.audit"},
     "__main__": {"cli"},
 }
 

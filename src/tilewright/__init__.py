@@ -9,6 +9,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from tilewright.interpreter import interpret as interpret
+    from tilewright.notebook import benchmark as benchmark
+    from tilewright.notebook import do_bench as do_bench
     from tilewright.ops.add import add as add
     from tilewright.ops.attention import scaled_dot_product_attention as scaled_dot_product_attention
     from tilewright.ops.dot import dot as dot
@@ -30,7 +32,9 @@ _HOMES = {
     "softmax": "ops.softmax",
     "sum": "ops.sum",
     "audit": "tools.audit",
+    "benchmark": "notebook",
     "check": "testing",
+    "do_bench": "notebook",
     "interpret": "interpreter",
     "kernel": "spec",
 }

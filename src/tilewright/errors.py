@@ -213,3 +213,11 @@ class GPUBroken(TilewrightError):
             f"{kernel} on {where} left the GPU unusable for this process ({why}); what was measured before is kept, "
             "name the other kernels with --kernel to go on without it"
         )
+
+
+class GPUUnusable(TilewrightError):
+    def __init__(self, name: str, why: str):
+        super().__init__(
+            f"{name} left the GPU unusable for this process ({why}); start Python anew (in a notebook: restart its "
+            "kernel) and leave this one out"
+        )

@@ -9,6 +9,7 @@ import inspect
 import sys
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from tilewright.errors import (
     WrongArguments,
     first_line,
 )
-from tilewright.spec import Kernel, Op
+from tilewright.spec import Kernel, Op, compiled
+
+SEARCHED = "compile-max"
 
 
 def load(name: str) -> Op:
@@ -37,12 +40,20 @@ def load(name: str) -> Op:
 
 
 def pick(op: Op, names: list[str]) -> list[Kernel]:
-    """The named kernels, or all that Tilewright has; those of other libraries only by name."""
-    known = op.kernels | peers(op)
+    """The named kernels, or all of the op's own; what takes a search or another library only by name."""
+    known = op.kernels | {SEARCHED: searched(op)} | peers(op)
     for name in names:
         if name not in known:
             raise UnknownKernel(op.name, name, known)
     return [known[name] for name in known if name in (names or op.kernels)]
+
+
+def searched(op: Op) -> Kernel:
+    """The reference as torch.compile makes it by mode "max-autotune": silently, and without CUDA graphs, with which a
+    call would change the result of the call before."""
+    options = {"max_autotune": True, "coordinate_descent_tuning": True, "autotune_num_choices_displayed": 0}
+    fn = compiled(op.reference, **options)
+    return replace(op.kernels["compile"], name=SEARCHED, fn=fn)
 
 
 def peers(op: Op) -> dict[str, Kernel]:

@@ -39,8 +39,8 @@ class OpSource:
 
     @property
     def kernels(self) -> list[str]:
-        """Kernel names in the order a reader meets them; the first three stand for the reference."""
-        return ["eager", "compile", "compile-max", *self._kernels] if "reference" in self._definitions else []
+        """Kernel names in the order a reader meets them; eager and compile stand for the reference."""
+        return ["eager", "compile", *self._kernels] if "reference" in self._definitions else []
 
     def kernel_hash(self, kernel: str) -> str:
         """A short hash of the code that this kernel, and the reference it is held against, run."""
@@ -112,7 +112,7 @@ def kernels(op: str) -> list[str]:
 @functools.cache
 def kernel_hash(op: str, kernel: str) -> str | None:
     """The hash of a kernel as it stands now; None if it is gone."""
-    if kernel in kernels(op):
+    if kernel in kernels(op) or kernel.startswith("compile"):
         return read(op_files()[op]).kernel_hash(kernel)
     return file_hash(peer_files()[kernel]) if kernel in peer_files() else None
 

@@ -15,12 +15,6 @@ from tilewright.errors import BadCase
 
 FLOATS = ("float32", "float16", "bfloat16")
 Value = int | bool | str
-# The reference compiled as it comes, and as by mode "max-autotune", but silently, and without CUDA graphs: with those a
-# call would change the result of the call before.
-COMPILED: dict[str, dict[str, Any]] = {
-    "compile": {},
-    "compile-max": {"max_autotune": True, "coordinate_descent_tuning": True, "autotune_num_choices_displayed": 0},
-}
 
 
 @dataclass(frozen=True)
@@ -225,8 +219,7 @@ class Op:
 
     def __post_init__(self) -> None:
         self.kernel("eager", is_baseline=True)(self.reference)
-        for name, options in COMPILED.items():
-            self.kernel(name, builds_per_case=True, is_baseline=True)(_compiled(self.reference, options))
+        self.kernel("compile", builds_per_case=True, is_baseline=True)(compiled(self.reference))
 
     def kernel(
         self,
@@ -252,9 +245,10 @@ class Op:
         return self.inputs(Draw(case, device, seed, values))
 
 
-def _compiled(reference: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:
-    compiled = functools.cache(lambda: torch.compile(reference, fullgraph=True, dynamic=False, options=options))
-    return lambda *args: compiled()(*args)
+def compiled(reference: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """By torch.compile, when it is first called."""
+    made = functools.cache(lambda: torch.compile(reference, fullgraph=True, dynamic=False, options=options))
+    return lambda *args: made()(*args)
 
 
 def kernel(op: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

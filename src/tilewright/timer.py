@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 CACHES = 4  # times the L2: what is read to empty it
 SLEEP_HZ = 2.0e9  # cycles that torch.cuda._sleep spends in a second, at most
 FIRST_AHEAD = 50e-6  # seconds: more than any flush needs to be queued
+LONGEST_AHEAD = 0.1
 ATTEMPTS = 6  # to queue a sample in time, each with twice the head start
 HOST_CALLS = 20
 GROUP = 5  # samples whose medians are compared
@@ -127,15 +128,20 @@ class Lane:
 
     def __init__(self, clock: Clock, prepare: Callable[[], Sequence[Call]]):
         self._clock, self._prepare = clock, prepare
-        self._ahead = FIRST_AHEAD
+        self._ahead, self._attempts = FIRST_AHEAD, ATTEMPTS
 
     def sample(self, then: Callable[[list[Any]], Any] | None = None) -> Sample:
-        taken = self._clock.sample(self._prepare(), self._ahead, then)
-        for _ in range(ATTEMPTS):
+        ahead = self._ahead
+        taken = self._clock.sample(self._prepare(), ahead, then)
+        for _ in range(self._attempts):
             if taken.is_queued:
                 break
-            self._ahead *= 2
-            taken = self._clock.sample(self._prepare(), self._ahead, then)
+            ahead = min(2 * ahead, LONGEST_AHEAD)
+            taken = self._clock.sample(self._prepare(), ahead, then)
+        if taken.is_queued:
+            self._ahead = ahead
+        else:
+            self._attempts = 0  # it waits for the GPU on its way: no head start helps
         return taken
 
     def warm_up(self) -> float:
@@ -143,7 +149,8 @@ class Lane:
         calls = self._prepare()
         for call in calls:
             call()
-        self._ahead += 1.5e-6 * self.host_us() * len(calls)
+        self._ahead = min(self._ahead + 1.5e-6 * self.host_us() * len(calls), LONGEST_AHEAD)
+        self._attempts = ATTEMPTS
         begin, last = time.monotonic(), float("inf")
         while True:
             now = median(self.sample().us for _ in range(GROUP))

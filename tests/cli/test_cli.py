@@ -1,6 +1,5 @@
 """The commands as a user types them: what they print, how they end, and one line for every mistake."""
 
-import functools
 import json
 import os
 import subprocess
@@ -169,7 +168,6 @@ def test_a_file_that_cannot_be_used_is_one_line(file, text, words):
         ("bench softmax --direction up", ("forward, backward, both",)),
         ("bench softmax --samples 1", ("--samples",)),
         ("bench softmax --record /", ("cannot write '/'",)),
-        ("bench", ("OP",)),
         ("never", ("never",)),
         ("report missing.jsonl", ("no file at 'missing.jsonl'", "a file of records")),
         ("report --fill missing.md", ("no file at 'missing.md'",)),
@@ -253,58 +251,6 @@ def test_report_fills_pages_from_records(recorded, tmp_path):
     assert "**80.0 us, 1%**" in text
     assert "NVIDIA H200" in text
     assert text.endswith("after\n")
-
-
-@without_gpu
-def test_bench_on_a_gpu_prints_records_and_judges(monkeypatch, capsys, file, tmp_path):
-    """The whole command, with a GPU and a timer that are pretended."""
-    from tilewright import hardware
-    from tilewright.tools import bench as tool
-
-    class Pretended:
-        def interleave(self, calls, samples):
-            return {name: [10.0 * n] * samples for n, name in enumerate(calls, start=1)}
-
-    monkeypatch.setattr(hardware, "has_gpu", lambda: True)
-    monkeypatch.setattr(hardware, "in_hand", lambda: {"gpu": "h200", "name": "NVIDIA H200"})
-    monkeypatch.setattr(tool, "Timer", Pretended)
-    monkeypatch.setattr(tool, "measure", lambda timer, units: {"copy": 4e12, "read": 4e12})
-    monkeypatch.setattr(tool, "bench", functools.partial(tool.bench, device="cpu"))
-    path = tmp_path / "r.jsonl"
-
-    def bench(*more):
-        arguments = [
-            "tilewright",
-            "bench",
-            "softmax",
-            "-k",
-            "eager",
-            *ONE_CASE,
-            "--record",
-            path,
-            "--samples",
-            4,
-            *more,
-        ]
-        monkeypatch.setattr(sys, "argv", [str(a) for a in arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, capsys.readouterr().out
-
-    code, shown = bench(file(RIGHT))
-    assert code == 0
-    assert "softmax on NVIDIA H200" in shown
-    assert "mine.py" in shown
-    assert "copy 4000 GB/s" in shown
-    found = record.read(path)
-    assert (found.torn, found.corrupt) == ([], [])
-    assert {r["kernel"]: r["samples_us"] for r in found.records} == {"eager": [10.0] * 4, "mine.py": [20.0] * 4}
-    assert not any(record.is_stale(r) for r in found.records)
-
-    code, shown = bench("--json", file("import torch\ndef softmax(x): return torch.zeros_like(x)\n"))
-    assert code == 1
-    assert [json.loads(line)["verdict"] for line in shown.splitlines()] == ["wrong", "right"]
-    assert len(record.read(path).records) == 4
 
 
 def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):

@@ -7,7 +7,6 @@ import pytest
 from support import timing_record
 from tilewright import record, settings, source
 from tilewright.report import markdown
-from tilewright.report.rows import rows
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("softmax", "audit", "check"))]
@@ -16,32 +15,6 @@ PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("softma
 def timing(kernel: str, us: float | None, case: int = 1, direction: str = "forward", verdict: str = "right", **more):
     reason = "" if verdict == "right" else "because"
     return timing_record(kernel, us, case={"N": case}, direction=direction, verdict=verdict, reason=reason, **more)
-
-
-def test_rows_are_grouped_by_case_fastest_first_and_backward_last():
-    found = list(
-        rows(
-            [
-                timing("eager", 4.0, direction="backward"),
-                timing("eager", 4.0),
-                timing("eager", 8.0, case=2),
-                timing("triton", 2.0),
-                timing("broken", None, verdict="wrong"),
-            ]
-        )
-    )
-    assert [(r.direction, r.case, r.kernel) for r in found] == [
-        ("forward", "N=1", "triton"),
-        ("forward", "N=1", "eager"),
-        ("forward", "N=1", "broken"),
-        ("forward", "N=2", "eager"),
-        ("backward", "N=1", "eager"),
-    ]
-    best, eager, broken = found[:3]
-    assert best.is_fastest
-    assert not eager.is_fastest
-    assert (best.share, best.against_eager, best.rate) == (0.5, 2.0, "1000 GB/s")
-    assert (broken.us, broken.share, broken.verdict) == (None, None, "wrong")
 
 
 def test_a_marked_block_is_replaced_and_the_rest_kept():
@@ -57,10 +30,31 @@ def test_a_marked_block_is_replaced_and_the_rest_kept():
     assert markdown.fill(filled, []) != filled, "without records the table must not survive"
 
 
-def test_the_summary_names_the_fastest_beside_both_baselines():
-    page = "<!-- records: summary forward -->\n<!-- end -->"
-    filled = markdown.fill(page, [timing("eager", 4.0), timing("compile", 5.0), timing("triton", 2.0)])
-    assert "| softmax | N=1 | 4.0 us | 5.0 us |  | 2.0 us | triton | 50% | 2.00x |" in filled
+SUMMARY = "<!-- records: summary forward -->\n<!-- end -->"
+
+
+def test_the_summary_names_the_fastest_of_ours_beside_what_one_could_use_otherwise():
+    others = [timing("eager", 4.0), timing("compile", 5.0), timing("compile-max", 3.0)]
+    ours = [timing("triton", 2.0), timing("cuda", 6.0)]
+    filled = markdown.fill(SUMMARY, [*others, *ours])
+    assert "| softmax | N=1 | 4.0 us | 3.0 us, compile-max |  | 2.0 us | triton | 50% | 1.50x |" in filled
+    peer = timing("liger", 1.0, is_baseline=True)
+    filled = markdown.fill(SUMMARY, [*others, *ours, peer])
+    assert "| 3.0 us, compile-max | 1.0 us, liger | 2.0 us | triton | 50% | 0.50x |" in filled
+
+
+def test_the_summary_says_what_is_no_difference():
+    eager = timing("eager", 2.1, interval_us=[1.9, 2.3])
+    filled = markdown.fill(SUMMARY, [eager, timing("triton", 2.0, interval_us=[1.9, 2.1])])
+    assert "| 2.1 us |  |  | 2.0 us | triton | 50% | 1.05x, tie |" in filled
+    ours = [timing(name, us, interval_us=[1.9, 2.2]) for name, us in (("triton", 2.0), ("cuda", 2.1))]
+    assert "| triton | 50% | 2.00x |" in markdown.fill(SUMMARY, [timing("eager", 4.0), *ours]), "a tie of ours is none"
+
+
+def test_the_summary_leaves_out_a_case_that_none_of_ours_has_and_keeps_one_that_only_ours_has():
+    filled = markdown.fill(SUMMARY, [timing("eager", 4.0, case=1), timing("triton", 2.0, case=2)])
+    assert "N=1" not in filled
+    assert "| softmax | N=2 |  |  |  | 2.0 us | triton | 50% |  |" in filled
 
 
 def test_each_gpu_has_a_table_of_its_own():

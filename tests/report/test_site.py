@@ -82,7 +82,8 @@ def sweep() -> dict[str, Any]:
 
 
 def everything() -> list[dict[str, Any]]:
-    return [*softmax(), *hostile(), sweep(), record.stamp("verdict", "softmax", "triton", "x")]
+    bare = timing("triton", 5.0, {"N": 64}, gpu="a100-80gb", ceilings={}) | {"op": "bare"}
+    return [*softmax(), *hostile(), bare, sweep(), record.stamp("verdict", "softmax", "triton", "x")]
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +322,7 @@ def test_the_first_page_says_what_it_was_measured_on(browser):
     for said in ("NVIDIA H200", "NVIDIA L4", "torch 2.11.0", "1 stale", "copy 4,000 GB/s 4,800 GB/s 83 %"):
         assert said in text
     links = browser.script("return [...document.querySelectorAll('nav a')].map((a) => a.textContent)")
-    assert links == ["Report", "softmax", HOSTILE, "Roofline"]
+    assert links == ["Report", "softmax", HOSTILE, "bare", "Roofline"]
 
 
 @pytest.mark.parametrize("page", ["softmax.html", "hostile"])
@@ -388,6 +389,10 @@ def test_the_roofline_has_roofs_and_a_mark_a_kernel(browser):
     assert own["y"][0] == pytest.approx(elements / 20.0 / 1e6)
     browser.choose(gpu="NVIDIA L4")
     assert browser.drawn()["points"] == 1
+    browser.choose(gpu="NVIDIA A100-80GB")
+    drawn = browser.drawn()
+    assert len([trace for trace in drawn["traces"] if trace["mode"] == "lines"]) == 7, "nothing was measured there"
+    assert "tensor" in browser.text("#chart")
 
 
 def test_turning_points():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 import sys
@@ -30,7 +31,8 @@ from tilewright.cli.shared import (
     recorded,
     say_next,
 )
-from tilewright.record import append, is_stale, require_writable, stamp
+from tilewright.errors import MissingPackage
+from tilewright.record import append, is_stale, latest, read, require_writable, stamp
 
 if TYPE_CHECKING:
     from tilewright.spec import Case, Kernel, Op
@@ -58,6 +60,9 @@ def bench(
     ] = "forward",
     against: Annotated[str, typer.Option(help="The kernel that speeds are held against.")] = "eager",
     samples: Annotated[int | None, typer.Option(min=3, help="Timed samples of each kernel; 50 unless told.")] = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Also torch.compile after its longest search (compile-max): minutes more.")
+    ] = False,
     gpu: Annotated[
         str | None, typer.Option(help="Time nothing: show what was recorded on this GPU, and its floor.")
     ] = None,
@@ -94,9 +99,12 @@ def bench(
     for path in (record, html):
         if path:
             require_writable(path)
+    if html and not importlib.util.find_spec("plotly"):
+        raise MissingPackage("--html", "plotly")
     ops = [load_op(name, files) for name in ([op_name] if op_name else source.op_files())]
+    _require_known(ops, kernel or [], against, files or [])
     cases, dtypes = cases_of(ops[0], case), dtypes_of(ops[0], dtype)
-    asked = Asked(files or [], kernel or [], cases, dtypes, WANTED[direction], against, samples, as_json)
+    asked = Asked(files or [], kernel or [], cases, dtypes, WANTED[direction], against, samples, search, as_json)
     if gpu or not hardware.has_gpu():
         shown = _bench_recorded(ops, asked, gpu)
         if record:
@@ -112,6 +120,14 @@ def bench(
         raise typer.Exit(130)
 
 
+def _require_known(ops: list[Op], kernels: list[str], against: str, files: list[Path]) -> None:
+    from tilewright import registry
+
+    is_file = against in [path.name for path in files]
+    for op in ops:
+        registry.pick(op, kernels if is_file else [*kernels, against])
+
+
 @dataclass
 class Asked:
     """What the options say."""
@@ -123,6 +139,7 @@ class Asked:
     directions: tuple[str, ...]
     against: str
     samples: int | None
+    searches: bool
     as_json: bool
 
 
@@ -173,7 +190,7 @@ def _bench_here(ops: list[Op], asked: Asked, path: Path | None) -> Shown:
             break
     if not asked.as_json:
         console().print(terminal.conditions(records, state))
-    where = f"{len(records)} records are in {path}" if path else f"tilewright bench {_words(ops)} --record FILE.jsonl"
+    where = f"{len(records)} records are in {path}" if path else f"{_again(ops)} --record FILE.jsonl"
     return Shown(records, timings, where, was_stopped)
 
 
@@ -182,6 +199,8 @@ def _kernels(op: Op, asked: Asked) -> list[Kernel]:
     from tilewright import registry
 
     kernels = registry.pick(op, asked.kernels)
+    if asked.searches and registry.SEARCHED not in asked.kernels:
+        kernels.append(registry.searched(op))
     if not asked.kernels:
         for peer in registry.peers(op).values():
             if package := registry.absent(peer):
@@ -209,8 +228,22 @@ def _timings(op: Op, kernels: list[Kernel], asked: Asked, timer: Timer, context:
             samples=asked.samples or tool.SAMPLES,
             against=asked.against,
             physical=physical_seconds(context["ceilings"], context["device"]),
+            proven=_proven(op, context),
             on_step=advance,
         )
+
+
+def _proven(op: Op, context: dict[str, Any]) -> set[str]:
+    """Kernels that a recorded check found right as they stand, on such a GPU with these versions."""
+    found = [r for path in sorted(settings.results_dir().rglob("*.jsonl")) for r in read(path).records]
+    return {
+        r["kernel"]
+        for r in latest([r for r in found if r["kind"] == "verdict" and r["op"] == op.name and "file" not in r])
+        if r["verdict"] == "right"
+        and r["device"].get("gpu") == context["device"]["gpu"]
+        and all(r["versions"][name] == context["versions"][name] for name in ("torch", "triton"))
+        and not is_stale(r)
+    }
 
 
 def _record(timing: Timing, files: list[Path], context: dict[str, Any]) -> dict[str, Any]:
@@ -253,8 +286,7 @@ def _bench_recorded(ops: list[Op], asked: Asked, gpu: str | None) -> Shown:
                 _show_recorded(op, [r for r in shown if r["op"] == op.name])
         if gpu:
             _show_floors(ops, asked, gpu)
-    words = _words(ops)
-    then = f"on a machine with a GPU: tilewright bench {words}" if gpu else f"tilewright bench {words} --gpu a100-80gb"
+    then = f"on a machine with a GPU: {_again(ops)}" if gpu else f"{_again(ops)} --gpu a100-80gb"
     return Shown(shown, found, then)
 
 
@@ -303,5 +335,5 @@ def _write_page(records: list[dict[str, Any]], path: Path) -> None:
     print(f"{path}: written", file=sys.stderr)
 
 
-def _words(ops: list[Op]) -> str:
-    return shlex.quote(ops[0].name) if len(ops) == 1 else ""
+def _again(ops: list[Op]) -> str:
+    return shlex.join(["tilewright", "bench", *([ops[0].name] if len(ops) == 1 else [])])

@@ -16,7 +16,6 @@ from typing import Any
 from tilewright import source
 from tilewright.record import is_stale
 from tilewright.report.rows import DIRECTIONS, Row, rows
-from tilewright.spec import COMPILED
 
 BLOCK = re.compile(r"(<!-- records: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -71,8 +70,8 @@ def _summary(found: Sequence[Row]) -> str:
         others = [row for row in timed if row.is_baseline]
         shown = [
             next((row for row in others if row.kernel == "eager"), None),
-            next((row for row in others if row.kernel in COMPILED), None),
-            next((row for row in others if row.kernel not in ("eager", "manual", *COMPILED)), None),
+            next((row for row in others if row.kernel.startswith("compile")), None),
+            next((row for row in others if not row.kernel.startswith(("eager", "manual", "compile"))), None),
         ]
         cells = [_named(row) if row else "" for row in shown]
         against = f"{(others[0].us or 0) / (best.us or 1):.2f}x" + (", tie" if best.place == "ties" else "")

@@ -69,7 +69,7 @@ def timings(found: Sequence[Row], title: str) -> Group:
                 f"{low:.1f}–{high:.1f}" if row.interval_us else "",
                 row.rate,
                 f"{row.share:.0%}" if row.share else "",
-                f"{row.ratio:.2f}x" if row.ratio else "",
+                f"{row.ratio:.2f}x" + (f" {row.against}" if row.against != against else "") if row.ratio else "",
                 _bytes(row.extra_bytes) if row.extra_bytes is not None else "",
                 f"{row.host_us:.0f} us" if row.host_us else "",
                 _verdict(row),
@@ -118,10 +118,11 @@ def conditions(records: Sequence[dict[str, Any]], state: dict[str, Any]) -> Grou
         )
     if late := {r["kernel"] for r in timed if r["timer"].get("unqueued")}:
         lines.append(f"Host time is in samples of {', '.join(sorted(late))}: a call waits for the GPU on its way.")
-    held = {reason for r in timed for reason in r["state"].get("throttled", ())} | {*state.get("throttled", ())}
-    if held:
+    if held := {reason for r in timed for reason in r["state"].get("throttled", ())}:
         which = f"{sum(bool(r['state'].get('throttled')) for r in timed)} of {len(timed)} timings"
         lines.append(f"Throttled by {', '.join(sorted(held))} in {which}, each of which was measured again.")
+    if held := state.get("throttled"):
+        lines.append(f"Throttled by {', '.join(held)} while the ceilings were measured: they may be too low.")
     return Group(*(Text(line, "dim") for line in lines))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -20,21 +21,23 @@ COLUMNS = (
 
 
 class Looks:
-    """The looks of each kernel's line, by a number: the same on all pages, and no two alike."""
+    """The looks of each kernel's line, by a number: the same on all pages, and no two alike on one."""
 
     def __init__(self, timings: Iterable[dict[str, Any]]) -> None:
-        is_baseline = {r["kernel"]: r["is_baseline"] for r in timings}
-        known = [name for op in source.op_files() for name in source.kernels(op) if name in is_baseline]
-        names = list(dict.fromkeys([*known, *is_baseline]))  # the order of the source first: it changes least
-        self._looks = [
-            {"name": name, "baseline": kind, "slot": slot}
-            for kind in (True, False)
-            for slot, name in enumerate(name for name in names if is_baseline[name] == kind)
-        ]
+        ops: dict[tuple[str, bool], set[str]] = {}  # by kernel and whether it is a baseline
+        for r in timings:
+            ops.setdefault((r["kernel"], r["is_baseline"]), set()).add(r["op"])
+        known = [name for op in source.op_files() for name in source.kernels(op)]
+        order = {name: place for place, name in reversed([*enumerate(known)])}
+        slots: dict[tuple[str, bool], int] = {}
+        for one in sorted(ops, key=lambda one: order.get(one[0], len(known))):
+            beside = {slot for other, slot in slots.items() if other[1] == one[1] and ops[other] & ops[one]}
+            slots[one] = next(slot for slot in itertools.count() if slot not in beside)
+        self._looks = [{"name": name, "baseline": kind, "slot": slot} for (name, kind), slot in slots.items()]
 
     def of(self, found: Sequence[Row]) -> list[dict[str, Any]]:
-        present = {row.kernel for row in found}
-        return [look for look in self._looks if look["name"] in present]
+        present = {(row.kernel, row.is_baseline) for row in found}
+        return [look for look in self._looks if (look["name"], look["baseline"]) in present]
 
 
 def page(records: list[dict[str, Any]], found: list[Row], looks: Looks, raw: str) -> Page:
@@ -171,7 +174,7 @@ def _without_time(untimed: Iterable[Row], link: Any) -> str:
 
 def _data(timed: list[Row], gpus: dict[str, str], looks: Looks) -> dict[str, Any]:
     kernels = looks.of(timed)
-    number = {look["name"]: n for n, look in enumerate(kernels)}
+    number = {(look["name"], look["baseline"]): n for n, look in enumerate(kernels)}
     return {
         "page": "op",
         "gpus": gpus,
@@ -182,7 +185,7 @@ def _data(timed: list[Row], gpus: dict[str, str], looks: Looks) -> dict[str, Any
                 "gpu": row.gpu,
                 "direction": row.direction,
                 "dtype": row.dtype,
-                "kernel": number[row.kernel],
+                "kernel": number[row.kernel, row.is_baseline],
                 "point": row.point,
                 "bytes": row.cost.bytes,
                 "us": row.us,

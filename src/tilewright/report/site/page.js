@@ -62,8 +62,10 @@ function bars(values, intervals) {
 
 function axis(more) {
   return {
-    automargin: true, ...(more.type === "log" && !more.tickvals ? { dtick: "D2" } : {}), gridcolor: themed("--rule"), linecolor: themed("--muted"), zeroline: false, ticks: "outside",
-    tickcolor: themed("--rule"), exponentformat: "SI", minexponent: 5, ...more, title: { text: more.title, standoff: 12 },
+    automargin: true, zeroline: false, ticks: "outside", exponentformat: "SI", minexponent: 5,
+    gridcolor: themed("--rule"), linecolor: themed("--muted"), tickcolor: themed("--rule"),
+    ...(more.type === "log" && !more.tickvals ? { dtick: "D2" } : {}), // 1, 2 and 5 of each decade
+    ...more, title: { text: more.title, standoff: 12 },
   };
 }
 
@@ -134,12 +136,13 @@ function op(element, form) {
     const values = (name) => distinct(chosen.map((row) => row.point[name]));
     const varying = names.filter((name) => values(name).length > 1);
     const numeric = varying.filter((name) => values(name).every((value) => typeof value === "number"));
-    const extent = (name) => [values(name).length, ...values(name).filter(Number).toSorted((a, b) => b - a)];
-    const [widest] = numeric.toSorted((a, b) => values(b).length - values(a).length);
+    const largest = (name) => Math.max(0, ...values(name).filter((value) => typeof value === "number"));
+    const byCount = (a, b) => values(b).length - values(a).length;
+    const [widest] = numeric.toSorted(byCount);
     // As few parameters as tell all cases apart, those of many and large values first.
     const telling = [];
     const told = (names) => distinct(chosen.map((row) => label(row, names))).length;
-    for (const name of varying.toSorted((a, b) => extent(b)[0] - extent(a)[0] || (extent(b)[1] ?? 0) - (extent(a)[1] ?? 0))) {
+    for (const name of varying.toSorted((a, b) => byCount(a, b) || largest(b) - largest(a))) {
       if (told([...telling, name]) > told(telling)) telling.push(name);
     }
     return { telling: telling.length ? telling : names, numeric, widest };
@@ -222,7 +225,7 @@ function roofline(element, form) {
   options(form.op, ["", ...ops.map((op) => `op ${op}`)], ["all", ...ops], first);
   form.addEventListener("change", () => draw());
 
-  const units = (rates) => Object.keys(rates).filter((unit) => unit !== "copy");
+  const units = (rates) => Object.keys(rates ?? {}).filter((unit) => unit !== "copy");
 
   function roofs(rates, [low, high], style) {
     if (!rates?.copy || !units(rates).length) return [];
@@ -250,14 +253,15 @@ function roofline(element, form) {
       x: Math.log10(x), y: Math.log10(y), text: escaped(words), xanchor: "right", showarrow: false,
       yanchor: "bottom", font: { size: narrow ? 10 : 12, color: themed("--muted") }, ...more,
     });
-    const free = Math.max(...units(rates).map((unit) => rates[unit])) / 6; // left of the slope is nothing
-    const slope = rates.copy ? [text(free / rates.copy, free, `copy, ${rates.copy.toFixed(2)} TB/s `)] : [];
+    if (!rates?.copy || !together.length) return [];
+    const free = rates[together.at(-1)[0]] / 6; // left of the slope is nothing
+    const slope = text(free / rates.copy, free, `copy, ${rates.copy.toFixed(2)} TB/s `);
     const flat = together.map((near) => {
       const names = near.map((unit) => SHORT[unit] ?? unit).join(", ");
       const tensor = near[0].startsWith("tensor.") && !narrow ? "tensor " : "";
       return text(high, rates[near.at(-1)], tensor + names, { yanchor: "middle", bgcolor: themed("--card") });
     });
-    return [...slope, ...flat];
+    return [slope, ...flat];
   }
 
   function draw() {
@@ -285,7 +289,7 @@ function roofline(element, form) {
     ], {
       xaxis: axis({ type: "log", title: "Operations a byte", range: span.map(Math.log10), dtick: 1 }),
       yaxis: axis({ type: "log", title: "Tera-operations a second", dtick: 1 }),
-      annotations: labels(rates, span[1], narrow),
+      annotations: labels(units(rates).length ? rates : datasheet[gpu], span[1], narrow),
     });
   }
   return draw;

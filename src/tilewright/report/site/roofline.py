@@ -58,7 +58,9 @@ def page(records: list[dict[str, Any]], found: list[Row]) -> Page:
         "gpus": names,
         "measured": ceilings,
         "datasheet": {
-            gpu: {unit: value for unit, value in roofs.items() if unit in ceilings[gpu]}
+            gpu: {
+                unit: value for unit, value in roofs.items() if unit in ceilings[gpu] or set(ceilings[gpu]) <= {"copy"}
+            }
             for gpu, roofs in promised.items()
         },
         "points": points,

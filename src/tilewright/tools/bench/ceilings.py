@@ -67,13 +67,32 @@ def _reciprocal_root(x_ptr, y_ptr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(y_ptr + offs, x)
 
 
+@triton.jit
+def _matmul(x_ptr, y_ptr, z_ptr, N, ACC: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr):
+    rows = tl.cdiv(N, BLOCK)
+    group = tl.program_id(0) // (8 * tl.cdiv(N, WIDE)) * 8  # programs at the same time share what is in the L2
+    high = tl.minimum(rows - group, 8)
+    offs_m = (group + tl.program_id(0) % high) * BLOCK + tl.arange(0, BLOCK)
+    offs_n = tl.program_id(0) % (8 * tl.cdiv(N, WIDE)) // high * WIDE + tl.arange(0, WIDE)
+    offs_k = tl.arange(0, DEEP)
+    x_ptrs = x_ptr + offs_m[:, None] * N + offs_k[None, :]
+    y_ptrs = y_ptr + offs_n[None, :] * N + offs_k[:, None]
+    total = tl.zeros([BLOCK, WIDE], ACC)
+    for _ in range(0, N, DEEP):
+        total = tl.dot(tl.load(x_ptrs), tl.load(y_ptrs), total, out_dtype=ACC)
+        x_ptrs += DEEP
+        y_ptrs += DEEP
+    z_ptrs = z_ptr + offs_m[:, None] * N + offs_n[None, :]
+    tl.store(z_ptrs, total.to(z_ptr.dtype.element_ty))
+
+
 def measure(timer: Timer) -> dict[str, float]:
     """The most of each unit per second, keyed as in Cost; bandwidths are `copy`, `read`, `write` and `l2`. Units that
     this GPU or this torch lacks are not among them."""
     found = {**_memory(timer), "l2": _cache(timer), **_arithmetic(timer)}
-    for unit, multiply in MATRICES.items():
+    for unit, ways in MATRICES.items():
         try:
-            found[unit] = max(2 * n**3 / _fastest(timer, {"": multiply(n)}) for n in MATRIX_SIZES)
+            found[unit] = max(2 * n**3 / _fastest(timer, ways(n)) for n in MATRIX_SIZES)
         except RuntimeError as error:
             if not _is_unsupported(error):
                 raise
@@ -133,8 +152,8 @@ def _arithmetic(timer: Timer) -> dict[str, float]:
     return {"fp32": 2 * steps / _fastest(timer, adds), "special": steps / _fastest(timer, roots)}
 
 
-def _product(dtype: torch.dtype, *, tf32: bool = False) -> Callable[[int], Callable[[], Any]]:
-    def make(n: int) -> Callable[[], Any]:
+def _products(dtype: torch.dtype, *, tf32: bool = False) -> Callable[[int], dict[str, Callable[[], Any]]]:
+    def ways(n: int) -> dict[str, Callable[[], Any]]:
         x, y = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
 
         def multiply() -> Any:
@@ -145,28 +164,33 @@ def _product(dtype: torch.dtype, *, tf32: bool = False) -> Callable[[int], Calla
             finally:
                 torch.backends.cuda.matmul.allow_tf32 = before
 
-        return multiply
+        return {"torch": multiply}
 
-    return make
+    return ways
 
 
-def _product_fp8(n: int) -> Callable[[], Any]:
+def _products_fp8(n: int) -> dict[str, Callable[[], Any]]:
     x, y = (torch.randn(n, n, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device="cuda")
-    return lambda: torch._scaled_mm(x, y.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
+    return {"torch": lambda: torch._scaled_mm(x, y.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)}
 
 
-def _product_int8(n: int) -> Callable[[], Any]:
+def _products_int8(n: int) -> dict[str, Callable[[], Any]]:
     x, y = (torch.randint(-128, 128, (n, n), device="cuda", dtype=torch.int8) for _ in range(2))
-    return lambda: torch._int_mm(x, y.t())
+    z = torch.empty(n, n, device="cuda", dtype=torch.int32)
+    config = dict(ACC=tl.int32, BLOCK=128, WIDE=128, DEEP=128, num_warps=4, num_stages=3)
+    return {
+        "torch": lambda: torch._int_mm(x, y.t()),
+        "triton": lambda: _matmul[(n // 128 * (n // 128),)](x, y, z, n, **config),
+    }
 
 
-MATRICES: Mapping[str, Callable[[int], Callable[[], Any]]] = {
-    "tensor.bfloat16": _product(torch.bfloat16),
-    "tensor.float16": _product(torch.float16),
-    "tensor.tf32": _product(torch.float32, tf32=True),
-    "tensor.float8_e4m3fn": _product_fp8,
-    "tensor.int8": _product_int8,
+MATRICES: Mapping[str, Callable[[int], dict[str, Callable[[], Any]]]] = {
+    "tensor.bfloat16": _products(torch.bfloat16),
+    "tensor.float16": _products(torch.float16),
+    "tensor.tf32": _products(torch.float32, tf32=True),
+    "tensor.float8_e4m3fn": _products_fp8,
+    "tensor.int8": _products_int8,
 }
 
 

@@ -6,7 +6,7 @@ import contextlib
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean, median
@@ -98,13 +98,14 @@ def bench(
     device: str = "cuda",
     against: str = "eager",
     physical: Callable[[Cost], float] = lambda _: 0.0,
+    proven: Collection[str] = (),
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Timing]:
-    """Timings of all kernels, case by case. `physical` says the least seconds a Cost can take, `on_step` is told what
-    is being done."""
+    """Timings of all kernels, case by case. `physical` says the least seconds a Cost can take, `proven` names kernels
+    that a check has found right already, and `on_step` is told what is being done."""
     floor = floor_us(clock)
     with contextlib.ExitStack() as stack:
-        entrants = [*_own(op, kernels, cases, device, on_step)]
+        entrants = [*_own(op, kernels, proven, cases, device, on_step)]
         for path in files:
             entrants.append(_user(op, path, cases, device, stack, on_step))
         for case in cases:
@@ -130,14 +131,19 @@ def physical_seconds(measured: Mapping[str, float], device: Mapping[str, Any]) -
 
 
 def _own(
-    op: Op, kernels: Sequence[Kernel], cases: Sequence[Case], device: str, on_step: Callable[[str], None]
+    op: Op,
+    kernels: Sequence[Kernel],
+    proven: Collection[str],
+    cases: Sequence[Case],
+    device: str,
+    on_step: Callable[[str], None],
 ) -> Iterator[Entrant]:
     """Those that are compiled for each case are checked on the timed ones alone: each is another program."""
-    checked = [kernel for kernel in kernels if not kernel.builds_per_case]
+    checked = [kernel for kernel in kernels if not kernel.builds_per_case and kernel.name not in proven]
     verdicts = check(op, checked, device=device, dtypes=sorted({case.dtype for case in cases}), depth="quick")
     for kernel in kernels:
         verdict = Verdict(op.name, kernel.name, "right")
-        if not kernel.builds_per_case:
+        if kernel in checked:
             on_step(f"checking {kernel.name}")
             verdict = next(verdicts)
             _require_working_gpu(kernel.name, "its own cases", device)

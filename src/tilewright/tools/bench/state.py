@@ -45,8 +45,9 @@ def watched() -> Iterator[dict[str, Any]]:
         return
 
     def watch() -> None:
-        while not over.wait(EVERY):
-            look()
+        with contextlib.suppress(pynvml.NVMLError):  # what was seen until then is kept
+            while not over.wait(EVERY):
+                look()
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

@@ -1,0 +1,425 @@
+"""Any callable timed in one line, and no time for one that is wrong. Nothing here depends on how fast anything is."""
+
+import inspect
+from statistics import mean, median
+
+import pytest
+import torch
+
+import tilewright as tw
+from tilewright import hardware, notebook
+from tilewright.notebook import Benchmark, Entry
+from tilewright.spec import Cost
+from tilewright.timer import HostTimer, Sample
+
+
+def softmax(x):
+    return torch.softmax(x, -1)
+
+
+def in_steps(x):
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+def broken(x):
+    raise ValueError("no rows\nand more")
+
+
+def timed(fn, *args, **more):
+    return tw.benchmark(fn, *args, **{"samples": 5} | more)
+
+
+@pytest.fixture
+def x(device):
+    return torch.randn(8, 33, device=device)
+
+
+def test_a_right_one_has_a_time_and_a_ratio_with_intervals(x):
+    found = timed(in_steps, x, against=softmax)
+    mine, baseline = found.entries
+    assert [(e.name, e.verdict, e.reason) for e in found.entries] == [
+        ("in_steps", "right", ""),
+        ("softmax", "right", ""),
+    ]
+    assert len(mine.samples_us) == len(baseline.samples_us) == 5
+    assert mine.interval_us[0] <= mine.us == median(mine.samples_us) <= mine.interval_us[1]
+    assert mine.ratio == baseline.us / mine.us
+    assert mine.ratio_interval[0] <= mine.ratio <= mine.ratio_interval[1]
+    assert mine.host_us > 0
+    assert (found.baseline, baseline.ratio) == ("softmax", None)
+
+
+@pytest.mark.parametrize(
+    ("fn", "said"),
+    [
+        (torch.zeros_like, r"output\[0, 0\] is 0, expected"),
+        (lambda x: softmax(x.bfloat16()).float(), "elements are off"),
+        (lambda x: softmax(x)[1:], "shape"),
+        (lambda x: softmax(x).double(), "dtype"),
+        (lambda x: (softmax(x),), "returned tuple, not a tensor"),
+        (lambda x: 1.0, "returned float, not a tensor"),
+        (lambda x: softmax(x.add_(0.5)), "its argument 1 was changed"),
+    ],
+)
+def test_a_wrong_one_has_no_time_and_says_why(x, fn, said):
+    found = timed(fn, x, against={"right": softmax})
+    wrong, baseline = found.entries
+    assert (wrong.verdict, wrong.us, wrong.samples_us, wrong.ratio) == ("wrong", None, (), None)
+    assert baseline.us
+    with pytest.raises(AssertionError, match=said):
+        raise AssertionError(wrong.reason)
+    assert f"{wrong.name}: wrong, {wrong.reason}" in str(found)
+
+
+def test_several_baselines_go_by_name_and_the_first_says_what_is_right(x):
+    found = timed(softmax, x, against={"torch": softmax, "steps": in_steps, "zeros": torch.zeros_like})
+    assert [(e.name, e.verdict) for e in found.entries] == [
+        ("softmax", "right"),
+        ("torch", "right"),
+        ("steps", "right"),
+        ("zeros", "wrong"),
+    ]
+    assert [e.ratio is not None for e in found.entries] == [True, False, True, False]
+    other_way = timed(softmax, x, against={"zeros": torch.zeros_like, "torch": softmax})
+    assert [e.verdict for e in other_way.entries] == ["wrong", "right", "wrong"]
+
+
+def test_the_same_name_twice_is_told_apart(x):
+    found = timed(lambda x: x + 1, x, against=lambda x: x + 1)
+    assert [e.name for e in found.entries] == ["<lambda> (fn)", "<lambda>"]
+
+
+def test_without_a_baseline_nothing_is_checked_and_the_text_says_how(x):
+    found = timed(torch.zeros_like, x)
+    (entry,) = found.entries
+    assert (entry.verdict, len(entry.samples_us), entry.ratio) == ("not checked", 5, None)
+    assert entry.us
+    assert "against=" in str(found)
+    assert " vs " not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "why"),
+    [
+        (lambda x: float(x.sum()), "returns float: only real tensors are compared"),
+        (lambda x: (x.sin(), 3), "returns int: only real tensors are compared"),
+        (lambda x: None, "returns NoneType: only real tensors are compared"),
+        (lambda x: (), "returns nothing: only real tensors are compared"),
+        (lambda x: x + 1j, "returns complex numbers: only real tensors are compared"),
+        (lambda x: x @ torch.ones(33, 2, device=x.device), "does not run in float64"),
+        (lambda x: x.sum() if x[0, 0].item() > 6 else 1 / 0, "does not take the values in reverse"),
+    ],
+)
+def test_what_the_baseline_cannot_say_is_not_checked(x, baseline, why):
+    x[0, 0] = 7
+    found = timed(softmax, x, against=baseline)
+    assert {e.verdict for e in found.entries} == {"not checked"}
+    assert all(e.us for e in found.entries)
+    assert why in found.entries[0].reason
+
+
+@pytest.mark.parametrize("against", [broken, {"broken": broken}])
+def test_what_is_raised_is_a_verdict(x, against):
+    found = timed(broken, x, against=softmax)
+    crashed, _ = found.entries
+    assert (crashed.verdict, crashed.reason, crashed.us) == ("crashed", "ValueError: no rows", None)
+    found = timed(softmax, x, against=against)
+    mine, baseline = found.entries
+    assert (baseline.verdict, baseline.reason, baseline.us) == ("crashed", "ValueError: no rows", None)
+    assert (mine.verdict, mine.ratio) == ("not checked", None)
+    assert "broken cannot say what is right: ValueError: no rows" in str(found)
+    assert timed(broken, x).entries[0].verdict == "crashed"
+
+
+def test_right_when_checked_and_wrong_later_is_found_out(x):
+    calls = []
+
+    def tires(x):
+        calls.append(x)
+        return softmax(x) if len(calls) < 3 else x.clone()
+
+    mine, baseline = timed(tires, x, against=softmax).entries
+    assert (mine.verdict, mine.us, mine.ratio) == ("wrong", None, None)
+    assert mine.reason.startswith("right when it was checked, ")
+    assert baseline.us
+
+
+def test_a_crash_halfway_costs_the_others_nothing(x, monkeypatch):
+    monkeypatch.setattr("tilewright.timer.WARM_UP_SECONDS", 0)
+    calls = []
+
+    def breaks(x):
+        calls.append(1)
+        if len(calls) > 60:
+            raise RuntimeError("enough")
+        return softmax(x)
+
+    mine, baseline = timed(breaks, x, against=softmax, samples=60).entries
+    assert (mine.verdict, mine.reason) == ("crashed", "RuntimeError: enough")
+    assert len(baseline.samples_us) == 60
+
+
+def test_one_that_remembers_its_last_result_is_found_out(x):
+    kept = []
+
+    def remembers(x):
+        kept.append(softmax(x) if not kept else kept[0])
+        return kept[0].clone()
+
+    (mine, _) = timed(remembers, x, against=softmax).entries
+    assert (mine.verdict, mine.reason[:18]) == ("wrong", "with other values,")
+
+
+@pytest.mark.parametrize("view", [lambda t: t, lambda t: t.t(), lambda t: t[1:, ::2], lambda t: t[:1].expand(8, 33)])
+def test_arguments_are_copies_that_lie_as_the_callers_do(x, view):
+    given = view(x)
+    before, seen = x.clone(), set()
+
+    def watching(a, factor):
+        assert (a.shape, a.stride(), a.dtype) == (given.shape, given.stride(), given.dtype)
+        seen.add(a.data_ptr())
+        return a * factor
+
+    found = timed(watching, given, 3, against=lambda a, factor: a * factor)
+    assert [e.verdict for e in found.entries] == ["right", "right"]
+    assert len(seen) >= 3
+    assert given.data_ptr() not in seen
+    assert torch.equal(x, before)
+
+
+def test_what_is_written_to_counts_as_a_result(x):
+    before = x.clone()
+
+    def into(x, out):
+        torch.add(x, 1, out=out)
+
+    others = {"into": into, "nothing": lambda x, out: None}
+    others["half"] = lambda x, out: (out[:4].copy_(x[:4] + 1), None)[1]
+    found = timed(lambda x, out: (out.copy_(x).add_(1), None)[1], x, torch.zeros_like(x), against=others)
+    assert [e.verdict for e in found.entries] == ["right", "right", "wrong", "wrong"]
+    doubled = timed(lambda x: x.mul_(2), x, against=lambda x: x.add_(x))
+    assert [e.verdict for e in doubled.entries] == ["right", "right"]
+    assert torch.equal(x, before)
+
+
+def test_inputs_make_arguments_where_reversed_ones_make_no_sense(device):
+    made = []
+
+    def sorted_rows():
+        made.append(torch.randn(6, 50, device=device).sort(-1).values)
+        return made[-1], 3
+
+    found = timed(lambda x, k: x[:, -k:].flip(-1), inputs=sorted_rows, against=lambda x, k: x.topk(k, -1).values)
+    assert [e.verdict for e in found.entries] == ["right", "right"]
+    assert len(made) == 2
+
+
+def test_mistakes_are_one_clear_line(x):
+    with pytest.raises(TypeError, match=r"as benchmark\(fn, x\), or inputs="):
+        tw.benchmark(softmax)
+    with pytest.raises(TypeError, match="or inputs="):
+        tw.benchmark(softmax, x, inputs=lambda: (x,))
+    with pytest.raises(TypeError, match="none of the arguments is a tensor"):
+        tw.benchmark(softmax, 3)
+    with pytest.raises(TypeError, match=r"tuple of arguments, as \(x,\)"):
+        tw.benchmark(softmax, inputs=lambda: x)
+    with pytest.raises(TypeError, match="cannot be called"):
+        tw.benchmark(softmax, x, against=3)
+    with pytest.raises(ValueError, match="on cpu and meta: move all to one"):
+        tw.benchmark(torch.add, x.cpu(), torch.empty(3, device="meta"))
+    with pytest.raises(ValueError, match="on meta: move all to one"):
+        tw.benchmark(softmax, x.to("meta"))
+    with pytest.raises(ValueError, match="samples is at least 5"):
+        tw.benchmark(softmax, x, samples=1)
+    sizes = iter((3, 4))
+    with pytest.raises(ValueError, match="only values may change"):
+        tw.benchmark(softmax, inputs=lambda: (torch.randn(next(sizes), 5),))
+
+
+def entry(name, us, edges, **more):
+    return Entry(name, "right", us=us, interval_us=edges, samples_us=(us,), host_us=4.0, extra_bytes=2**21, **more)
+
+
+TABLE = Benchmark(
+    [
+        entry("<img onerror=alert(1)>", 12.0, (11.9, 12.1), ratio=1.5, ratio_interval=(1.49, 1.51), calls=16),
+        entry("slow & late", 18.1, (17.9, 18.3), ratio=0.99, ratio_interval=(0.98, 1.01), is_tie=True, is_queued=False),
+        Entry("bad", "wrong", "output[0] is <b>1</b>"),
+        entry('"torch"', 18.0, (17.8, 18.2)),
+    ],
+    '"torch"',
+    "a clock",
+    1.25,
+    ("heat",),
+)
+
+
+def test_the_text_says_all_that_there_is_to_say():
+    assert str(TABLE) == repr(TABLE)
+    assert str(TABLE).splitlines() == [
+        'kernel                  time      95 %          host     extra memory  vs "torch"                 verdict',
+        "<img onerror=alert(1)>  12.0 us*  11.9 to 12.1  4.00 us  2.0 MiB       1.50x (1.49 to 1.51)       right",
+        "slow & late             18.1 us   17.9 to 18.3  4.00 us  2.0 MiB       0.99x (0.98 to 1.01), tie  right",
+        "bad                     -                                                                         wrong",
+        '"torch"                 18.0 us   17.8 to 18.2  4.00 us  2.0 MiB       baseline                   right',
+        "bad: wrong, output[0] is <b>1</b>",
+        "a clock; of nothing at all it says 1.25 us, which is not subtracted",
+        "* 16 calls back to back in a sample, each on arguments of its own",
+        "host time is in samples of slow & late: a call waits for the GPU on its way",
+        "the GPU held itself back: heat",
+    ]
+
+
+def test_html_is_a_table_with_everything_escaped():
+    html = TABLE._repr_html_()
+    assert "<img" not in html
+    assert "<b>" not in html
+    for said in (
+        "&lt;img onerror=alert(1)&gt;",
+        "slow &amp; late",
+        "&lt;b&gt;1&lt;/b&gt;",
+        "vs &quot;torch&quot;",
+        "tie",
+    ):
+        assert said in html
+    assert html.count("<tr>") == 5
+    assert html.count("<th>") == html.count("<td>") / 4 == 7
+
+
+def test_intervals_that_overlap_are_a_tie():
+    base = entry("base", 10.0, (9.0, 11.0))
+    ties = {
+        low: notebook._against(entry("one", low, (low - 1, low + 1)), base).is_tie for low in (7.0, 8.0, 12.0, 13.0)
+    }
+    assert ties == {7.0: False, 8.0: True, 12.0: True, 13.0: False}
+
+
+def test_tensors_on_the_cpu_are_timed_by_the_hosts_clock():
+    assert "host clock, CPU" in str(timed(softmax, torch.randn(3, 5)))
+
+
+def test_do_bench_takes_what_tritons_takes():
+    testing = pytest.importorskip("triton.testing")
+    ours, theirs = (
+        {p.name: p.default for p in inspect.signature(fn).parameters.values()} for fn in (tw.do_bench, testing.do_bench)
+    )
+    assert ours == theirs
+    assert [*ours] == [*theirs]
+
+
+class Counted(HostTimer):
+    """Says 1000, 2000, ... us of the samples it takes."""
+
+    def __init__(self, is_queued=True):
+        self.taken, self.is_queued = 0, is_queued
+
+    def sample(self, calls, ahead, then=None):
+        self.taken += 1
+        for call in calls:
+            call()
+        return Sample(1e3 * self.taken, self.is_queued)
+
+
+@pytest.fixture
+def samples_of_do_bench(monkeypatch):
+    """What it returns, shifted so that its first sample is 1 ms."""
+    monkeypatch.setattr(notebook, "timer_for", lambda _: Counted())
+    monkeypatch.setattr("tilewright.timer.WARM_UP_SECONDS", 0)
+
+    def run(**more):
+        return notebook.do_bench(lambda: None, **{"warmup": 0, "rep": 0} | more)
+
+    return run
+
+
+def test_do_bench_gives_what_is_asked_for(samples_of_do_bench):
+    taken = samples_of_do_bench(return_mode="all")
+    assert taken == [taken[0] + n for n in range(5)]
+    assert samples_of_do_bench() == samples_of_do_bench(return_mode="mean") == mean(taken)
+    assert samples_of_do_bench(return_mode="median") == median(taken)
+    assert (samples_of_do_bench(return_mode="min"), samples_of_do_bench(return_mode="max")) == (taken[0], taken[-1])
+    assert samples_of_do_bench(quantiles=[0.5]) == median(taken)
+    assert samples_of_do_bench(quantiles=[0, 0.125, 1]) == [taken[0], taken[0] + 0.5, taken[-1]]
+    assert samples_of_do_bench(quantiles=(0.5, 0.2), return_mode="all") == [median(taken), taken[0] + 0.8]
+    with pytest.raises(ValueError, match="return_mode is one of min, max, mean, median, all, not 'best'"):
+        samples_of_do_bench(return_mode="best")
+    with pytest.raises(ValueError, match="range"):
+        samples_of_do_bench(quantiles=[2])
+
+
+def test_do_bench_warms_up_and_repeats_for_as_long_as_it_is_told(samples_of_do_bench):
+    at_once = samples_of_do_bench(return_mode="all")
+    assert len(samples_of_do_bench(rep=20, return_mode="all")) > 5
+    assert samples_of_do_bench(warmup=20, return_mode="min") > at_once[0]
+
+
+def test_do_bench_clears_gradients_before_each_call():
+    x = torch.randn(4, requires_grad=True)
+    seen = []
+
+    def step():
+        seen.append(x.grad is None)
+        x.sum().backward()
+
+    tw.do_bench(step, warmup=0, rep=1, grad_to_none=[x])
+    assert seen
+    assert all(seen)
+
+
+def test_do_bench_warns_of_host_time(monkeypatch):
+    monkeypatch.setattr(notebook, "timer_for", lambda _: Counted(is_queued=False))
+    monkeypatch.setattr("tilewright.timer.WARM_UP_SECONDS", 0)
+    with pytest.warns(UserWarning, match="waits for the GPU"):
+        notebook.do_bench(lambda: None, warmup=0, rep=0)
+
+
+def test_do_bench_lets_errors_out():
+    with pytest.raises(ZeroDivisionError):
+        tw.do_bench(lambda: 1 / 0)
+
+
+@pytest.mark.gpu
+def test_short_calls_are_timed_back_to_back_and_memory_is_counted():
+    x = torch.randn(64, 64, device="cuda")
+    short = timed(in_steps, x, against=softmax)
+    assert {e.calls for e in short.entries} == {16}
+    assert torch.cuda.get_device_name() in str(short)
+    assert "back to back" in str(short)
+    wide = torch.randn(8192, 8192, device="cuda")
+    long = timed(lambda x: (x + 1).exp(), wide, against=lambda x: x.add(1).exp_())
+    assert {e.calls for e in long.entries} == {1}
+    assert all(e.is_queued for e in long.entries)
+    assert [e.extra_bytes for e in long.entries] == [wide.nbytes, 0]
+
+
+@pytest.mark.gpu
+def test_a_time_below_what_the_hardware_needs_is_not_believed():
+    if hardware.in_hand()["gpu"] not in hardware.DATASHEETS:
+        pytest.skip("needs a GPU with a datasheet")
+    x = torch.randn(64, 64, device="cuda")
+    mine, baseline = timed(in_steps, x, against=softmax, cost=Cost(10**15, 0)).entries
+    assert (mine.verdict, mine.us, mine.ratio) == ("implausible", None, None)
+    assert "by its datasheet" in baseline.reason
+    assert timed(softmax, x, against=softmax, cost=Cost(x.nbytes, x.nbytes)).entries[0].verdict == "right"
+
+
+@pytest.mark.gpu
+def test_one_that_waits_for_the_gpu_is_told():
+    x = torch.randn(64, 64, device="cuda")
+
+    def waits(x):
+        torch.cuda.synchronize()
+        return softmax(x)
+
+    found = timed(waits, x, against=softmax)
+    assert [e.is_queued for e in found.entries] == [False, True]
+    assert "host time is in samples of waits" in str(found)
+    with pytest.warns(UserWarning, match="waits for the GPU"):
+        tw.do_bench(lambda: waits(x))
+
+
+@pytest.mark.gpu
+def test_tensors_on_two_devices_are_refused():
+    with pytest.raises(ValueError, match="on cpu and cuda:0"):
+        tw.benchmark(torch.add, torch.ones(3), torch.ones(3, device="cuda"))

@@ -1,0 +1,379 @@
+"""A kernel that is timed, here and in a worker: other inputs each time, results that can be asked for, and bad ends."""
+
+import contextlib
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from tilewright import timer
+from tilewright.spec import Case, Cost, Kernel, Op
+from tilewright.timer import HostTimer
+from tilewright.tools.check.answers import Answers
+from tilewright.tools.check.judge import Here, Judge
+from tilewright.tools.check.trials import Trial
+from tilewright.worker import parent
+from tilewright.worker.memory import GUARD, Placed
+from tilewright.worker.parent import Worker
+from tilewright.worker.stage import KernelFailed, Like, Request, failures
+from tilewright.worker.track import SLOTS, Inputs, Lap, Track
+
+FILE = """
+import os, time, torch
+
+def softmax(x):
+    what = float(x[0, 0])
+    if what == 1: os._exit(0)
+    if what == 2: time.sleep(60)
+    if what == 3: raise ValueError("first line\\nsecond line")
+    return torch.softmax(x, -1)
+"""
+DIRECTIONS = ("forward", "backward", "both")
+ROWS, COLUMNS = 3, 5
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(timer, "WARM_UP_SECONDS", 0.05)
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory):
+    path = tmp_path_factory.mktemp("user") / "mine.py"
+    path.write_text(FILE)
+    with Worker(device="cpu", seconds=20) as started:
+        started.load("softmax", file=path)
+        yield started
+
+
+def request(seed: int, with_gradient: bool = True, layout: str = "contiguous") -> Request:
+    generator = torch.Generator().manual_seed(seed)
+    x, grad = (torch.randn(ROWS, COLUMNS, generator=generator) for _ in range(2))
+    wanted = [Like((ROWS, COLUMNS), torch.float32)]
+    made = Request([Placed.of(x, layout)], wanted)
+    return Request(made.args, wanted, True, [Placed.of(grad, layout)], [0]) if with_gradient else made
+
+
+def of(direction: str, **more) -> list[Request]:
+    return [request(seed, direction != "forward", **more) for seed in range(2)]
+
+
+def asking(what: float) -> list[Request]:
+    return [Request([Placed.of(torch.full((ROWS, COLUMNS), what), "contiguous")], of("forward")[0].wanted)]
+
+
+def expected(asked: Request, direction: str) -> list[torch.Tensor]:
+    leaf = asked.args[0].tensor().requires_grad_()
+    y = torch.softmax(leaf, -1)
+    gradients = torch.autograd.grad(y, leaf, asked.grads[0].tensor()) if asked.grads else ()
+    return {"forward": [y], "backward": [*gradients], "both": [y, *gradients]}[direction]
+
+
+@contextlib.contextmanager
+def on(where: str, worker: Worker, requests: list[Request], direction: str):
+    """What is timed: a Track in this process, or a Worker that holds one."""
+    if where == "here":
+        yield Track(lambda x: torch.softmax(x, -1), Inputs(requests, "cpu"), direction, HostTimer())
+    else:
+        worker.begin(requests, direction)
+        yield worker
+        worker.end()
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "sliced"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("where", ["here", "in a worker"])
+def test_results_are_those_of_the_values_of_that_number(worker, where, direction, layout):
+    requests = of(direction, layout=layout)
+    with on(where, worker, requests, direction) as track:
+        assert track.warm_up() > 0
+        for number in (0, 1, 1, 0):
+            lap = track.sample(number)
+            assert lap.us > 0
+            assert lap.is_queued
+            wanted = expected(requests[number], direction)
+            assert len(lap.results) == len(wanted)
+            for result, right in zip(lap.results, wanted, strict=True):
+                torch.testing.assert_close(result, right)
+        assert track.sample().results is None
+        host_us, extra_bytes = track.aside()
+        assert host_us > 0
+        assert extra_bytes is None
+
+
+@pytest.mark.parametrize("where", ["here", "in a worker"])
+def test_results_of_several_calls_are_those_of_one_of_them(worker, where):
+    requests = of("both")
+    with on(where, worker, requests, "both") as track:
+        track.warm_up(4)
+        for number in (0, 1):
+            for result, right in zip(track.sample(number).results, expected(requests[number], "both"), strict=True):
+                torch.testing.assert_close(result, right)
+
+
+def test_every_call_of_a_sample_may_be_the_one_that_is_looked_at():
+    numbers, seen = iter(range(10**6)), set()
+    track = Track(lambda x: x * 0 + next(numbers), Inputs(of("forward"), "cpu"), "forward", HostTimer())
+    track.warm_up(4)
+    for _ in range(60):
+        first = next(numbers) + 1
+        seen.add(int(track.sample(0).results[0][0, 0]) - first)
+    assert seen == {0, 1, 2, 3}
+
+
+def test_what_is_kept_is_a_copy():
+    buffer = torch.zeros(ROWS, COLUMNS)
+    track = Track(lambda x: buffer.add_(1), Inputs(of("forward"), "cpu"), "forward", HostTimer())
+    first, second = (track.sample(0).results[0] for _ in range(2))
+    assert float(second[0, 0]) == float(first[0, 0]) + 1
+
+
+def test_what_has_no_gradient_is_none():
+    requests = [Request(r.args * 2, r.wanted, True, r.grads, [0, 1]) for r in of("both")]
+    track = Track(lambda x, y: x * 2, Inputs(requests, "cpu"), "both", HostTimer())
+    y, dx, dy = track.sample(1).results
+    assert torch.equal(y, requests[1].args[0].tensor() * 2)
+    assert torch.equal(dx, requests[1].grads[0].tensor() * 2)
+    assert dy is None
+
+
+def test_values_and_addresses_change_but_are_never_those_of_the_parent():
+    requests = of("forward")
+    given = {r.args[0].memory.data_ptr() for r in requests}
+    seen = []
+
+    def watching(x):
+        seen.append((x.data_ptr(), float(x[0, 0])))
+        return x * 2
+
+    track = Track(watching, Inputs(requests, "cpu"), "forward", HostTimer())
+    for _ in range(60):
+        track.sample()
+    places, values = ({one[n] for one in seen} for n in (0, 1))
+    assert len(places) == SLOTS
+    assert not places & given
+    assert values == {float(r.args[0].tensor()[0, 0]) for r in requests}
+    assert len(set(seen)) == SLOTS * 2, "any values in any place"
+
+
+def test_calls_of_one_sample_have_places_of_their_own():
+    inputs = Inputs(of("forward"), "cpu")
+    for count in (2, SLOTS, 3 * SLOTS):
+        slots = inputs.take(count)
+        assert len({slot.args[0].data_ptr() for slot in slots}) == count
+
+
+def test_incoming_gradients_change_with_the_inputs():
+    requests = of("both")
+    for number in (0, 1):
+        (slot,) = Inputs(requests, "cpu").take(1, number)
+        assert torch.equal(slot.args[0], requests[number].args[0].tensor())
+        assert torch.equal(slot.grads[0], requests[number].grads[0].tensor())
+
+
+def test_kernels_that_change_their_inputs_have_fresh_ones_each_time():
+    seen = []
+
+    def in_place(x):
+        seen.append(float(x[0, 0]))
+        return x.fill_(99.0)
+
+    requests = of("forward")
+    track = Track(in_place, Inputs(requests, "cpu"), "forward", HostTimer())
+    track.warm_up(2)
+    for number in (0, 1, 0):
+        assert float(track.sample(number).results[0][0, 0]) == 99.0
+    track.aside()
+    assert 99.0 not in seen
+    assert float(requests[0].args[0].tensor()[0, 0]) in seen
+
+
+def test_what_is_written_around_an_input_does_not_last():
+    inputs = Inputs(of("forward"), "cpu")
+    slots = inputs.take(SLOTS)
+    for slot in slots:
+        slot.request.args[0].memory.fill_(7)
+    clean = of("forward")[0].args[0].memory[:GUARD]
+    for slot in inputs.take(SLOTS):
+        assert torch.equal(slot.request.args[0].memory[:GUARD], clean)
+
+
+def test_gradients_are_on_only_where_they_are_asked_for():
+    seen = {}
+    for direction in DIRECTIONS:
+
+        def watching(x, direction=direction):
+            seen.setdefault(direction, set()).add((torch.is_grad_enabled(), x.requires_grad))
+            return x * 2
+
+        Track(watching, Inputs(of(direction), "cpu"), direction, HostTimer()).sample()
+    assert seen == {"forward": {(False, False)}, "backward": {(True, True)}, "both": {(True, True)}}
+    assert torch.is_grad_enabled()
+
+
+def test_backward_does_not_time_the_forward():
+    moments = []
+
+    class Watching(HostTimer):
+        def sample(self, calls, ahead, then=None):
+            moments.append("sample")
+            return super().sample(calls, ahead, then)
+
+    def fn(x):
+        moments.append("forward")
+        return x * 2
+
+    Track(fn, Inputs(of("backward"), "cpu"), "backward", Watching()).sample()
+    assert moments == ["forward", "sample"]
+    moments.clear()
+    Track(fn, Inputs(of("both"), "cpu"), "both", Watching()).sample()
+    assert moments == ["sample", "forward"]
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "reason"),
+    [
+        (1, "crashed", "code 0"),
+        (2, "timeout", "within"),
+        (3, "crashed", "ValueError: first line"),
+    ],
+)
+def test_a_bad_end_while_timed_is_told_and_the_next_begin_works(worker, what, kind, reason):
+    worker.begin(asking(what), "forward")
+    worker.seconds = 1 if what == 2 else 20
+    begin = time.monotonic()
+    with pytest.raises(KernelFailed, match=reason) as failure:
+        worker.warm_up()
+    worker.seconds = 20
+    assert failure.value.kind == kind
+    assert "\n" not in str(failure.value)
+    assert time.monotonic() - begin < 15
+    for ask in (worker.sample, worker.aside) if what != 3 else ():
+        with pytest.raises(KernelFailed, match="ended the process in which it was timed"):
+            ask()
+    worker.end()
+    requests = of("forward")
+    worker.begin(requests, "forward")
+    worker.warm_up()
+    torch.testing.assert_close(worker.sample(0).results, expected(requests[0], "forward"))
+
+
+LAP = {"us": 1.0, "is_queued": True, "results": [True]}
+
+
+def answered(monkeypatch, answer, tensors: int = 0) -> tuple[Worker, list[str]]:
+    """A worker whose process answers this, whatever it is asked; and whether that was ended."""
+    ended: list[str] = []
+    worker = Worker(device="cpu")
+    worker._process = SimpleNamespace(stdin=None, stdout=None, end=lambda: ended.append("ended"))
+    monkeypatch.setattr(parent.wire, "send", lambda *_: None)
+    monkeypatch.setattr(parent.wire, "receive", lambda *_: (b"", answer, [torch.zeros(1)] * tensors))
+    return worker, ended
+
+
+def test_a_lap_that_makes_sense(monkeypatch):
+    worker, ended = answered(monkeypatch, LAP, 1)
+    assert worker.sample(0) == Lap(1.0, True, [torch.zeros(1)])
+    assert not ended
+
+
+@pytest.mark.parametrize(
+    ("answer", "tensors"),
+    [
+        ({}, 0),
+        (LAP | {"us": "soon"}, 1),
+        (LAP | {"us": None}, 1),
+        (LAP | {"results": 3}, 1),
+        (LAP, 0),
+        ([], 0),
+        ({"error": "me", "kind": "right"}, 0),
+    ],
+    ids=str,
+)
+def test_a_lap_that_makes_no_sense_was_tampered_with(monkeypatch, answer, tensors):
+    worker, ended = answered(monkeypatch, answer, tensors)
+    with pytest.raises(KernelFailed) as failure:
+        worker.sample(0)
+    assert failure.value.kind == "tampered"
+    assert ended
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        (Worker.warm_up, {}),
+        (Worker.warm_up, {"us": "soon"}),
+        (Worker.aside, {}),
+        (Worker.aside, {"host_us": None, "extra_bytes": 0}),
+        (Worker.aside, {"host_us": 1.0, "extra_bytes": "few"}),
+    ],
+)
+def test_so_was_any_other_answer_that_makes_no_sense(monkeypatch, ask, answer):
+    worker, ended = answered(monkeypatch, answer)
+    with pytest.raises(KernelFailed) as failure:
+        ask(worker)
+    assert failure.value.kind == "tampered"
+    assert ended
+
+
+def test_a_lap_larger_than_any_result_is_not_read(worker, monkeypatch):
+    worker.begin(of("forward"), "forward")
+    limits = []
+    real = parent.wire.receive
+
+    def watching(pipe, deadline, token, most):
+        limits.append(most)
+        return real(pipe, deadline, token, most)
+
+    monkeypatch.setattr(parent.wire, "receive", watching)
+    worker.sample(0)
+    assert ROWS * COLUMNS * 4 < limits[0] < 2 * parent.SMALL
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """A GPU that has two gibibytes left."""
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2 * 2**30, 80 * 2**30))
+
+
+def out_of_memory(*_):
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nand more")
+
+
+def test_too_little_memory_is_a_failure_of_its_own_kind(full):
+    with pytest.raises(KernelFailed, match="more than the 2 GiB of GPU memory that are free") as failure, failures():
+        out_of_memory()
+    assert failure.value.kind == "memory"
+    track = Track(out_of_memory, Inputs(of("forward"), "cpu"), "forward", HostTimer())
+    for ask in (track.warm_up, track.sample, track.aside):
+        with pytest.raises(KernelFailed) as failure:
+            ask()
+        assert failure.value.kind == "memory"
+
+
+def test_a_case_that_needs_too_much_memory_is_left_out_and_the_others_are_asked(full):
+    double = Op(
+        "double",
+        lambda x: x * 2,
+        cost=lambda x: Cost(x.nbytes, x.nbytes),
+        inputs=lambda draw: (draw.randn("N"),),
+        check=[],
+        bench=[],
+    )
+
+    def greedy(x):
+        return out_of_memory() if len(x) == 7 else x * 2
+
+    trials = [Trial(Case((("N", n),), "float32")) for n in (7, 8)]
+    for language in ("torch", "python"):  # ours, and a user's file
+        kernel = Kernel("greedy", greedy, language, lambda *_: True, differentiable=False)
+        judge = Judge(double, kernel, Here(greedy, "cpu"), Answers(double, "cpu", 0), "cpu")
+        verdict = judge.judge(trials, lambda: None)
+        assert [case.verdict for case in verdict.cases] == ["unsupported", "right"]
+        assert "2 GiB" in verdict.cases[0].reason
+        assert verdict.verdict == "right"
+        assert any("1 left out" in label for label in verdict.labels)
+        alone = Judge(double, kernel, Here(greedy, "cpu"), Answers(double, "cpu", 0), "cpu")
+        assert alone.judge(trials[:1], lambda: None).verdict == "unsupported"
