@@ -38,7 +38,7 @@ tests: $(READY)
 	$(RUN) -m pytest -n 2 --dist loadgroup
 
 gpu-test: $(READY)
-	$(RUN) -m pytest tests/ops tests/tools tests/test_hardware.py
+	$(RUN) -m pytest tests/ops tests/tools tests/worker tests/test_hardware.py tests/test_notebook.py tests/test_timer.py
 
 PAIRS := triton==3.6.0/numpy==2.4.6 triton==3.9.0/numpy==2.3.5 triton==3.9.0/numpy==2.4.6
 
@@ -50,8 +50,10 @@ pairs: $(READY)
 		PYTHONPATH=$$folder $(RUN) -m pytest -n 2 tests/interpreter tests/ops tests/tools/test_audit.py || exit 1; \
 	done
 
+PAGES := README.md $(addprefix docs/,softmax.md audit.md check.md measuring.md)
+
 pages: $(READY)
-	$(RUN) -m tilewright report --fill README.md --fill docs/softmax.md --fill docs/audit.md --fill docs/check.md
+	$(RUN) -m tilewright report $(foreach page,$(PAGES),--fill $(page))
 
 clean:
 	rm -rf $(VENV)

@@ -21,6 +21,7 @@ OF_A_TIMING = (
     *("case", "dtype", "direction", "cost", "verdict", "reason", "samples_us", "median_us"),
     *("ceilings", "device", "versions"),
 )
+BASELINES_OF_1 = ("eager", "compile", "manual", "sdpa", "vendor")  # how their names begin
 SINCE_2: dict[str, Any] = {
     "is_baseline": False,
     "calls": 1,
@@ -107,7 +108,9 @@ def _is_newer(value: Any) -> bool:
 
 def _complete(record: dict[str, Any]) -> dict[str, Any]:
     """A timing of an earlier version lacks what was not measured then."""
-    return SINCE_2 | record if record["kind"] == "timing" else record
+    if record["kind"] != "timing":
+        return record
+    return SINCE_2 | {"is_baseline": record["kernel"].startswith(BASELINES_OF_1)} | record
 
 
 def _is_record(value: Any) -> bool:

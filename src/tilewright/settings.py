@@ -22,6 +22,12 @@ def results_dir() -> Path:
     return checkout if checkout.is_dir() else package / "results"
 
 
+def record_files() -> list[Path]:
+    """Those in the folder, and in one of each GPU. What lies deeper is kept to be compared."""
+    folder = results_dir()
+    return sorted([*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")])
+
+
 CACHES = (
     *("TMPDIR", "XDG_CACHE_HOME", "TILEWRIGHT_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"),
     *("CUDA_CACHE_PATH", "NUMBA_CACHE_DIR"),

@@ -98,6 +98,7 @@ def read(path: Path) -> OpSource:
     return OpSource(path)
 
 
+@functools.cache
 def op_files() -> dict[str, Path]:
     """The operations by name: every file of `ops/` that is not a helper."""
     return {path.stem: path for path in sorted(OPS.glob("*.py")) if not path.stem.startswith("_")}
@@ -117,6 +118,7 @@ def kernel_hash(op: str, kernel: str) -> str | None:
     return file_hash(peer_files()[kernel]) if kernel in peer_files() else None
 
 
+@functools.cache
 def peer_files() -> dict[str, Path]:
     """Other libraries by name: every file of `peers/`."""
     return {path.stem: path for path in sorted(PEERS.glob("*.py")) if not path.stem.startswith("_")}

@@ -9,7 +9,7 @@ from tilewright import record, settings, source
 from tilewright.report import markdown
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("softmax", "audit", "check"))]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("softmax", "audit", "check", "measuring"))]
 
 
 def timing(kernel: str, us: float | None, case: int = 1, direction: str = "forward", verdict: str = "right", **more):
@@ -73,7 +73,7 @@ def test_a_block_that_names_nothing_is_refused(what):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_pages_are_current(page):
-    found = [record.read(path) for path in sorted(settings.results_dir().rglob("*.jsonl"))]
+    found = [record.read(path) for path in settings.record_files()]
     assert not any(file.torn or file.corrupt for file in found)
     records = list(record.latest([r for file in found for r in file.records]))
     text = page.read_text()

@@ -115,9 +115,9 @@ def bench(
         _write_page(shown.records, html)
     if not as_json:
         say_next(shown.next)
-    exit_unless_good(shown.found)
     if shown.was_stopped:
         raise typer.Exit(130)
+    exit_unless_good(shown.found)
 
 
 def _require_known(ops: list[Op], kernels: list[str], against: str, files: list[Path]) -> None:
@@ -235,11 +235,12 @@ def _timings(op: Op, kernels: list[Kernel], asked: Asked, timer: Timer, context:
 
 def _proven(op: Op, context: dict[str, Any]) -> set[str]:
     """Kernels that a recorded check found right as they stand, on such a GPU with these versions."""
-    found = [r for path in sorted(settings.results_dir().rglob("*.jsonl")) for r in read(path).records]
+    found = [r for path in settings.record_files() for r in read(path).records]
     return {
         r["kernel"]
         for r in latest([r for r in found if r["kind"] == "verdict" and r["op"] == op.name and "file" not in r])
         if r["verdict"] == "right"
+        and not r.get("is_narrow")
         and r["device"].get("gpu") == context["device"]["gpu"]
         and all(r["versions"][name] == context["versions"][name] for name in ("torch", "triton"))
         and not is_stale(r)

@@ -73,7 +73,7 @@ def check(
     else:
         found = _check_op(op_name, files or [], asked)
     if record:
-        _append(record, found)
+        _append(record, found, is_narrow=bool(case or dtype))
     exit_unless_good(found)
     if not any(verdict.verdict == "right" for verdict in found):
         raise NothingChecked("; ".join(dict.fromkeys(f"{verdict.kernel} {verdict.reason}" for verdict in found)))
@@ -85,10 +85,15 @@ def check(
         say_next(shlex.join(["tilewright", "bench", op_name or "softmax", *map(str, files or [])]))
 
 
-def _append(path: Path, found: list[Verdict]) -> None:
+def _append(path: Path, found: list[Verdict], *, is_narrow: bool) -> None:
+    """`is_narrow`: not all was asked that a proof needs."""
     from tilewright import hardware
 
-    about = {"device": hardware.in_hand() if hardware.has_gpu() else {}, "versions": hardware.versions()}
+    about = {
+        "is_narrow": is_narrow,
+        "device": hardware.in_hand() if hardware.has_gpu() else {},
+        "versions": hardware.versions(),
+    }
     for verdict in found:
         content = {k: v for k, v in verdict.as_json().items() if k not in ("op", "kernel", "file")}
         file = {"file": verdict.file} if verdict.file else {}

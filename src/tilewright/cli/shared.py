@@ -73,7 +73,7 @@ def recorded() -> Iterator[list[dict[str, Any]]]:
     """The newest records of every kind; lines that cannot be read are told once the rest has been used."""
     from tilewright.record import latest, read
 
-    found = [read(path) for path in sorted(settings.results_dir().rglob("*.jsonl"))]
+    found = [read(path) for path in settings.record_files()]
     for file in found:
         for number in file.torn:
             print(f"tilewright: {file.path}, line {number} was cut off while written; skipped", file=sys.stderr)

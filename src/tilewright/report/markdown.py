@@ -74,10 +74,11 @@ def _summary(found: Sequence[Row]) -> str:
             next((row for row in others if not row.kernel.startswith(("eager", "manual", "compile"))), None),
         ]
         cells = [_named(row) if row else "" for row in shown]
-        against = f"{(others[0].us or 0) / (best.us or 1):.2f}x" + (", tie" if best.place == "ties" else "")
+        against = f"{(others[0].us or 0) / (best.us or 1):.2f}x" if others else ""
+        against += ", tie" if others and best.place == others[0].place == "ties" else ""
         lines.append(
             f"| {op} | {case} | {' | '.join(cells)} | {_us(best)} | {best.kernel}{_stale(best)} | {best.share:.0%} "
-            f"| {against if others else ''} |"
+            f"| {against} |"
         )
     return "\n".join(lines)
 

@@ -20,6 +20,7 @@ SECONDS = {"cpu": 60.0, "cuda": 180.0}  # for an answer; on a GPU the first may 
 FAILURES = ("wrong", "crashed", "timeout", "tampered", "unsupported", "memory", "usage")
 SMALL = 2**20  # bytes beyond what was asked for that a reply may have
 LARGEST_BLOCKS = 2**32  # bytes
+NONSENSE = (KeyError, TypeError, ValueError, StopIteration)  # what reading an answer of another form raises
 
 
 class Worker:
@@ -69,7 +70,7 @@ class Worker:
         answer, results = self._exchange({"do": "call", "request": plain}, tensors, self.seconds, most)
         try:
             return messages.reply(answer, results)
-        except (KeyError, TypeError, ValueError, StopIteration):
+        except NONSENSE:
             raise self._tampered() from None
 
     def blocks(self, numbers: Sequence[int], size: int) -> list[list[Tensor]]:
@@ -89,18 +90,26 @@ class Worker:
         self._exchange(message, [t for group in tensors for t in group], self.seconds)
 
     def warm_up(self, calls: int = 1) -> float:
-        return float(self._ask({"do": "warm up", "calls": calls})[0]["us"])
+        answer, _ = self._ask({"do": "warm up", "calls": calls})
+        try:
+            return float(answer["us"])
+        except NONSENSE:
+            raise self._tampered() from None
 
     def sample(self, look_at: int | None = None) -> Lap:
         answer, results = self._ask({"do": "sample", "look_at": look_at})
         try:
             return messages.lap(answer, results)
-        except (KeyError, TypeError, ValueError, StopIteration):
+        except NONSENSE:
             raise self._tampered() from None
 
     def aside(self) -> tuple[float, int | None]:
         answer, _ = self._ask({"do": "aside"})
-        return answer["host_us"], answer["extra_bytes"]
+        try:
+            extra = answer["extra_bytes"]
+            return float(answer["host_us"]), None if extra is None else int(extra)
+        except NONSENSE:
+            raise self._tampered() from None
 
     def end(self) -> None:
         """Free what `begin` made."""

@@ -105,7 +105,7 @@ def bench(
     that a check has found right already, and `on_step` is told what is being done."""
     floor = floor_us(clock)
     with contextlib.ExitStack() as stack:
-        entrants = [*_own(op, kernels, proven, cases, device, on_step)]
+        entrants = [*_own(op, kernels, proven, cases, directions, device, on_step)]
         for path in files:
             entrants.append(_user(op, path, cases, device, stack, on_step))
         for case in cases:
@@ -135,10 +135,14 @@ def _own(
     kernels: Sequence[Kernel],
     proven: Collection[str],
     cases: Sequence[Case],
+    directions: Sequence[str],
     device: str,
     on_step: Callable[[str], None],
 ) -> Iterator[Entrant]:
-    """Those that are compiled for each case are checked on the timed ones alone: each is another program."""
+    """Those that are compiled for each case are checked on the timed ones alone: each is another program. Gradients are
+    asked for if they are timed."""
+    if [*directions] == ["forward"]:
+        kernels = [replace(kernel, differentiable=False) for kernel in kernels]
     checked = [kernel for kernel in kernels if not kernel.builds_per_case and kernel.name not in proven]
     verdicts = check(op, checked, device=device, dtypes=sorted({case.dtype for case in cases}), depth="quick")
     for kernel in kernels:
@@ -219,7 +223,9 @@ class Contest:
         """On the very inputs to be timed."""
         if entrant.verdict.verdict != "right":
             return entrant.verdict
-        kernel = entrant.kernel if with_gradients else replace(entrant.kernel, differentiable=False)
+        kernel = entrant.kernel
+        if not with_gradients:
+            kernel = replace(kernel, differentiable=False)
         judge = Judge(self._op, kernel, entrant.performer, self._answers, self._device)
         verdict = judge.judge([self._trial], lambda: None)
         if not entrant.is_file:
@@ -288,7 +294,8 @@ class Contest:
             yield timing
         for entrant in self._entrants:
             if isinstance(entrant.performer, Worker) and entrant.kernel.name in running:
-                entrant.performer.end()
+                with contextlib.suppress(KernelFailed):  # it has said all there is to say
+                    entrant.performer.end()
 
     def _request(self, answer: Answer, direction: str) -> Request:
         request = self._answers.request(self._trial, answer)
@@ -303,7 +310,7 @@ class Contest:
     def _failed(self, entrant: Entrant, direction: str, failure: KernelFailed) -> Timing:
         if not entrant.is_file:
             _require_working_gpu(entrant.kernel.name, str(self._case), self._device)
-        kind = "unsupported" if failure.kind == "memory" else failure.kind
+        kind = {"memory": "unsupported", "usage": "crashed"}.get(failure.kind, failure.kind)
         return self._without_time(entrant, direction, kind, f"while it was timed: {failure}")
 
     def _implausible(self, cost: Cost, us: Sequence[float]) -> str:

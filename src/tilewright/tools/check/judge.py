@@ -183,6 +183,8 @@ class Judge:
     ) -> tuple[CaseVerdict, list[Tensor]]:
         """One call, judged; and what it returned."""
         answer = self._answers(trial, gradients and self._asks_gradients(trial), other)
+        if self._kernel.builds_per_case:  # else what its compiler does would be watched
+            more["watched"] = False
         request = self._answers.request(trial, answer, **more)
         reply = self._performer.call(request)
         name, dtype = str(trial), trial.case.dtype

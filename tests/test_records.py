@@ -1,0 +1,55 @@
+"""What the documentation says of the committed records is so."""
+
+import pytest
+
+from tilewright import record, settings
+from tilewright.tools.bench.compare import compare
+
+H200 = settings.results_dir() / "h200"
+LONG_US = 20.0
+
+
+def records(name):
+    found = record.read(H200 / name)
+    assert not [*found.torn, *found.corrupt, *found.newer]
+    return found.records
+
+
+def test_two_processes_agree():
+    changes = compare(records("agreement/first.jsonl"), records("agreement/second.jsonl"))
+    apart = [abs(change.ratio - 1) for change in changes if change.ratio and change.old_us > LONG_US]
+    assert len(apart) == 52
+    assert sorted(apart)[-2] < 0.01
+    assert max(apart) < 0.0103
+    assert {change.kernel for change in changes if change.verdict == "slower"} == set()
+
+
+@pytest.mark.parametrize("op", ["add", "attention", "dot", "gelu", "linear", "softmax", "sum"])
+def test_every_op_has_fresh_forward_timings_of_ours_and_of_what_one_could_use(op):
+    forward = [r for r in records(f"{op}.jsonl") if r["direction"] == "forward"]
+    assert not [r["kernel"] for r in forward if record.is_stale(r)]
+    timed = {r["kernel"] for r in forward if r["median_us"]}
+    assert {"eager", "compile", "triton"} <= timed
+    assert {"cuda", "sdpa-cudnn"} & timed
+    assert ("liger" in timed) == (op == "softmax")
+    for r in forward:
+        if r["median_us"]:
+            low, high = r["interval_us"]
+            assert low <= r["median_us"] <= high
+            assert r["timer"]["unqueued"] == 0
+
+
+def test_the_traps_are_traps():
+    ratio = {r["kernel"]: r["ratio"] for r in records("traps.jsonl")}
+    assert ratio["zeros"] > 1.1
+    assert ratio["warm cache"] > 1.2
+    assert ratio["dirty flush"] < 0.9
+    assert ratio["unqueued"] < 0.5
+
+
+def test_the_sweep_turns_from_memory_to_arithmetic():
+    (sweep,) = records("sweep.jsonl")
+    assert not record.is_stale(sweep)
+    us = {point["k"]: point["us"] for point in sweep["points"]}
+    assert us[16] < 1.02 * us[1]
+    assert us[1024] > 1.8 * us[512]
