@@ -208,16 +208,8 @@ class NothingRecorded(TilewrightError):
 
 
 class GPUBroken(TilewrightError):
-    def __init__(self, kernel: str, where: str, why: str):
+    def __init__(self, who: str, why: str):
         super().__init__(
-            f"{kernel} on {where} left the GPU unusable for this process ({why}); what was measured before is kept, "
-            "name the other kernels with --kernel to go on without it"
-        )
-
-
-class GPUUnusable(TilewrightError):
-    def __init__(self, name: str, why: str):
-        super().__init__(
-            f"{name} left the GPU unusable for this process ({why}); start Python anew (in a notebook: restart its "
-            "kernel) and leave this one out"
+            f"{who} left the GPU unusable for this process ({why}); what was measured before is kept, "
+            "start again without it"
         )

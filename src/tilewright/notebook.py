@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from tilewright import hardware
-from tilewright.errors import GPUUnusable, first_line
+from tilewright.errors import first_line
 from tilewright.spec import Cost
-from tilewright.timer import Lane, floor_us, timer_for, turns
+from tilewright.timer import Lane, floor_us, require_working_gpu, timer_for, turns
 from tilewright.tools.bench import intervals
 from tilewright.tools.bench.contest import BACK_TO_BACK, SAMPLES, SHORT_US, physical_seconds
 from tilewright.tools.bench.state import watched
@@ -249,7 +249,7 @@ class _Runner:
             return do(*args)
         except KernelFailed as failure:
             self.failure = failure
-            return _require_working_gpu(self.name)
+            return require_working_gpu(self.name)
 
     def lap(self, proof: _Proof | None, look_at: int | None) -> None:
         taken = self.track.sample(look_at)
@@ -283,7 +283,7 @@ def _timed(
             proof, verdict = _Proof(fns[baseline], requests, device), ("right", "")
         except KernelFailed as failure:
             verdict = "not checked", f"{baseline} cannot say what is right: {failure}"
-            _require_working_gpu(baseline)
+            require_working_gpu(baseline)
     clock, inputs = timer_for(device), Inputs(requests if proof else requests[:1], device)
     floor = floor_us(clock)
     runners = {
@@ -325,15 +325,6 @@ def _least_us(cost: Cost) -> float:
     """That the hardware needs by its datasheet; nothing where there is none."""
     device = hardware.in_hand()
     return physical_seconds({}, device)(cost) * 1e6 if device["gpu"] in hardware.DATASHEETS else 0.0
-
-
-def _require_working_gpu(name: str) -> None:
-    """After some errors the driver answers nothing more in this process."""
-    if torch.cuda.is_initialized():
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            raise GPUUnusable(name, first_line(error)) from None
 
 
 def _device(sets: Sequence[Sequence[Any]]) -> torch.device:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from tilewright.errors import GPUBroken, first_line
+
 CACHES = 4  # times the L2: what is read to empty it
 SLEEP_HZ = 2.0e9  # cycles that torch.cuda._sleep spends in a second, at most
 FIRST_AHEAD = 50e-6  # seconds: more than any flush needs to be queued
@@ -192,6 +194,15 @@ def turns(names: Mapping[str, Any], rounds: int) -> Iterator[str]:
     for _ in range(rounds):
         random.shuffle(order)
         yield from order
+
+
+def require_working_gpu(who: str) -> None:
+    """After some errors the driver answers nothing more in this process."""
+    if torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            raise GPUBroken(who, first_line(error)) from None
 
 
 def tensors_in(result: Any) -> list[Tensor]:

@@ -238,7 +238,7 @@ def test_stopped_before_the_first_timing_there_is_no_table(command, contest, tmp
 
 
 def test_a_broken_gpu_is_one_line_and_what_was_recorded_stays(command, contest, tmp_path):
-    contest.timings[1:] = [GPUBroken("triton", "M=3,N=50", "CUDA error: an illegal memory access")]
+    contest.timings[1:] = [GPUBroken("triton on M=3,N=50", "CUDA error: an illegal memory access")]
     path = tmp_path / "r.jsonl"
     done = command("softmax", "-k", "triton", "--record", path)
     assert_one_line(done, 2, "left the GPU unusable", "what was measured before is kept")

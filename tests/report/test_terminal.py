@@ -41,7 +41,18 @@ def test_a_line_says_all_of_a_kernel():
     text = shown(timing("triton", 2.0, 1.94, 2.06, against=against, extra_bytes=4096, host_us=7.4))
     assert "a title" in text
     assert "vs eager" in text
-    cells = ("M=3, N=50 float32", "triton ★", "2.0 us", "1.9–2.1", "1000 GB/s", "50%", "1.50x", "4 KB", "7 us", "right")
+    cells = (
+        "M=3, N=50 float32",
+        "triton ★",
+        "2.0 us",
+        "1.9–2.1",
+        "1000 GB/s",
+        "50%",
+        "1.50x",
+        "4.1 KB",
+        "7 us",
+        "right",
+    )
     found = line(text, "triton")
     places = [found.index(cell) for cell in cells]
     assert places == sorted(places)
@@ -150,7 +161,7 @@ def test_records_of_an_earlier_version_say_what_they_know():
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (999, "999 B"), (4096, "4 KB"), (33_554_432, "34 MB"), (2.5e9, "2.5 GB")]
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (4096, "4.1 KB"), (33_554_432, "33.6 MB"), (2.5e9, "2.5 GB")]
 )
 def test_bytes(count, text):
     assert text in shown(timing("triton", 1.0, extra_bytes=count))
@@ -161,5 +172,5 @@ def test_floors_name_what_binds():
     table = terminal.floors([("softmax", case, "both", Cost(2 * 10**6, 10**6), "copy", 1.5e-6)], "a title")
     text = printed(table)
     found = line(text, "softmax")
-    for cell in ("M=3,N=50 float32", "both", "2 MB", "1 MB", "1.5 us", "copy"):
+    for cell in ("M=3,N=50 float32", "both", "2.0 MB", "1.0 MB", "1.5 us", "copy"):
         assert cell in found

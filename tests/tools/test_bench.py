@@ -147,12 +147,13 @@ def test_values_and_addresses_change_from_sample_to_sample():
     seen = []
 
     def watching(x):
-        seen.append((x.data_ptr(), float(x.flatten()[0])))
+        if x.shape == (4, 33):
+            seen.append((x.data_ptr(), float(x[0, 0])))
         return softmax(x)
 
     timed([kernel(watching)], samples=20)
     last = seen[-20:]
-    assert len({address for address, _ in last}) >= 3
+    assert len({address for address, _ in last}) == 3
     assert len({value for _, value in last}) == 2
 
 

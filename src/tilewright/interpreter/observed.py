@@ -96,11 +96,3 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(inner)
     elif isinstance(value, dict):
         yield from tensors(list(value.values()))
-
-
-def size(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError

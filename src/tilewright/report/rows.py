@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright import hardware, record
-from tilewright.spec import Cost
+from tilewright.cost import Cost
 
 DIRECTIONS = ("forward", "backward", "both")
 Interval = tuple[float, float]

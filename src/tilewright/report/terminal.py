@@ -10,6 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from tilewright.cost import size
 from tilewright.hardware import DATASHEETS, GPU
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def timings(found: Sequence[Row], title: str) -> Group:
                 row.rate,
                 f"{row.share:.0%}" if row.share else "",
                 f"{row.ratio:.2f}x" + (f" {row.against}" if row.against != against else "") if row.ratio else "",
-                _bytes(row.extra_bytes) if row.extra_bytes is not None else "",
+                size(row.extra_bytes) if row.extra_bytes is not None else "",
                 f"{row.host_us:.0f} us" if row.host_us else "",
                 _verdict(row),
             )
@@ -87,14 +88,6 @@ def _verdict(row: Row) -> Text:
         lost = f"{row.verdict}, loses here: {row.loses_to.kernel} takes {row.loses_to.us / row.us:.2f} of its time"
         return Text(lost + (", stale" if row.is_stale else ""), "yellow")
     return Text(row.verdict + ", stale", "yellow") if row.is_stale else Text(row.verdict, STYLE[row.verdict])
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"
 
 
 def conditions(records: Sequence[dict[str, Any]], state: dict[str, Any]) -> Group:
@@ -144,14 +137,14 @@ def floors(found: Sequence[tuple[str, Case, str, Cost, str, float]], title: str)
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("bound by")
     for name, case, direction, cost, unit, seconds in found:
-        sizes = (_bytes(cost.read), _bytes(cost.written))
+        sizes = (size(cost.read), size(cost.written))
         table.add_row(name, f"{case} {case.dtype}", direction, *sizes, f"{seconds * 1e6:.1f} us", unit)
     return table
 
 
 def audit(found: Audit, counted: dict[str, int] | None = None) -> Group:
     """One line an argument of each launch, then what to know of it; faults last, where they are seen."""
-    from tilewright.interpreter.observed import SECTOR, size  # here, since it takes a second
+    from tilewright.interpreter.observed import SECTOR  # here, since it takes a second
 
     table = Table(title=found.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.add_column("launch", no_wrap=True)

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from tilewright import source
-from tilewright.interpreter.observed import size
+from tilewright.cost import size
 from tilewright.report.rows import Row
 from tilewright.report.site import words
 from tilewright.report.site.words import Page, counted, share, spaced, us

@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from tilewright import hardware
+from tilewright.cost import size
 from tilewright.errors import TooLarge
 from tilewright.interpreter import STEPS, interpret
-from tilewright.interpreter.observed import SECTOR, Finding, Launch, Traffic, size, tensors
+from tilewright.interpreter.observed import SECTOR, Finding, Launch, Traffic, tensors
 from tilewright.spec import Case, Cost, Op
 from tilewright.tools.audit.inputs import ELEMENTS
 from tilewright.tools.audit.page import render

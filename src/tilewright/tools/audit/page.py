@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tilewright.interpreter.observed import SECTOR, Finding, Launch, Traffic, size
+from tilewright.cost import size
+from tilewright.interpreter.observed import SECTOR, Finding, Launch, Traffic
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _CELLS = 256  # the most that a picture is wide or high

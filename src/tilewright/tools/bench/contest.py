@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from tilewright import hardware
-from tilewright.errors import GPUBroken, first_line
+from tilewright.errors import first_line
 from tilewright.spec import Case, Cost, Kernel, Op
-from tilewright.timer import Clock, floor_us, turns
+from tilewright.timer import Clock, floor_us, require_working_gpu, turns
 from tilewright.tools.bench import intervals
 from tilewright.tools.bench.state import watched
 from tilewright.tools.check import FORWARD_ONLY, Verdict, check
@@ -150,7 +150,7 @@ def _own(
         if kernel in checked:
             on_step(f"checking {kernel.name}")
             verdict = next(verdicts)
-            _require_working_gpu(kernel.name, "its own cases", device)
+            require_working_gpu(kernel.name)
         yield Entrant(kernel, Here(kernel.fn, device), verdict)
 
 
@@ -229,7 +229,7 @@ class Contest:
         judge = Judge(self._op, kernel, entrant.performer, self._answers, self._device)
         verdict = judge.judge([self._trial], lambda: None)
         if not entrant.is_file:
-            _require_working_gpu(kernel.name, str(self._case), self._device)
+            require_working_gpu(f"{kernel.name} on {self._case}")
         return verdict
 
     def _without_time(self, entrant: Entrant, direction: str, verdict: str, reason: str) -> Timing:
@@ -309,7 +309,7 @@ class Contest:
 
     def _failed(self, entrant: Entrant, direction: str, failure: KernelFailed) -> Timing:
         if not entrant.is_file:
-            _require_working_gpu(entrant.kernel.name, str(self._case), self._device)
+            require_working_gpu(f"{entrant.kernel.name} on {self._case}")
         kind = {"memory": "unsupported", "usage": "crashed"}.get(failure.kind, failure.kind)
         return self._without_time(entrant, direction, kind, f"while it was timed: {failure}")
 
@@ -396,12 +396,3 @@ def _too_large(op: Op, case: Case) -> str:
         f"inputs of {size / 2**30:.1f} GiB, with copies and their float64 truth, "
         f"do not fit in the {free / 2**30:.0f} GiB that are free"
     )
-
-
-def _require_working_gpu(kernel: str, where: str, device: str) -> None:
-    """After some errors the driver answers nothing more in this process."""
-    if device == "cuda":
-        try:
-            torch.cuda.synchronize()
-        except RuntimeError as error:
-            raise GPUBroken(kernel, where, first_line(error)) from None
