@@ -196,6 +196,32 @@ def test_a_reference_that_does_not_take_the_case_is_told():
     assert [(t.verdict, t.median_us) for t in found] == [("unsupported", None)]
 
 
+def _no_memory(*_):
+    raise torch.cuda.OutOfMemoryError("no")
+
+
+@pytest.mark.parametrize("where", ["Answers", "Inputs"])
+def test_a_case_that_does_not_fit_is_skipped_with_its_size_and_the_rest_goes_on(monkeypatch, where):
+    real, made = getattr(contest, where), []
+
+    def scarce(*args, **kwargs):
+        """No memory for the first case: neither for its truth, nor for copies of its inputs."""
+        made.append(where)
+        if len(made) == 1 and where == "Inputs":
+            _no_memory()
+        answers = real(*args, **kwargs)
+        if len(made) == 1:
+            monkeypatch.setattr(answers, "_answer", _no_memory)
+        return answers
+
+    monkeypatch.setattr(contest, where, scarce)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 2**31))
+    told = timed([SOFTMAX.kernels["eager"]], cases=CASES * 2)
+    assert [t.verdict for t in told] == ["unsupported", "right"]
+    assert "inputs of 0.0 GiB" in told[0].reason
+    assert "1 GiB that are free" in told[0].reason
+
+
 def test_every_step_is_counted():
     told = []
     kernels = [SOFTMAX.kernels["eager"], kernel(softmax)]

@@ -27,7 +27,7 @@ from tilewright.tools.check.budget import Mismatch, compare
 from tilewright.tools.check.judge import Here, Judge, Performer
 from tilewright.tools.check.trials import Trial
 from tilewright.worker.parent import Worker
-from tilewright.worker.stage import KernelFailed, Request
+from tilewright.worker.stage import KernelFailed, Request, failures
 from tilewright.worker.track import Inputs, Lap, Track
 
 DIRECTIONS = ("forward", "backward", "both")
@@ -242,8 +242,13 @@ class Contest:
     def _direction(
         self, direction: str, answers: Sequence[Answer], verdicts: Mapping[str, Verdict]
     ) -> Iterator[Timing]:
-        requests = [self._request(answer, direction) for answer in answers]
-        inputs = Inputs(requests, self._device)
+        try:
+            requests = [self._request(answer, direction) for answer in answers]
+            inputs = Inputs(requests, self._device)
+        except torch.cuda.OutOfMemoryError:
+            reason = _too_large(self._op, self._case)
+            yield from (self._without_time(e, direction, "unsupported", reason) for e in self._entrants)
+            return
         running: dict[str, Runner] = {}
         by_name = {entrant.kernel.name: entrant for entrant in self._entrants}
         asides: dict[str, tuple[float, int | None]] = {}
@@ -346,7 +351,8 @@ class Contest:
                     lap = running[name].sample(look_at)
                     found.spent.setdefault(name, []).append(time.perf_counter() - begin)
                     if look_at is not None:
-                        self._require_right(lap.results or [], direction, answers[look_at])
+                        with failures():
+                            self._require_right(lap.results or [], direction, answers[look_at])
                 except KernelFailed as failure:
                     found.failed[name] = failure
                     del found.us[name]
