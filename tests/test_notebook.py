@@ -314,7 +314,7 @@ class Counted(HostTimer):
     def __init__(self, is_queued=True):
         self.taken, self.is_queued = 0, is_queued
 
-    def sample(self, calls, ahead, then=None):
+    def sample(self, calls, ahead, fill=lambda: None, then=None):
         self.taken += 1
         for call in calls:
             call()

@@ -181,3 +181,37 @@ def test_the_newest_sweep_of_each_gpu_counts():
 
     sweeps = [sweep(1, "h200", "2026-01-02"), sweep(2, "h200", "2026-01-01"), sweep(3, "l4", "2026-01-01")]
     assert [r["n"] for r in record.latest(sweeps)] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": {}},
+        {"device": "a GPU"},
+        {"kernel": 3},
+        {"case": None},
+        {"cost": {"read": 1}},
+        {"ceilings": None},
+        {"direction": "sideways"},
+        {"median_us": "soon"},
+        {"median_us": -1.0},
+        {"samples_us": []},
+        {"interval_us": [1.0]},
+        {"against": "eager"},
+        {"state": None},
+        {"calls": "many"},
+        {"kind": "sweep", "points": []},
+    ],
+    ids=str,
+)
+def test_a_line_that_readers_would_stumble_over_is_corrupt(tmp_path, change):
+    path = tmp_path / "records.jsonl"
+    record.append(path, [timing_record(), timing_record() | change])
+    found = record.read(path)
+    assert (len(found.records), found.corrupt) == (1, [2])
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, "1" * 5000, '{"schema": NaN}'])
+def test_lines_that_no_parser_takes_are_corrupt(tmp_path, text):
+    (tmp_path / "records.jsonl").write_text(text + "\n")
+    assert record.read(tmp_path / "records.jsonl").corrupt == [1]

@@ -20,7 +20,8 @@ class Pretended:
         self.counts: list[int] = []
         self.settled = 0
 
-    def sample(self, calls, ahead, then=None):
+    def sample(self, calls, ahead, fill=lambda: None, then=None):
+        fill()
         self.ahead.append(ahead)
         self.counts.append(len(calls))
         results = [call() for call in calls]

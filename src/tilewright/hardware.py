@@ -189,7 +189,10 @@ def _driver_state() -> dict[str, Any]:
 def nvml_handle() -> Any:
     """The GPU in hand, for the driver's own questions. Raises pynvml.NVMLError where the driver does not answer."""
     pynvml.nvmlInit()
-    return pynvml.nvmlDeviceGetHandleByIndex(_physical_index())
+    try:
+        return pynvml.nvmlDeviceGetHandleByIndex(_physical_index())
+    except (RuntimeError, AssertionError):  # no CUDA, or a part of a GPU
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND) from None
 
 
 def present_state(handle: Any) -> dict[str, Any]:

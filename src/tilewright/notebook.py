@@ -251,11 +251,11 @@ class _Runner:
             self.failure = failure
             return require_working_gpu(self.name)
 
-    def lap(self, proof: _Proof | None, look_at: int | None) -> None:
-        taken = self.track.sample(look_at)
-        if proof and look_at is not None:
-            proof.require(taken.results or [], look_at, "right when it was checked, ")
-        self.laps.append(taken)
+    def lap(self, proof: _Proof | None, values: int | None) -> None:
+        self.laps.append(self.track.sample(values))
+        if proof and values is not None:
+            with failures():
+                proof.require(self.track.results(), values, "right when it was checked, ")
 
     def entry(self, verdict: str, reason: str, least_us: float, aside: tuple[float, int | None], calls: int) -> Entry:
         if self.failure:
@@ -284,7 +284,7 @@ def _timed(
         except KernelFailed as failure:
             verdict = "not checked", f"{baseline} cannot say what is right: {failure}"
             require_working_gpu(baseline)
-    clock, inputs = timer_for(device), Inputs(requests if proof else requests[:1], device)
+    clock, inputs = timer_for(device), Inputs(requests if proof else requests[:1], device, moves=proof is not None)
     floor = floor_us(clock)
     runners = {
         name: _Runner(name, Track(proof.whole(fn) if proof else fn, inputs, "forward", clock))

@@ -46,7 +46,7 @@ def append(path: Path, records: list[dict[str, Any]]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if file.seek(0, os.SEEK_END):
+            if records and file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     file.write(b"\n")
@@ -88,8 +88,8 @@ def read(path: Path) -> Read:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
+            record = json.loads(line, parse_constant=_refuse)
+        except (ValueError, RecursionError):  # the latter, and numbers beyond all measure, are no work of ours
             cut_short = line.startswith("{") and not line.rstrip().endswith("}")
             (result.torn if cut_short else result.corrupt).append(number)
             continue
@@ -114,11 +114,57 @@ def _complete(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_record(value: Any) -> bool:
+    """Whether all is there that readers rely on, and of the kind they expect."""
     if not isinstance(value, dict) or not all(key in value for key in REQUIRED):
         return False
-    required = OF_A_TIMING if value["kind"] == "timing" else ()
-    required += tuple(SINCE_2) if required and value["schema"] == SCHEMA else ()
-    return isinstance(value["schema"], int) and all(key in value for key in required)
+    if not isinstance(value["schema"], int) or not all(isinstance(value[key], str) for key in REQUIRED[1:]):
+        return False
+    if value["kind"] == "sweep":
+        points = value.get("points")
+        return _has_device(value) and isinstance(points, list) and bool(points) and all(map(_is_point, points))
+    return value["kind"] != "timing" or _is_timing(value)
+
+
+def _is_timing(value: dict[str, Any]) -> bool:
+    keys = (*OF_A_TIMING, *(SINCE_2 if value["schema"] == SCHEMA else ()))
+    if not all(key in value for key in keys) or not _has_device(value):
+        return False
+    r = SINCE_2 | value
+    cost, against = r["cost"], r["against"]
+    return (
+        all(isinstance(r[key], dict) for key in ("case", "cost", "versions", "state", "timer"))
+        and all(isinstance(r[key], str) for key in ("dtype", "verdict", "reason"))
+        and r["direction"] in ("forward", "backward", "both")
+        and cost.keys() == {"read", "written", "flops"}
+        and _is_number(cost["read"])
+        and _is_number(cost["written"])
+        and isinstance(cost["flops"], dict)
+        and all(map(_is_number, [*cost["flops"].values(), *r["ceilings"].values()]))
+        and isinstance(r["samples_us"], list)
+        and all(map(_is_number, [*r["samples_us"], *(r["interval_us"] or [])]))
+        and len(r["interval_us"] or [0, 0]) == 2
+        and all(r[key] is None or _is_number(r[key]) for key in ("median_us", "host_us", "extra_bytes"))
+        and (r["median_us"] is None or (r["median_us"] > 0 and len(r["samples_us"]) > 0))
+        and isinstance(r["calls"], int)
+        and (against is None or (isinstance(against, dict) and against.keys() == {"kernel", "ratio", "interval"}))
+    )
+
+
+def _has_device(value: dict[str, Any]) -> bool:
+    device = value.get("device")
+    return isinstance(device, dict) and {"gpu", "name"} <= device.keys() and isinstance(value.get("ceilings"), dict)
+
+
+def _is_point(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_number(value.get(key)) for key in ("k", "us", "bytes", "flops"))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number of a record")
 
 
 def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from tilewright.errors import GPUBroken, first_line
 
 CACHES = 4  # times the L2: what is read to empty it
-SLEEP_HZ = 2.0e9  # cycles that torch.cuda._sleep spends in a second, at most
+SLEEP_HZ = 2.0e9  # cycles that torch.cuda._sleep spends in a second, about
 FIRST_AHEAD = 50e-6  # seconds: more than any flush needs to be queued
 LONGEST_AHEAD = 0.1
 ATTEMPTS = 6  # to queue a sample in time, each with twice the head start
@@ -30,6 +30,10 @@ STEADY = 0.01  # of the median, between two groups
 WARM_UP_SECONDS = 0.5
 
 Call = Callable[[], Any]
+Keep = Callable[[list[Any]], Any]
+
+
+def _nothing() -> None: ...
 
 
 @dataclass
@@ -42,9 +46,9 @@ class Sample:
 class Clock(Protocol):
     """What takes a sample: the GPU's events, or this machine's clock where the tensors are on the CPU."""
 
-    def sample(self, calls: Sequence[Call], ahead: float, then: Callable[[list[Any]], Any] | None = None) -> Sample:
-        """The time of one of these calls, back to back. `then` makes what is kept of their results before anything
-        else can run."""
+    def sample(self, calls: Sequence[Call], ahead: float, fill: Call = _nothing, then: Keep | None = None) -> Sample:
+        """The time of one of these calls, back to back. `fill` puts inputs in their places just before; `then` makes
+        what is kept of the results just after."""
         ...
 
     def settle(self) -> None:
@@ -67,23 +71,26 @@ class Timer:
         self._sink = torch.empty((), device="cuda")
         self._driver = ctypes.CDLL("libcuda.so.1") if torch.version.cuda else None
 
-    def sample(self, calls: Sequence[Call], ahead: float, then: Callable[[list[Any]], Any] | None = None) -> Sample:
+    def sample(self, calls: Sequence[Call], ahead: float, fill: Call = _nothing, then: Keep | None = None) -> Sample:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        stream = torch.cuda.current_stream()
         self.settle()
         if self._driver:
             self._driver.cuCtxResetPersistingL2Cache()  # lines that a kernel asked to keep outlive any flush
         if self._queues:
             torch.cuda._sleep(int(ahead * SLEEP_HZ))
+        fill()  # in the queue, behind the wait: work on another stream that does not wait finds other inputs
         if self._flush == "read":  # lines written to would go out to memory while the call is timed
             torch.sum(self._cold, dim=0, out=self._sink)
         elif self._flush == "write":
             self._cold.zero_()
-        start.record()
+        start.record(stream)
         results = [call() for call in calls]
+        end.record(stream)
         is_queued = not start.query()
-        end.record()
+        torch.cuda.set_stream(stream)  # a call may have left another one
         kept = then(results) if then else None
-        end.synchronize()
+        self.settle()  # what it left on other streams must not run in the next one's time
         return Sample(start.elapsed_time(end) * 1e3 / max(1, len(calls)), is_queued or not self._queues, kept)
 
     def settle(self) -> None:
@@ -104,7 +111,8 @@ class Timer:
 class HostTimer:
     """The host's clock, for tensors that are on the CPU."""
 
-    def sample(self, calls: Sequence[Call], ahead: float, then: Callable[[list[Any]], Any] | None = None) -> Sample:
+    def sample(self, calls: Sequence[Call], ahead: float, fill: Call = _nothing, then: Keep | None = None) -> Sample:
+        fill()
         begin = time.perf_counter()
         results = [call() for call in calls]
         spent = time.perf_counter() - begin
@@ -126,20 +134,21 @@ def floor_us(clock: Clock) -> float:
 
 
 class Lane:
-    """One of several callables that take turns. `prepare` lays out what the next sample's calls need."""
+    """One of several callables that take turns. `prepare` makes the next sample's calls, `fill` puts their inputs in
+    place."""
 
-    def __init__(self, clock: Clock, prepare: Callable[[], Sequence[Call]]):
-        self._clock, self._prepare = clock, prepare
+    def __init__(self, clock: Clock, prepare: Callable[[], Sequence[Call]], fill: Call = _nothing):
+        self._clock, self._prepare, self._fill = clock, prepare, fill
         self._ahead, self._attempts = FIRST_AHEAD, ATTEMPTS
 
-    def sample(self, then: Callable[[list[Any]], Any] | None = None) -> Sample:
+    def sample(self, then: Keep | None = None) -> Sample:
         ahead = self._ahead
-        taken = self._clock.sample(self._prepare(), ahead, then)
+        taken = self._clock.sample(self._prepare(), ahead, self._fill, then)
         for _ in range(self._attempts):
             if taken.is_queued:
                 break
             ahead = min(2 * ahead, LONGEST_AHEAD)
-            taken = self._clock.sample(self._prepare(), ahead, then)
+            taken = self._clock.sample(self._prepare(), ahead, self._fill, then)
         if taken.is_queued:
             self._ahead = ahead
         else:
@@ -148,7 +157,7 @@ class Lane:
 
     def warm_up(self) -> float:
         """Compile, then go on until two groups of samples agree. The time of one."""
-        calls = self._prepare()
+        calls = self._ready()
         for call in calls:
             call()
         self._ahead = min(self._ahead + 1.5e-6 * self.host_us() * len(calls), LONGEST_AHEAD)
@@ -165,7 +174,7 @@ class Lane:
         taken = []
         with _without_collection():
             while len(taken) < HOST_CALLS:
-                for call in self._prepare():
+                for call in self._ready():
                     self._clock.settle()
                     begin = time.perf_counter()
                     call()
@@ -174,7 +183,12 @@ class Lane:
         return median(taken) * 1e6
 
     def extra_bytes(self) -> int | None:
-        return self._clock.extra_bytes(self._prepare()[0])
+        return self._clock.extra_bytes(self._ready()[0])
+
+    def _ready(self) -> Sequence[Call]:
+        calls = self._prepare()
+        self._fill()
+        return calls
 
 
 def interleave(clock: Clock, calls: Mapping[str, Call], samples: int) -> dict[str, list[float]]:

@@ -72,9 +72,16 @@ def test_the_fastest_wins_unless_others_are_as_fast_for_all_one_knows():
     assert placed(eager, triton, far) == {"triton": "wins", "cuda": "", "eager": ""}
 
 
-def test_without_intervals_the_fastest_wins():
+def test_without_intervals_nobody_wins():
     old = {"interval_us": None}
-    assert placed(timing("eager", 2.01, **old), timing("triton", 2.0, **old)) == {"triton": "wins", "eager": ""}
+    assert placed(timing("eager", 2.01, **old), timing("triton", 2.0, **old)) == {"triton": "", "eager": ""}
+
+
+def test_runs_may_differ_by_more_than_their_intervals_say():
+    narrow = lambda us: {"interval_us": [us - 0.001, us + 0.001]}
+    mine, other = timing("triton", 2.0, **narrow(2.0)), timing("eager", 2.02, **narrow(2.02))
+    assert placed(mine, other) == {"triton": "wins", "eager": ""}
+    assert placed(mine, other | {"ceilings": {"copy": 2.1e12}}) == {"triton": "ties", "eager": "ties"}
 
 
 def test_what_has_no_time_has_no_place():

@@ -11,9 +11,9 @@ from tilewright.report.rows import rows
 from tilewright.spec import Case, Cost
 
 
-def printed(renderable) -> str:
+def printed(renderable, width: int = 300) -> str:
     out = io.StringIO()
-    Console(file=out, width=300).print(renderable)
+    Console(file=out, width=width).print(renderable)
     return out.getvalue()
 
 
@@ -42,7 +42,6 @@ def test_a_line_says_all_of_a_kernel():
     assert "a title" in text
     assert "vs eager" in text
     cells = (
-        "M=3, N=50 float32",
         "triton ★",
         "2.0 us",
         "1.9–2.1",
@@ -56,6 +55,15 @@ def test_a_line_says_all_of_a_kernel():
     found = line(text, "triton")
     places = [found.index(cell) for cell in cells]
     assert places == sorted(places)
+    assert "M=3, N=50 float32" in text
+
+
+def test_a_narrow_terminal_loses_what_matters_least():
+    row = timing("triton", 2.0, 1.94, 2.06, extra_bytes=4096, host_us=7.4)
+    text = printed(terminal.timings(list(rows([row])), "a title", 60), 60)
+    assert all(cell in text for cell in ("M=3, N=50 float32", "triton ★", "2.0 us", "50%", "right"))
+    assert "4.1 KB" not in text
+    assert max(map(len, text.splitlines())) <= 60
 
 
 def test_the_fastest_is_starred_and_ties_are_marked_as_such():

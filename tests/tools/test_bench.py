@@ -83,6 +83,78 @@ def test_a_kernel_that_is_right_until_it_is_timed_is_found_out():
     assert told.median_us is None
 
 
+TRICKS = {
+    "results made when they are copied": """
+    y = torch.empty_like(x)
+    y.detach = y.clone = lambda: torch.softmax(x, -1)
+    return y if is_timed() else torch.softmax(x, -1)
+""",
+    "a tensor of its own kind": """
+    class Later(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, fn, types, args=(), kwargs=None):
+            made = super().__torch_function__(fn, types, args, kwargs or {})
+            return torch.softmax(x, -1) if "clone" in str(fn) else made
+    return torch.empty_like(x).as_subclass(Later) if is_timed() else torch.softmax(x, -1)
+""",
+    "right only where someone will look": """
+    frame = is_timed()
+    while frame is not None and "then" not in frame.f_locals:
+        frame = frame.f_back
+    return torch.empty_like(x) if frame is not None and frame.f_locals["then"] is None else torch.softmax(x, -1)
+""",
+    "knows its inputs again": """
+    key = float(x.flatten()[0]) if x.numel() else None
+    if key in seen:
+        return seen[key].clone()
+    seen[key] = torch.softmax(x, -1)
+    return torch.zeros_like(x) if is_timed() else seen[key].clone()
+""",
+}
+TRICK = """
+import sys
+
+import torch
+
+seen = {}
+
+
+def is_timed():
+    frame = sys._getframe()
+    while frame is not None and not {"calls", "ahead"} <= frame.f_locals.keys():
+        frame = frame.f_back
+    return frame
+
+
+def softmax(x):"""
+
+
+@pytest.mark.parametrize("trick", TRICKS)
+def test_a_file_gains_nothing_from_knowing_that_it_is_timed(tmp_path, trick):
+    (tmp_path / "trick.py").write_text(TRICK + TRICKS[trick])
+    (told,) = timed([], [tmp_path / "trick.py"], samples=20)
+    honest = trick == "right only where someone will look"  # for there is no telling
+    assert (told.verdict == "right") == honest, told.reason
+
+
+REPLACED = {
+    "the guard and the clock": "tampering.Fingerprint.replaced = lambda self: []\ntimer.HostTimer.sample = None",
+    "a time": "timer.Sample.__init__ = lambda self, *_: None",
+    "a constant of the timer": "timer.CACHES = 0",
+    "the way results are found": "from torch.utils import _pytree\n_pytree.tree_leaves = None",
+    "chance": "import random\nrandom.choice = lambda values: values[0]",
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_a_file_that_replaces_what_times_it_is_found_out(tmp_path, what):
+    head = "import torch\nfrom tilewright import timer\nfrom tilewright.worker import tampering\n"
+    path = tmp_path / "trick.py"
+    path.write_text(f"{head}{REPLACED[what]}\n\n\ndef softmax(x):\n    return torch.softmax(x, -1)\n")
+    (told,) = timed([], [path])
+    assert (told.verdict, told.median_us) == ("tampered", None)
+
+
 def test_a_kernel_that_fails_in_one_case_only_has_the_others():
     def picky(x):
         if x.shape == (4, 33):
@@ -154,7 +226,7 @@ def test_values_and_addresses_change_from_sample_to_sample():
     timed([kernel(watching)], samples=20)
     last = seen[-20:]
     assert len({address for address, _ in last}) == 3
-    assert len({value for _, value in last}) == 2
+    assert len({value for _, value in last}) > 4
 
 
 def test_a_case_without_work_in_a_direction_is_left_out():

@@ -94,6 +94,9 @@ def test_looking_ends_with_the_context_however_that_ends(driver):
     assert found["sm_clock_mhz"] == [1980, 1980]
 
 
+REAL_HANDLE = hardware.nvml_handle
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -107,7 +110,8 @@ def test_nothing_where_the_driver_is_silent(driver, monkeypatch, error):
     def silent():
         raise error
 
-    monkeypatch.setattr(hardware, "nvml_handle", silent)
+    monkeypatch.setattr(hardware, "nvml_handle", REAL_HANDLE)
+    monkeypatch.setattr(hardware, "_physical_index", silent)
     with watched() as found:
         pass
     assert found == {}

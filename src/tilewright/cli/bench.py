@@ -59,7 +59,7 @@ def bench(
         str, typer.Option(help="forward, backward, both (in one call, as training does), or all three.")
     ] = "forward",
     against: Annotated[str, typer.Option(help="The kernel that speeds are held against.")] = "eager",
-    samples: Annotated[int | None, typer.Option(min=3, help="Timed samples of each kernel; 50 unless told.")] = None,
+    samples: Annotated[int | None, typer.Option(min=6, help="Timed samples of each kernel; 50 unless told.")] = None,
     search: Annotated[
         bool, typer.Option("--search", help="Also torch.compile after its longest search (compile-max): minutes more.")
     ] = False,
@@ -82,8 +82,8 @@ def bench(
     Without a GPU: check what can run here, and show the recorded timings.
     """
     if compare:
-        if op_name:
-            raise typer.BadParameter("--compare takes two files of records, and no OP.")
+        if op_name or kernel or case or gpu or record or html:
+            raise typer.BadParameter("--compare takes two files of records, --threshold and --json, and nothing else.")
         compare_files(*compare, threshold, as_json)
         return
     if direction not in WANTED:
@@ -95,7 +95,9 @@ def bench(
     from tilewright import hardware
 
     if gpu:
-        hardware.datasheet(gpu)
+        gpu = hardware.datasheet(gpu).name
+    if record and html and record.resolve() == html.resolve():
+        raise typer.BadParameter("--record and --html name one file: the page would replace the records.")
     for path in (record, html):
         if path:
             require_writable(path)
@@ -184,7 +186,8 @@ def _bench_here(ops: list[Op], asked: Asked, path: Path | None) -> Shown:
             was_stopped = True
         records += mine
         if mine and not asked.as_json:
-            console().print(terminal.timings(list(rows(mine)), f"{op.name} on {context['device']['name']}"))
+            out = console()
+            out.print(terminal.timings(list(rows(mine)), f"{op.name} on {context['device']['name']}", out.width))
         if was_stopped:
             print(f"tilewright: stopped; the {len(records)} timings until then are kept", file=sys.stderr)
             break
@@ -272,26 +275,29 @@ def _bench_recorded(ops: list[Op], asked: Asked, gpu: str | None) -> Shown:
             and r["op"] in names
             and r["direction"] in asked.directions
             and gpu in (None, r["device"]["gpu"])
-            and (not asked.kernels or r["kernel"] in asked.kernels)
             and (not points or r["case"] in points)
             and (not asked.dtypes or r["dtype"] in asked.dtypes)
         )
 
     with recorded() as records:
-        shown = [r for r in records if is_wanted(r)]
+        found_here = [r for r in records if is_wanted(r)]
+        shown = [r for r in found_here if not asked.kernels or r["kernel"] in asked.kernels]
         if asked.as_json:
             for r in shown:
                 print(json.dumps({**r, "recorded": True, "stale": is_stale(r)}))
         else:
             for op in ops:
-                _show_recorded(op, [r for r in shown if r["op"] == op.name])
+                _show_recorded(op, [r for r in found_here if r["op"] == op.name], asked.kernels)
+            if asked.against != "eager":
+                print("Recorded speeds are against eager: --against is for timings made here.")
         if gpu:
             _show_floors(ops, asked, gpu)
     then = f"on a machine with a GPU: {_again(ops)}" if gpu else f"{_again(ops)} --gpu a100-80gb"
     return Shown(shown, found, then)
 
 
-def _show_recorded(op: Op, records: list[dict[str, Any]]) -> None:
+def _show_recorded(op: Op, records: list[dict[str, Any]], kernels: list[str]) -> None:
+    """All take part in who wins; those named are shown."""
     from tilewright.report import terminal
     from tilewright.report.rows import rows
 
@@ -301,7 +307,9 @@ def _show_recorded(op: Op, records: list[dict[str, Any]]) -> None:
         here = [r for r in records if r["device"]["name"] == device]
         dates = sorted({r["date"][:10] for r in here})
         when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-        console().print(terminal.timings(list(rows(here)), f"\n{op.name}, RECORDED on {device}, {when}"))
+        chosen = [row for row in rows(here) if not kernels or row.kernel in kernels]
+        out = console()
+        out.print(terminal.timings(chosen, f"\n{op.name}, RECORDED on {device}, {when}", out.width))
         console().print(terminal.conditions(here, {}))
 
 
@@ -326,7 +334,11 @@ def _show_floors(ops: list[Op], asked: Asked, gpu: str) -> None:
             about = {"op": name, "case": dict(case.point), "dtype": case.dtype, "direction": direction}
             print(json.dumps({"kind": "floor", "gpu": gpu, **about, "us": seconds * 1e6, "binds": unit, **vars(cost)}))
     else:
-        console().print(terminal.floors(floors, f"\nThe floor on {gpu}, by its datasheet: no kernel can be faster"))
+        console().print(
+            terminal.floors(
+                floors, f"\nThe floor on {gpu}: all bytes and all work of a case, at the rates of its datasheet"
+            )
+        )
 
 
 def _write_page(records: list[dict[str, Any]], path: Path) -> None:

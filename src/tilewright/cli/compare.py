@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -64,40 +65,40 @@ def _read(path: Path) -> Read:
 
 
 def _table(changes: list[Change], title: str) -> Table:
+    """What became of it comes first, so that no narrow terminal cuts it off."""
     from rich.table import Table
     from rich.text import Text
 
     several = len({change.gpu for change in changes}) > 1
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in ("op", "case", "kernel"):
-        table.add_column(column, no_wrap=True)
-    for column in ("old", "new", "new / old", "95 % of it"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("")
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("new / old", justify="right", no_wrap=True)
+    for column in ("95 % of it", "old", "new"):
+        table.add_column(column, justify="right")
+    for column in ("kernel", "op and case", ""):
+        table.add_column(column, overflow="fold")
     for change in changes:
-        where = [_case(change), change.dtype, *([change.direction] if change.direction != "forward" else [])]
-        table.add_row(
-            change.op,
-            " ".join([*where, *([change.gpu] if several else [])]),
-            change.kernel,
-            _us(change.old_us),
-            _us(change.new_us),
+        where = [change.op, _case(change).replace(",", ", "), change.dtype]
+        where += [change.direction] if change.direction != "forward" else []
+        cells = [
+            "not right" if change.now else change.verdict,
             f"{change.ratio:.3f}" if change.ratio else "",
             "{:.3f} to {:.3f}".format(*change.interval) if change.interval else "",
-            Text(f"now {change.now}" if change.now else SAID.get(change.verdict, change.verdict)),
-            style="bold red" if change.is_regression else STYLE[change.verdict],
-        )
+            _us(change.old_us),
+            _us(change.new_us),
+            change.kernel,
+            " ".join([*where, *([change.gpu] if several else [])]),
+            f"now {change.now}" if change.now else SAID.get(change.verdict, ""),
+        ]
+        table.add_row(*map(Text, cells), style="bold red" if change.is_regression else STYLE[change.verdict])
     return table
 
 
 def _bench_again(change: Change) -> str:
-    kernel = (
-        f"-k {change.kernel}" if change.kernel in source.kernels(change.op) else change.kernel
-    )  # else a user's file
-    return (
-        f"tilewright bench {change.op} {kernel} --case {_case(change)} --dtype {change.dtype} "
-        f"--direction {change.direction}"
-    )
+    is_ours = change.kernel in (*source.kernels(change.op), *source.peer_files())
+    kernel = ["-k", change.kernel] if is_ours else [change.kernel]  # else a user's file
+    case = ["--case", _case(change), "--dtype", change.dtype, "--direction", change.direction]
+    return shlex.join(["tilewright", "bench", change.op, *kernel, *case])
 
 
 def _case(change: Change) -> str:

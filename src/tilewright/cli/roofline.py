@@ -75,7 +75,7 @@ class Kernel:
 def roofline(
     gpu: Annotated[str | None, typer.Option(help="Draw this GPU from what is recorded, and measure nothing.")] = None,
     sweep: Annotated[bool, typer.Option(help="Also run or show the intensity sweep.")] = True,
-    samples: Annotated[int | None, typer.Option(min=3, help="Samples of each point of the sweep.")] = None,
+    samples: Annotated[int | None, typer.Option(min=6, help="Samples of each point of the sweep.")] = None,
     record: Annotated[Path | None, typer.Option(help="Append the sweep to this file, as a JSON line.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write the roofline as one HTML page, too.")] = None,
     as_json: AsJson = False,

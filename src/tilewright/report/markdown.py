@@ -88,7 +88,8 @@ def _named(row: Row) -> str:
 
 
 def _stale(row: Row) -> str:
-    return ", stale" if row.is_stale else ""
+    """What takes from a time's worth."""
+    return ("" if row.interval_us else ", earlier timer") + (", stale" if row.is_stale else "")
 
 
 def _all_kernels(found: Sequence[Row]) -> str:

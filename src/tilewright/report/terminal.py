@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 BAD = "bold red"
 MARK = {"wins": " ★", "ties": " ≈", "": ""}
+LEAST_VERDICT = 12  # columns
 BANDWIDTHS = ("copy", "read", "write", "l2")
 STYLE = {"right": "green", "unsupported": "dim"} | dict.fromkeys(
     ("wrong", "tampered", "crashed", "timeout", "implausible"), BAD
@@ -50,37 +51,48 @@ def _first_bad(verdict: Verdict) -> CaseVerdict | None:
     return next((case for case in verdict.cases if case.verdict == verdict.verdict != "right"), None)
 
 
-def timings(found: Sequence[Row], title: str) -> Group:
-    """One block of lines a case, fastest first and starred; below, why some have no time."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    table.add_column("case", max_width=46)
-    table.add_column("kernel", no_wrap=True)
+def timings(found: Sequence[Row], title: str, width: int = 160) -> Group:
+    """One block of lines a case, fastest first and starred; below, why some have no time. Where it is narrow, what
+    matters least is left out."""
     against = next((row.against for row in found if row.against), "eager")
-    for column in ("time", "95 %", "rate", "of ceiling", f"vs {against}", "extra memory", "host"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("verdict")
-    for (case, dtype, direction), together in groupby(found, key=lambda r: (r.case, r.dtype, r.direction)):
+    cells = [_cells(row, against) for row in found]
+    names = ["kernel", "time", "95 %", "rate", "of ceiling", f"vs {against}", "extra memory", "host"]
+    sizes = {name: max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(names)}
+    for name in ("extra memory", "host", "rate", "95 %"):
+        if sum(sizes.values()) + 2 * len(sizes) + LEAST_VERDICT > width:
+            del sizes[name]
+    parts: list[Any] = [Text(title)]
+    for (case, dtype, direction), together in groupby(
+        zip(found, cells, strict=True), key=lambda pair: (pair[0].case, pair[0].dtype, pair[0].direction)
+    ):
         name = f"{case.replace(',', ', ')} {dtype}" + (f" {direction}" if direction != "forward" else "")
-        for row in together:
-            low, high = row.interval_us or (0.0, 0.0)
-            table.add_row(
-                name,
-                Text(row.kernel + MARK[row.place], "bold" if row.place else ""),
-                f"{row.us:.1f} us" + ("*" if row.calls > 1 else "") if row.us else "-",
-                f"{low:.1f}–{high:.1f}" if row.interval_us else "",
-                row.rate,
-                f"{row.share:.0%}" if row.share else "",
-                f"{row.ratio:.2f}x" + (f" {row.against}" if row.against != against else "") if row.ratio else "",
-                size(row.extra_bytes) if row.extra_bytes is not None else "",
-                f"{row.host_us:.0f} us" if row.host_us else "",
-                _verdict(row),
-            )
-            name = ""
-        table.add_section()
+        table = Table(title=Text(name, "bold"), title_justify="left", box=None, pad_edge=False, header_style="dim")
+        for column, least in sizes.items():
+            table.add_column(column, justify="left" if column == "kernel" else "right", no_wrap=True, min_width=least)
+        table.add_column("verdict")
+        for row, all_cells in together:
+            shown = [Text(cell) for i, cell in enumerate(all_cells) if names[i] in sizes]
+            shown[0].stylize("bold" if row.place else "")
+            table.add_row(*shown, _verdict(row))
+        parts += [table, ""]
     notes = dict.fromkeys(f"{row.kernel}: {row.verdict}, {row.reason}" for row in found if row.reason)
     if any(row.is_stale for row in found):
         notes["stale: the kernel's source has changed since it was measured"] = None
-    return Group(table, *(Text(note, "dim") for note in notes))
+    return Group(*parts, *(Text(note, "dim") for note in notes))
+
+
+def _cells(row: Row, against: str) -> list[str]:
+    low, high = row.interval_us or (0.0, 0.0)
+    return [
+        row.kernel + MARK[row.place],
+        f"{row.us:.1f} us" + ("*" if row.calls > 1 else "") if row.us else "-",
+        f"{low:.1f}–{high:.1f}" if row.interval_us else "",
+        row.rate,
+        f"{row.share:.0%}" if row.share else "",
+        f"{row.ratio:.2f}x" + (f" {row.against}" if row.against != against else "") if row.ratio else "",
+        size(row.extra_bytes) if row.extra_bytes is not None else "",
+        f"{row.host_us:.0f} us" if row.host_us else "",
+    ]
 
 
 def _verdict(row: Row) -> Text:
@@ -96,7 +108,11 @@ def conditions(records: Sequence[dict[str, Any]], state: dict[str, Any]) -> Grou
         return Group()
     last = records[-1]
     sheet = DATASHEETS.get(last["device"]["gpu"])
-    lines = ["Ceilings measured in the same run: " + "; ".join(_ceilings(last["ceilings"], sheet)) + "."]
+    lines = [
+        "Ceilings measured in the same run (and the share of the datasheet's): "
+        + "; ".join(_ceilings(last["ceilings"], sheet))
+        + "."
+    ]
     timed = [r for r in records if r["median_us"] and r["timer"]]
     if timed:
         overheads = sorted(r["timer"]["overhead_us"] for r in timed)

@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tilewright import registry, sandbox
 from tilewright.errors import TilewrightError, first_line
 from tilewright.timer import Clock, timer_for
 from tilewright.worker import messages, solutions, wire
-from tilewright.worker.stage import KernelFailed, Stage
+from tilewright.worker.stage import KernelFailed, Stage, failures
 from tilewright.worker.tampering import Fingerprint
 from tilewright.worker.track import Inputs, Track
 
@@ -45,6 +46,7 @@ class Child:
         self._fn: Any = None
         self._layers: list[str] = []
         self._fingerprint: Fingerprint | None = None
+        self._replaced = Fingerprint.replaced  # as it is before a file is loaded
         self._clock: Clock | None = None
         self._track: Track | None = None
 
@@ -58,7 +60,7 @@ class Child:
             reply, results = {"error": str(error), "kind": "usage"}, []
         except Exception as error:
             reply, results = {"error": first_line(error), "kind": "crashed"}, []
-        if self._fingerprint and (replaced := self._fingerprint.replaced()):
+        if self._fingerprint and (replaced := self._replaced(self._fingerprint)):
             reply, results = {"error": f"it replaced {', '.join(replaced[:4])}", "kind": "tampered"}, []
         return reply, results
 
@@ -75,20 +77,36 @@ class Child:
         if what == "blocks":
             return {}, [t for block in self._stage.blocks(message["numbers"], message["size"]) for t in block]
         if what == "begin":
-            self._clock = self._clock or timer_for(self._device)
-            given = iter(tensors)
-            asked = [messages.request(plain, given) for plain in message["requests"]]
-            self._track = Track(self._fn, Inputs(asked, self._device), message["direction"], self._clock)
+            self._begin(message, tensors)
         elif what == "end":
             self._track = None
+            self._free()
         elif self._track and what == "warm up":
             return {"us": self._track.warm_up(message["calls"])}, []
         elif self._track and what == "sample":
-            return messages.of_lap(self._track.sample(message["look_at"]))
+            lap = self._track.sample(message["values"])
+            return {"us": lap.us, "is_queued": lap.is_queued}, []
+        elif self._track and what == "results":
+            return messages.of_results(self._track.results())
         elif self._track and what == "aside":
             host_us, extra_bytes = self._track.aside()
             return {"host_us": host_us, "extra_bytes": extra_bytes}, []
         return {}, []
+
+    def _begin(self, message: dict[str, Any], tensors: list[Tensor]) -> None:
+        self._track = None
+        self._stage = Stage(self._device)  # without the inputs and results of the last call
+        self._free()
+        self._clock = self._clock or timer_for(self._device)
+        given = iter(tensors)
+        asked = [messages.request(plain, given) for plain in message["requests"]]
+        with failures():
+            inputs = Inputs(asked, self._device)
+        self._track = Track(self._fn, inputs, message["direction"], self._clock)
+
+    def _free(self) -> None:
+        if self._device == "cuda":
+            torch.cuda.empty_cache()
 
     def _confine(self, message: dict[str, Any]) -> None:
         if message["op"]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tilewright.worker.memory import Placed
 from tilewright.worker.stage import Like, Reply, Request
-from tilewright.worker.track import Lap
 
 
 def of_request(request: Request) -> tuple[dict[str, Any], list[Tensor]]:
@@ -79,16 +78,13 @@ def reply(plain: dict[str, Any], tensors: list[Tensor]) -> Reply:
     )
 
 
-def of_lap(lap: Lap) -> tuple[dict[str, Any], list[Tensor]]:
-    results = lap.results or []
-    plain = {"us": lap.us, "is_queued": lap.is_queued, "results": [r is not None for r in results]}
-    return plain, [r for r in results if r is not None]
+def of_results(results: list[Tensor | None]) -> tuple[dict[str, Any], list[Tensor]]:
+    return {"results": [r is not None for r in results]}, [r for r in results if r is not None]
 
 
-def lap(plain: dict[str, Any], tensors: list[Tensor]) -> Lap:
+def results(plain: dict[str, Any], tensors: list[Tensor]) -> list[Tensor | None]:
     given = iter(tensors)
-    results = [next(given) if there else None for there in plain["results"]]
-    return Lap(float(plain["us"]), bool(plain["is_queued"]), results or None)
+    return [next(given) if there else None for there in plain["results"]]
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -20,7 +20,13 @@ SECONDS = {"cpu": 60.0, "cuda": 180.0}  # for an answer; on a GPU the first may 
 FAILURES = ("wrong", "crashed", "timeout", "tampered", "unsupported", "memory", "usage")
 SMALL = 2**20  # bytes beyond what was asked for that a reply may have
 LARGEST_BLOCKS = 2**32  # bytes
-NONSENSE = (KeyError, TypeError, ValueError, StopIteration)  # what reading an answer of another form raises
+NONSENSE = (
+    KeyError,
+    TypeError,
+    ValueError,
+    OverflowError,
+    StopIteration,
+)  # what reading an answer of another form raises
 
 
 class Worker:
@@ -81,7 +87,8 @@ class Worker:
         return [results[i * each : (i + 1) * each] for i in range(len(numbers))]
 
     def begin(self, requests: Sequence[Request], direction: str) -> None:
-        """Make ready to time what is loaded on the inputs of these requests; then `warm_up`, `sample`, `aside`."""
+        """Make ready to time what is loaded on the inputs of these requests; then `warm_up`, `aside`, `sample` and
+        `results` of the last sample."""
         if self._process is None:
             self._load()
         plain, tensors = zip(*map(messages.of_request, requests), strict=True)
@@ -96,10 +103,17 @@ class Worker:
         except NONSENSE:
             raise self._tampered() from None
 
-    def sample(self, look_at: int | None = None) -> Lap:
-        answer, results = self._ask({"do": "sample", "look_at": look_at})
+    def sample(self, values: int | None = None) -> Lap:
+        answer, _ = self._ask({"do": "sample", "values": values})
         try:
-            return messages.lap(answer, results)
+            return Lap(float(answer["us"]), bool(answer["is_queued"]))
+        except NONSENSE:
+            raise self._tampered() from None
+
+    def results(self) -> list[Tensor | None]:
+        answer, results = self._ask({"do": "results"})
+        try:
+            return messages.results(answer, results)
         except NONSENSE:
             raise self._tampered() from None
 
@@ -155,6 +169,8 @@ class Worker:
         if not isinstance(reply, dict) or ("error" in reply and reply.get("kind") not in FAILURES):
             raise self._tampered()
         if "error" in reply:
+            if reply["kind"] == "crashed" and self.device == "cuda":
+                self.close()  # after some errors a process can do nothing more on the GPU; the next call starts another
             raise KernelFailed(reply["kind"], str(reply["error"]))
         return reply, outputs
 

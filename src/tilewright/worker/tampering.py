@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import gc
+import random
+import statistics
 import sys
 import time
 import types
@@ -12,8 +16,10 @@ from typing import Any
 
 import torch
 import torch.testing
+from torch.utils import _pytree as pytree
 
-KINDS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, type)
+KINDS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType, type)
+CONSTANTS = (int, float, str, tuple)
 
 TORCH = str(Path(torch.__file__).parent)  # importing torch._dynamo wraps a few functions of torch
 
@@ -44,10 +50,16 @@ def _functions() -> Iterator[tuple[Any, str, Any]]:
     ours = [m for name, m in sys.modules.items() if name.startswith("tilewright.")]
     torchs = [torch, torch.Tensor, torch.testing, torch.nn.functional, torch.cuda, torch.cuda.Event, torch.cuda.Stream]
     classes = [c for m in ours for c in vars(m).values() if isinstance(c, type) and c.__module__ == m.__name__]
-    for owner in [*torchs, torch.autograd, time, *ours, *classes]:
+    for owner in [*torchs, torch.autograd, pytree, time, random, statistics, gc, contextlib, *ours, *classes]:
         for name, value in list(vars(owner).items()):
-            if isinstance(value, KINDS) and not name.startswith("__"):
+            special = name.startswith("__")
+            if (
+                (isinstance(value, KINDS) and not special)
+                or (owner in classes and special and isinstance(value, types.FunctionType))
+                or (owner in ours and name.isupper() and isinstance(value, CONSTANTS))
+            ):
                 yield owner, name, value
+    yield from ((torch._C, name, value) for name, value in vars(torch._C).items() if name.startswith("_cuda_"))
     inherited = {name for base in torch.Tensor.__mro__[1:] for name in vars(base)} - set(vars(torch.Tensor))
     yield from ((torch.Tensor, name, None) for name in inherited)  # a name of its own would hide those
     for name in ("open", "print", "isinstance", "type", "len", "max", "min", "sum", "abs", "all", "any", "id"):

@@ -13,19 +13,19 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from tilewright.timer import Call, Clock, Lane
-from tilewright.worker.memory import Placed
-from tilewright.worker.stage import Request, any_number_of_graphs, failures, flat, without_onednn
+from tilewright.worker.memory import GUARD, Placed
+from tilewright.worker.stage import KernelFailed, Request, any_number_of_graphs, failures, flat, without_onednn
 
 SLOTS = 3  # places for inputs; more where a sample has more calls
+STEP = 64  # bytes: what values are moved by is a multiple of it
 
 
 @dataclass
 class Lap:
-    """One sample. `results` are those of one of its calls, if asked for."""
+    """One sample."""
 
     us: float
     is_queued: bool
-    results: list[Tensor | None] | None = None
 
 
 @dataclass
@@ -38,27 +38,33 @@ class Slot:
 
 
 class Inputs:
-    """Values of several requests, to be laid out in places that change. Kernels that take turns can share them."""
+    """Values of several requests, to be laid out in places that change. Kernels that take turns can share them.
+    `moves`: these values in other places will do as well."""
 
-    def __init__(self, requests: Sequence[Request], device: str):
+    def __init__(self, requests: Sequence[Request], device: str, *, moves: bool = True):
         self._requests = [_copy(request, device) for request in requests]
+        self._device, self._moves = device, moves
         self._slots: list[Slot] = []
-        self._device = device
+        self._grow(SLOTS)
 
-    def take(self, count: int, values: int | None = None) -> list[Slot]:
-        """So many places, each with the values of one of the requests; of that number, or of any."""
-        while len(self._slots) < max(SLOTS, count):
+    def take(self, count: int) -> list[Slot]:
+        """So many places."""
+        self._grow(count)
+        return random.sample(self._slots, count)
+
+    def fill(self, slot: Slot, part: str, values: int | None) -> None:
+        """The arguments (`args`) or incoming gradients (`grads`) of a place: the values of that number, or values that
+        no one has seen, which are some of these in other places."""
+        fresh = random.choice(self._requests) if values is None else self._requests[values]
+        for mine, new in zip(getattr(slot.request, part), getattr(fresh, part), strict=True):
+            if isinstance(mine, Placed) and isinstance(new, Placed):
+                _fill(mine, new, moved=self._moves and values is None)
+
+    def _grow(self, count: int) -> None:
+        while len(self._slots) < count:
             request = _copy(self._requests[0], self._device)
             args = [a.tensor() if isinstance(a, Placed) else a for a in request.args]
             self._slots.append(Slot(request, args, [g.tensor() if g else None for g in request.grads]))
-        return [self._refilled(slot, values) for slot in random.sample(self._slots, count)]
-
-    def _refilled(self, slot: Slot, values: int | None) -> Slot:
-        fresh = random.choice(self._requests) if values is None else self._requests[values]
-        for mine, new in zip([*slot.request.args, *slot.request.grads], [*fresh.args, *fresh.grads], strict=True):
-            if isinstance(mine, Placed) and isinstance(new, Placed):
-                mine.memory.copy_(new.memory)
-        return slot
 
 
 class Track:
@@ -68,7 +74,9 @@ class Track:
         self._fn, self._inputs, self._direction = fn, inputs, direction
         self._calls = 1
         self._values: int | None = None
-        self._lane = Lane(clock, self._prepare)
+        self._used: list[Slot] = []
+        self._results: list[list[Tensor | None]] = []
+        self._lane = Lane(clock, self._prepare, self._fill)
 
     def warm_up(self, calls: int = 1) -> float:
         """Microseconds of a call, roughly."""
@@ -76,12 +84,17 @@ class Track:
         with self._mode():
             return self._lane.warm_up()
 
-    def sample(self, look_at: int | None = None) -> Lap:
-        """With results if they are looked at: those that the values of this number gave."""
-        self._values, chosen = look_at, random.randrange(self._calls)
+    def sample(self, values: int | None = None) -> Lap:
+        """On the values of this number, or on others."""
+        self._values, self._results = values, []
         with self._mode():
-            taken = self._lane.sample(then=None if look_at is None else lambda results: _copies(results[chosen]))
-        return Lap(taken.us, taken.is_queued, taken.kept)
+            taken = self._lane.sample(then=lambda results: [_copies(result) for result in results])
+        self._values, self._results = None, taken.kept
+        return Lap(taken.us, taken.is_queued)
+
+    def results(self) -> list[Tensor | None]:
+        """What one of the last sample's calls gave. Asked when it is too late to do better."""
+        return random.choice(self._results)
 
     def aside(self) -> tuple[float, int | None]:
         """Host time of a call in microseconds, and the memory it needs beyond inputs and results."""
@@ -95,7 +108,17 @@ class Track:
             yield
 
     def _prepare(self) -> list[Call]:
-        return [self._call(slot) for slot in self._inputs.take(self._calls, self._values)]
+        self._used = self._inputs.take(self._calls)
+        if self._direction == "backward":
+            for slot in self._used:
+                self._inputs.fill(slot, "args", self._values)
+        return [self._call(slot) for slot in self._used]
+
+    def _fill(self) -> None:
+        for slot in self._used:
+            if self._direction != "backward":
+                self._inputs.fill(slot, "args", self._values)
+            self._inputs.fill(slot, "grads", self._values)
 
     def _call(self, slot: Slot) -> Call:
         fn, args = self._fn, slot.args
@@ -127,6 +150,27 @@ def _copy(request: Request, device: str) -> Request:
     return Request(copied[0], request.wanted, request.is_single, copied[1], request.needs)
 
 
+def _fill(mine: Placed, new: Placed, *, moved: bool) -> None:
+    """With the same bytes; `moved`: round by some, where numbers are just numbers."""
+    inside = slice(GUARD, len(new.memory) - GUARD)
+    steps = len(new.memory[inside]) // STEP
+    if not moved or not new.dtype.is_floating_point or steps < 2:
+        mine.memory.copy_(new.memory)
+        return
+    by = STEP * random.randrange(1, steps)
+    to, of = mine.memory[inside], new.memory[inside]
+    to[by:].copy_(of[:-by])
+    to[:by].copy_(of[-by:])
+
+
+_leaves, _clone = pytree.tree_leaves, Tensor.clone  # as they are before a file is loaded
+
+
 def _copies(result: Any) -> list[Tensor | None]:
-    leaves = pytree.tree_leaves(result, is_leaf=lambda leaf: leaf is None)
-    return [leaf.detach().clone() if isinstance(leaf, Tensor) else None for leaf in leaves]
+    """Copies of the tensors, none of which may be of a kind that is made only when it is looked at."""
+    found = [leaf if isinstance(leaf, Tensor) else None for leaf in _leaves(result, is_leaf=lambda leaf: leaf is None)]
+    for leaf in found:
+        if leaf is not None and type(leaf) not in (Tensor, torch.nn.Parameter):
+            raise KernelFailed("wrong", f"returned {type(leaf).__name__}, not a tensor")
+    with torch.no_grad():
+        return [None if leaf is None else _clone(leaf) for leaf in found]

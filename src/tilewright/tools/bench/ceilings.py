@@ -156,15 +156,15 @@ def _products(dtype: torch.dtype, *, tf32: bool = False) -> Callable[[int], dict
     def ways(n: int) -> dict[str, Callable[[], Any]]:
         x, y = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
 
-        def multiply() -> Any:
+        def multiply(right: torch.Tensor) -> Any:
             before = torch.backends.cuda.matmul.allow_tf32
             torch.backends.cuda.matmul.allow_tf32 = tf32
             try:
-                return x @ y
+                return x @ right
             finally:
                 torch.backends.cuda.matmul.allow_tf32 = before
 
-        return {"torch": multiply}
+        return {"as it is": lambda: multiply(y), "transposed": lambda: multiply(y.t())}
 
     return ways
 

@@ -9,6 +9,7 @@ from tilewright import record
 from tilewright.tools.bench.intervals import of_ratio
 
 THRESHOLD = 0.02
+LEAP = 1.5  # times: no way of counting calls explains more
 ABOUT = ("op", "kernel", "case", "dtype", "direction")
 ORDER = ("slower", "faster", "same", "unlike", "gone", "new")  # unlike: samples of one call, and of several
 
@@ -60,9 +61,9 @@ def _change(old: dict[str, Any] | None, new: dict[str, Any] | None, threshold: f
     one: dict[str, Any] = new or old or {}
     about = {name: one[name] for name in ABOUT} | {"gpu": one["device"]["gpu"], "old_us": _us(old), "new_us": _us(new)}
     if old and new and _us(old) and _us(new):
-        if old["calls"] != new["calls"]:
-            return Change(**about, verdict="unlike")
         ratio, low, high = of_ratio(new["samples_us"], old["samples_us"], paired=False)
+        if old["calls"] != new["calls"] and 1 / LEAP < ratio < LEAP:
+            return Change(**about, verdict="unlike")
         return Change(**about, verdict=_verdict(ratio, low, high, threshold), ratio=ratio, interval=(low, high))
     if _us(old):
         return Change(**about, verdict="gone", now=f"{new['verdict']}, {new['reason']}".strip(", ") if new else "")

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +24,7 @@ from tilewright.tools.bench.state import watched
 from tilewright.tools.check import FORWARD_ONLY, Verdict, check
 from tilewright.tools.check.answers import Answer, Answers, ReferenceFailed
 from tilewright.tools.check.budget import Mismatch, compare
-from tilewright.tools.check.judge import Here, Judge, Performer
+from tilewright.tools.check.judge import Here, Judge
 from tilewright.tools.check.trials import Trial
 from tilewright.worker.parent import Worker
 from tilewright.worker.stage import KernelFailed, Request, failures
@@ -32,7 +32,7 @@ from tilewright.worker.track import Inputs, Lap, Track
 
 DIRECTIONS = ("forward", "backward", "both")
 SAMPLES = 50
-INPUTS = 2  # sets of values that take turns; of each, one sample's results are looked at, at a moment nobody knows
+VALUES = (4, 5)  # sets that the check has not asked; one sample of each is looked at, at a moment nobody knows
 SHORT_US = 10.0  # below this a sample holds several calls
 BACK_TO_BACK = 16
 PAUSE = 0.5  # seconds, before a throttled case is measured again
@@ -68,16 +68,16 @@ class Runner(Protocol):
     """What is timed: a Track here, or a Worker that holds one."""
 
     def warm_up(self, calls: int = 1) -> float: ...
-    def sample(self, look_at: int | None = None) -> Lap: ...
+    def sample(self, values: int | None = None) -> Lap: ...
+    def results(self) -> list[Tensor | None]: ...
     def aside(self) -> tuple[float, int | None]: ...
 
 
 @dataclass
 class Entrant:
     kernel: Kernel
-    performer: Performer
     verdict: Verdict
-    is_file: bool = False
+    worker: Worker | None = None  # of a user's file
 
 
 def steps(kernels: Sequence[Kernel], files: Sequence[Path], cases: Sequence[Case], directions: Sequence[str]) -> int:
@@ -124,8 +124,9 @@ def physical_seconds(measured: Mapping[str, float], device: Mapping[str, Any]) -
 
     def least(cost: Cost) -> float:
         bytes_moved = cost.read + max(0, cost.written - device["l2"])
-        products = [amount / rates[unit] for unit, amount in cost.flops.items() if unit.startswith("tensor.")]
-        return max(bytes_moved / rates["read"], *products, 0.0)
+        products = {unit: amount for unit, amount in cost.flops.items() if unit.startswith("tensor.")}
+        work = {"read": bytes_moved, **products}
+        return max((amount / rates[unit] for unit, amount in work.items() if unit in rates), default=0.0)
 
     return least
 
@@ -151,7 +152,7 @@ def _own(
             on_step(f"checking {kernel.name}")
             verdict = next(verdicts)
             require_working_gpu(kernel.name)
-        yield Entrant(kernel, Here(kernel.fn, device), verdict)
+        yield Entrant(kernel, verdict)
 
 
 def _user(
@@ -167,9 +168,12 @@ def _user(
     has_gradient = op.backward_cost is not None and FORWARD_ONLY not in verdict.labels
     worker = stack.enter_context(Worker(device=device))
     if verdict.verdict == "right":
-        worker.load(op.name, file=path)
+        try:
+            worker.load(op.name, file=path)
+        except KernelFailed as failure:
+            verdict = Verdict(op.name, path.name, "crashed", f"while loading the file again: {failure}")
     kernel = Kernel(path.name, worker.call, "python", lambda *_: True, has_gradient)
-    return Entrant(kernel, worker, verdict, is_file=True)
+    return Entrant(kernel, verdict, worker)
 
 
 def cost_of(op: Op, case: Case, direction: str) -> Cost:
@@ -208,7 +212,7 @@ class Contest:
         with_gradients = wanted != ["forward"]
         on_step(f"checking {self._case}")
         try:
-            answers = [self._answers(self._trial, with_gradients, number) for number in range(INPUTS)]
+            answers = [self._answers(self._trial, with_gradients, number) for number in VALUES]
         except (torch.cuda.OutOfMemoryError, ReferenceFailed) as error:
             reason = _too_large(self._op, self._case) if not isinstance(error, ReferenceFailed) else first_line(error)
             for direction in wanted:
@@ -226,9 +230,10 @@ class Contest:
         kernel = entrant.kernel
         if not with_gradients:
             kernel = replace(kernel, differentiable=False)
-        judge = Judge(self._op, kernel, entrant.performer, self._answers, self._device)
+        performer = entrant.worker or Here(kernel.fn, self._device)
+        judge = Judge(self._op, kernel, performer, self._answers, self._device)
         verdict = judge.judge([self._trial], lambda: None)
-        if not entrant.is_file:
+        if not entrant.worker:
             require_working_gpu(f"{kernel.name} on {self._case}")
         return verdict
 
@@ -267,7 +272,7 @@ class Contest:
                 except KernelFailed as failure:
                     running.pop(name, None)
                     yield self._failed(entrant, direction, failure)
-        is_short = bool(pilots) and min(pilots.values()) < SHORT_US
+        is_short = bool(running) and min(pilots[name] for name in running) < SHORT_US
         calls = BACK_TO_BACK if is_short and self._device != "cpu" else 1
         for name in [*running] if calls > 1 else ():
             try:
@@ -275,10 +280,12 @@ class Contest:
             except KernelFailed as failure:
                 del running[name]
                 yield self._failed(by_name[name], direction, failure)
-        measured = self._measure(running, direction, answers)
+        measured = self._measure(running, calls, direction, answers)
         for name, failure in measured.failed.items():
             yield self._failed(by_name[name], direction, failure)
-        reference = measured.us.get(self._against)
+        reference = measured.us.get(self._against, [])
+        if reference and self._implausible(cost_of(self._op, self._case, direction), reference):
+            reference = []
         for name in running:
             us = measured.us.get(name)
             if us is None:
@@ -298,22 +305,22 @@ class Contest:
                     timing.against = {"kernel": self._against, "ratio": round(ratio, 4), "interval": edges}
             yield timing
         for entrant in self._entrants:
-            if isinstance(entrant.performer, Worker) and entrant.kernel.name in running:
+            if entrant.worker:
                 with contextlib.suppress(KernelFailed):  # it has said all there is to say
-                    entrant.performer.end()
+                    entrant.worker.end()
 
     def _request(self, answer: Answer, direction: str) -> Request:
         request = self._answers.request(self._trial, answer)
         return request if direction != "forward" else replace(request, grads=[], needs=[])
 
     def _begin(self, entrant: Entrant, requests: Sequence[Request], inputs: Inputs, direction: str) -> Runner:
-        if isinstance(entrant.performer, Worker):
-            entrant.performer.begin(requests, direction)
-            return entrant.performer
+        if entrant.worker:
+            entrant.worker.begin(requests, direction)
+            return entrant.worker
         return Track(entrant.kernel.fn, inputs, direction, self._clock)
 
     def _failed(self, entrant: Entrant, direction: str, failure: KernelFailed) -> Timing:
-        if not entrant.is_file:
+        if not entrant.worker:
             require_working_gpu(f"{entrant.kernel.name} on {self._case}")
         kind = {"memory": "unsupported", "usage": "crashed"}.get(failure.kind, failure.kind)
         return self._without_time(entrant, direction, kind, f"while it was timed: {failure}")
@@ -324,22 +331,24 @@ class Contest:
             return ""
         return f"{median(us):.1f} us, and the hardware needs {least:.1f} us by its datasheet"
 
-    def _measure(self, running: dict[str, Runner], direction: str, answers: Sequence[Answer]) -> _Measured:
+    def _measure(self, running: dict[str, Runner], calls: int, direction: str, answers: Sequence[Answer]) -> _Measured:
         """Again, once, if the GPU held itself back or a time cannot be true."""
         cost = cost_of(self._op, self._case, direction)
-        found = self._rounds(running, direction, answers)
+        found = self._rounds(running, calls, direction, answers)
         if found.state.get("throttled") or any(self._implausible(cost, us) for us in found.us.values()):
             time.sleep(PAUSE)
-            again = self._rounds({n: r for n, r in running.items() if n not in found.failed}, direction, answers)
+            again = self._rounds({n: r for n, r in running.items() if n not in found.failed}, calls, direction, answers)
             again.failed |= found.failed
             again.state["again"] = True
             return again
         return found
 
-    def _rounds(self, running: Mapping[str, Runner], direction: str, answers: Sequence[Answer]) -> _Measured:
+    def _rounds(
+        self, running: Mapping[str, Runner], calls: int, direction: str, answers: Sequence[Answer]
+    ) -> _Measured:
         found = _Measured()
         secret = random.SystemRandom()
-        moments = {n: secret.sample(range(self._samples), INPUTS) for n in running}
+        moments = {n: secret.sample(range(self._samples), len(VALUES)) for n in running}
         with watched() as found.state:
             for name in turns(running, self._samples):
                 if name in found.failed:
@@ -347,12 +356,12 @@ class Contest:
                 taken = found.us.setdefault(name, [])
                 begin = time.perf_counter()
                 try:
-                    look_at = moments[name].index(len(taken)) if len(taken) in moments[name] else None
-                    lap = running[name].sample(look_at)
-                    found.spent.setdefault(name, []).append(time.perf_counter() - begin)
-                    if look_at is not None:
+                    values = moments[name].index(len(taken)) if len(taken) in moments[name] else None
+                    lap = running[name].sample(values)
+                    found.spent.setdefault(name, []).append(time.perf_counter() - begin - calls * lap.us * 1e-6)
+                    if values is not None:
                         with failures():
-                            self._require_right(lap.results or [], direction, answers[look_at])
+                            self._require_right(running[name].results(), direction, answers[values])
                 except KernelFailed as failure:
                     found.failed[name] = failure
                     del found.us[name]
@@ -379,7 +388,7 @@ class Contest:
 class _Measured:
     us: dict[str, list[float]] = field(default_factory=dict)
     failed: dict[str, KernelFailed] = field(default_factory=dict)
-    spent: dict[str, list[float]] = field(default_factory=dict)  # seconds of each sample, all told
+    spent: dict[str, list[float]] = field(default_factory=dict)  # seconds of each sample beside what it times
     unqueued: dict[str, int] = field(default_factory=dict)  # samples with host time in them
     state: dict[str, Any] = field(default_factory=dict)
 
@@ -387,10 +396,10 @@ class _Measured:
     def timer(self) -> dict[str, dict[str, Any]]:
         return {
             name: {
-                "overhead_us": round(median(self.spent[name]) * 1e6 - mean(us), 1),
+                "overhead_us": round(median(self.spent[name]) * 1e6, 1),
                 "unqueued": self.unqueued[name],
             }
-            for name, us in self.us.items()
+            for name in self.us
         }
 
 
