@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "spec": {"cost", "errors"},
     "hardware": {"errors", "__version__"},
     "registry": {"errors", "source", "spec"},
-    "record": {"errors", "source"},
+    "record": {"cost", "errors", "source"},
     "timer": {"errors"},
     "interpreter": {"errors", "interpreter"},
     "worker": {"errors", "interpreter", "registry", "sandbox", "settings", "timer", "worker"},

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+BANDWIDTHS = ("copy", "read", "write", "l2")  # ceilings in bytes; all others are in operations
+DIRECTIONS = ("forward", "backward", "both")
+
 
 @dataclass(frozen=True)
 class Cost:

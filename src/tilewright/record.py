@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright import source
+from tilewright.cost import DIRECTIONS
 from tilewright.errors import CannotRead, CannotWrite
 
 SCHEMA = 2  # 1: timings without intervals, host time, memory and the GPU's state
@@ -134,7 +135,7 @@ def _is_timing(value: dict[str, Any]) -> bool:
     return (
         all(isinstance(r[key], dict) for key in ("case", "cost", "versions", "state", "timer"))
         and all(isinstance(r[key], str) for key in ("dtype", "verdict", "reason"))
-        and r["direction"] in ("forward", "backward", "both")
+        and r["direction"] in DIRECTIONS
         and cost.keys() == {"read", "written", "flops"}
         and _is_number(cost["read"])
         and _is_number(cost["written"])

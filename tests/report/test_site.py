@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from collections.abc import Iterator
 from html import unescape
@@ -14,6 +13,7 @@ from urllib.parse import urldefrag
 
 import pytest
 
+from browser import chromium
 from support import timing_record
 from tilewright import record
 from tilewright.cli import main
@@ -175,23 +175,8 @@ return {
 
 @pytest.fixture(scope="module")
 def browser(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    for switch in (
-        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"),
-        *("disable-component-update", "disable-sync", f"user-data-dir={tmp_path_factory.mktemp('profile')}"),
-    ):
-        options.add_argument(f"--{switch}")
-    session = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    try:
+    with chromium(tmp_path_factory.mktemp("profile")) as session:
         yield Browser(session, folder)
-    finally:
-        session.quit()
 
 
 def hostile_page(folder: Path) -> str:

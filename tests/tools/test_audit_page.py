@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import shutil
 from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from browser import chromium
 from tilewright.interpreter.observed import NEVER_WRITTEN, OUT_OF_BOUNDS, Finding, Launch, Traffic
 from tilewright.tools.audit.page import render
 
@@ -194,26 +194,11 @@ class Page:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
-    webdriver = pytest.importorskip("selenium.webdriver")
     folder = tmp_path_factory.mktemp("audit")
     page = folder / "page.html"
     page.write_text(render(f"Audit {HOSTILE}", [make() for make in LAUNCHES.values()], SUMMARY), encoding="utf-8")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    for switch in (
-        *("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"),
-        *("disable-component-update", "disable-sync", f"user-data-dir={folder / 'profile'}"),
-    ):
-        options.add_argument(f"--{switch}")
-    session = webdriver.Chrome(options, webdriver.ChromeService(driver))
-    try:
+    with chromium(folder / "profile") as session:
         yield Page(session, page.as_uri())
-    finally:
-        session.quit()
 
 
 @pytest.fixture

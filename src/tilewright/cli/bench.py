@@ -31,6 +31,7 @@ from tilewright.cli.shared import (
     recorded,
     say_next,
 )
+from tilewright.cost import DIRECTIONS
 from tilewright.errors import MissingPackage
 from tilewright.record import append, is_stale, latest, read, require_writable, stamp
 
@@ -39,12 +40,7 @@ if TYPE_CHECKING:
     from tilewright.timer import Timer
     from tilewright.tools.bench import Timing
 
-WANTED = {
-    "forward": ("forward",),
-    "backward": ("backward",),
-    "both": ("both",),
-    "all": ("forward", "backward", "both"),
-}
+WANTED = {name: (name,) for name in DIRECTIONS} | {"all": DIRECTIONS}
 
 
 def bench(

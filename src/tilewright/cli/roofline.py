@@ -49,29 +49,6 @@ class Roofline:
         return [*self.timings, *([self.sweep] if self.sweep else [])]
 
 
-@dataclass
-class Kernel:
-    """A recorded kernel's place under the roofs, by the unit of arithmetic that takes it the longest."""
-
-    row: Row
-    unit: str
-
-    @property
-    def intensity(self) -> float:
-        return self.row.cost.flops[self.unit] / self.row.cost.bytes
-
-    @property
-    def per_second(self) -> float:
-        return self.row.cost.flops[self.unit] / (self.row.us or 1) * 1e6
-
-    def as_json(self) -> dict[str, Any]:
-        row = self.row
-        about = {"op": row.op, "kernel": row.kernel, "case": row.point, "dtype": row.dtype, "direction": row.direction}
-        place = {"unit": self.unit, "intensity": self.intensity, "per_second": self.per_second}
-        held = {"share": row.share, "binds": row.binds, "is_baseline": row.is_baseline, "stale": row.is_stale}
-        return {"kind": "kernel", **about, **place, **held}
-
-
 def roofline(
     gpu: Annotated[str | None, typer.Option(help="Draw this GPU from what is recorded, and measure nothing.")] = None,
     sweep: Annotated[bool, typer.Option(help="Also run or show the intensity sweep.")] = True,
@@ -89,6 +66,8 @@ def roofline(
 
     if record and not sweep:
         raise typer.BadParameter("--record keeps the sweep: leave out --no-sweep.")
+    if record and html and record.resolve() == html.resolve():
+        raise typer.BadParameter("--record and --html name one file: the page would replace the records.")
     for path in filter(None, (record, html)):
         require_writable(path)
     is_here = gpu is None and hardware.has_gpu()
@@ -150,20 +129,21 @@ def _from_records(records: list[dict[str, Any]], gpu: str | None, with_sweep: bo
     return Roofline(name, full_name, ceilings, when, timings, sweeps[-1] if sweeps else None)
 
 
-def _kernels(drawn: Roofline) -> list[Kernel]:
+def _kernels(drawn: Roofline) -> list[Row]:
     from tilewright.report.rows import rows
 
-    found = []
-    for row in rows(drawn.timings):
-        flops = {unit: amount for unit, amount in row.cost.flops.items() if amount and unit in drawn.rates}
-        seconds = {unit: amount / drawn.rates[unit] for unit, amount in flops.items()}
-        if row.us and row.cost.bytes and seconds:
-            found.append(Kernel(row, max(seconds, key=seconds.__getitem__)))
-    return found
+    return [row for row in rows(drawn.timings) if row.arithmetic in drawn.rates]
 
 
-def _peaks(drawn: Roofline, kernels: list[Kernel]) -> dict[str, float]:
-    units = {unit for kernel in kernels for unit in kernel.row.cost.flops} or {*WITHOUT_RECORDS}
+def _mark_as_json(row: Row) -> dict[str, Any]:
+    about = {"op": row.op, "kernel": row.kernel, "case": row.point, "dtype": row.dtype, "direction": row.direction}
+    place = {"unit": row.arithmetic, "intensity": row.intensity, "per_second": row.per_second}
+    held = {"share": row.share, "binds": row.binds, "is_baseline": row.is_baseline, "stale": row.is_stale}
+    return {"kind": "kernel", **about, **place, **held}
+
+
+def _peaks(drawn: Roofline, kernels: list[Row]) -> dict[str, float]:
+    units = {unit for kernel in kernels for unit in kernel.cost.flops} or {*WITHOUT_RECORDS}
     units |= {"fp32"} if drawn.sweep else set()
     return {unit: drawn.rates[unit] for unit in sorted(units) if unit in drawn.rates}
 
@@ -179,7 +159,7 @@ def _json_lines(drawn: Roofline) -> Iterator[dict[str, Any]]:
         "name": drawn.name,
         "roofs": {unit: {"per_second": rate, "measured": unit in drawn.ceilings} for unit, rate in roofs.items()},
     }
-    yield from (kernel.as_json() for kernel in kernels)
+    yield from map(_mark_as_json, kernels)
     if drawn.sweep:
         yield {**drawn.sweep, "stale": is_stale(drawn.sweep)}
 
@@ -212,40 +192,39 @@ def _ceilings(drawn: Roofline, peaks: dict[str, float]) -> str:
     return f"Ceilings: {'; '.join(said)}.\n"
 
 
-def _plot(drawn: Roofline, kernels: list[Kernel], peaks: dict[str, float], width: int) -> str:
+def _plot(drawn: Roofline, kernels: list[Row], peaks: dict[str, float], width: int) -> str:
     from tilewright.report.plot import Mark, roofline
 
-    ops = sorted({kernel.row.op for kernel in kernels})
+    ops = sorted({kernel.op for kernel in kernels})
     letters = dict(zip(ops, itertools.cycle(string.ascii_uppercase), strict=False))
     legend = {letters[op]: op for op in ops}
     marks = []
     if drawn.sweep:
         legend[SWEEP_MARK] = "the sweep, whose roof is half of fp32"
         marks += [Mark(p["flops"] / p["bytes"], p["flops"] / p["us"] * 1e6, SWEEP_MARK) for p in drawn.sweep["points"]]
-    for kernel in sorted(kernels, key=lambda kernel: not kernel.row.is_baseline):  # ours are seen where marks meet
-        letter = letters[kernel.row.op]
-        marks.append(Mark(kernel.intensity, kernel.per_second, letter.lower() if kernel.row.is_baseline else letter))
-    if any(kernel.row.is_baseline for kernel in kernels):
+    for kernel in sorted(kernels, key=lambda kernel: not kernel.is_baseline):  # ours are seen where marks meet
+        letter = letters[kernel.op]
+        marks.append(Mark(kernel.intensity, kernel.per_second, letter.lower() if kernel.is_baseline else letter))
+    if any(kernel.is_baseline for kernel in kernels):
         legend["a small letter:"] = "a baseline"
     return roofline(drawn.rates["copy"], peaks, marks, legend, width)
 
 
-def _largest(kernels: list[Kernel]) -> list[Kernel]:
+def _largest(kernels: list[Row]) -> list[Row]:
     """Of each op and direction, on the case with the most work: the fastest of ours, then the fastest baseline."""
-    by_case: dict[tuple[str, str], dict[tuple[str, str], list[Kernel]]] = {}
-    for kernel in kernels:
-        row = kernel.row
-        by_case.setdefault((row.op, row.direction), {}).setdefault((row.case, row.dtype), []).append(kernel)
+    by_case: dict[tuple[str, str], dict[tuple[str, str], list[Row]]] = {}
+    for row in kernels:
+        by_case.setdefault((row.op, row.direction), {}).setdefault((row.case, row.dtype), []).append(row)
     chosen = []
     for _, cases in sorted(by_case.items(), key=lambda item: item[0][0]):
-        largest = max(cases.values(), key=lambda group: group[0].row.cost.floor(group[0].row.rates)[1])
+        largest = max(cases.values(), key=lambda group: group[0].cost.floor(group[0].rates)[1])
         for is_baseline in (False, True):
-            group = [kernel for kernel in largest if kernel.row.is_baseline == is_baseline]
-            chosen += [min(group, key=lambda kernel: kernel.row.us or 0)] if group else []
+            group = [kernel for kernel in largest if kernel.is_baseline == is_baseline]
+            chosen += [min(group, key=lambda kernel: kernel.us or 0)] if group else []
     return chosen
 
 
-def _kernel_table(kernels: list[Kernel]) -> Table:
+def _kernel_table(kernels: list[Row]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -256,17 +235,16 @@ def _kernel_table(kernels: list[Kernel]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("bound by", no_wrap=True)
     table.add_column("")
-    for (op, direction), group in itertools.groupby(kernels, key=lambda kernel: (kernel.row.op, kernel.row.direction)):
+    for (op, direction), group in itertools.groupby(kernels, key=lambda kernel: (kernel.op, kernel.direction)):
         name = op if direction == "forward" else f"{op} {direction}"
-        for kernel in group:
-            row = kernel.row
+        for row in group:
             table.add_row(
                 name,
                 f"{row.case} {row.dtype}" if name else "",
                 Text(row.kernel, "" if row.is_baseline else "bold"),
                 f"{row.us:.1f} us",
-                f"{kernel.intensity:.4g}",
-                f"{kernel.per_second / 1e12:.3g}",
+                f"{row.intensity:.4g}",
+                f"{row.per_second / 1e12:.3g}",
                 f"{row.share:.0%}" if row.share else "",
                 row.binds,
                 Text("stale" if row.is_stale else "", "yellow"),

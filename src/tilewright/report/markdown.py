@@ -14,8 +14,9 @@ from statistics import median
 from typing import Any
 
 from tilewright import source
+from tilewright.cost import DIRECTIONS
 from tilewright.record import is_stale
-from tilewright.report.rows import DIRECTIONS, Row, rows
+from tilewright.report.rows import Row, rows
 
 BLOCK = re.compile(r"(<!-- records: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 

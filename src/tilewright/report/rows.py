@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tilewright import hardware, record
-from tilewright.cost import Cost
+from tilewright.cost import DIRECTIONS, Cost
 
-DIRECTIONS = ("forward", "backward", "both")
 BETWEEN_RUNS = 0.02  # by which two runs may differ, whatever the intervals within each say
 Interval = tuple[float, float]
 
@@ -49,6 +48,22 @@ class Row:
     @property
     def case(self) -> str:
         return ",".join(f"{name}={value}" for name, value in self.point.items())
+
+    @property
+    def arithmetic(self) -> str | None:
+        """The unit of arithmetic that its operations take the longest on; None where none are counted."""
+        seconds = {u: amount / self.rates.get(u, 1.0) for u, amount in self.cost.flops.items() if amount}
+        return max(seconds, key=seconds.__getitem__) if seconds and self.cost.bytes and self.us else None
+
+    @property
+    def intensity(self) -> float:
+        """Operations of that unit for each byte that must move."""
+        return self.cost.flops[self.arithmetic or ""] / self.cost.bytes
+
+    @property
+    def per_second(self) -> float:
+        """Operations of that unit in a second."""
+        return self.cost.flops[self.arithmetic or ""] / (self.us or 0) * 1e6
 
     @property
     def rate(self) -> str:

@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.cost import size
+from tilewright.cost import BANDWIDTHS, size
 from tilewright.hardware import DATASHEETS, GPU
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 BAD = "bold red"
 MARK = {"wins": " ★", "ties": " ≈", "": ""}
 LEAST_VERDICT = 12  # columns
-BANDWIDTHS = ("copy", "read", "write", "l2")
 STYLE = {"right": "green", "unsupported": "dim"} | dict.fromkeys(
     ("wrong", "tampered", "crashed", "timeout", "implausible"), BAD
 )

@@ -133,12 +133,12 @@ class Stage:
             if self._device == "cuda" and request.repeat == 1:
                 # Copied on this stream before any other is waited for: work left elsewhere is not in the copies.
                 values = [result.clone() for result in self._results]
-            gradients = backward(outputs, [leaves[n] for n in request.needs], grads)
+            slopes = backward(outputs, [leaves[n] for n in request.needs], grads)
             if self._device == "cuda":
                 torch.cuda.synchronize()
-            findings = [*run.findings, *run.unwritten([*outputs, *filter(_is_tensor, gradients)])] if run else []
+            findings = [*run.findings, *run.unwritten([*outputs, *filter(_is_tensor, slopes)])] if run else []
             complaint = next((str(finding) for finding in findings), None)
-            return values, gradients, complaint or (guards.broken() if guards else None)
+            return values, slopes, complaint or (guards.broken() if guards else None)
 
     @contextlib.contextmanager
     def _interpreted(self, watched: bool) -> Iterator[Any]:
@@ -160,13 +160,20 @@ def forward(fn: Callable[..., Any], args: Sequence[Any], needs: Sequence[int]) -
 def backward(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
+    """As `gradients`, where oneDNN would do harm."""
+    with without_onednn():
+        return gradients(outputs, inputs, grads)
+
+
+def gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
+) -> list[Tensor | None]:
     """Gradients of the inputs for the incoming ones of the floating-point outputs; none if there are none."""
     pairs = [(o, g) for o, g in zip(_floats(outputs), grads, strict=True) if g is not None] if grads else []
     pairs = [(o, g) for o, g in pairs if o.requires_grad]
     if not pairs:
         return []
-    with without_onednn():
-        return list(torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True))
+    return list(torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True))
 
 
 @contextlib.contextmanager

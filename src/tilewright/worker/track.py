@@ -14,7 +14,15 @@ from torch.utils import _pytree as pytree
 
 from tilewright.timer import Call, Clock, Lane
 from tilewright.worker.memory import GUARD, Placed
-from tilewright.worker.stage import KernelFailed, Request, any_number_of_graphs, failures, flat, without_onednn
+from tilewright.worker.stage import (
+    KernelFailed,
+    Request,
+    any_number_of_graphs,
+    failures,
+    flat,
+    gradients,
+    without_onednn,
+)
 
 SLOTS = 3  # places for inputs; more where a sample has more calls
 STEP = 64  # bytes: what values are moved by is a multiple of it
@@ -130,16 +138,11 @@ class Track:
 
             def both() -> list[Any]:
                 returned = fn(*leaves)
-                return [returned, _gradients(returned, wanted, slot.grads)]
+                return [returned, gradients(flat(returned), wanted, slot.grads)]
 
             return both
         ready = fn(*leaves)
-        return lambda: _gradients(ready, wanted, slot.grads)
-
-
-def _gradients(returned: Any, wanted: list[Tensor], grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    outputs = [o for o in flat(returned) if o.is_floating_point()]
-    return torch.autograd.grad(outputs, wanted, grads, allow_unused=True)
+        return lambda: gradients(flat(ready), wanted, slot.grads)
 
 
 def _copy(request: Request, device: str) -> Request:

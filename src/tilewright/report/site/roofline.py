@@ -33,7 +33,7 @@ def page(records: list[dict[str, Any]], found: list[Row]) -> Page:
     measured = [r for r in records if r["kind"] in ("timing", "sweep")]
     sweeps = [r for r in measured if r["kind"] == "sweep"]
     names = words.device_names(measured)
-    points = [point for row in found if row.us and (point := _point(row))]
+    points = [_point(row) for row in found if row.arithmetic]
     uncounted = sum(bool(row.us) for row in found) - len(points)
     ceilings = {
         gpu: _roofs({unit: words.typical(values) for unit, values in units.items()})
@@ -75,21 +75,17 @@ def _roofs(rates: dict[str, float]) -> dict[str, float]:
     return {unit: rates[unit] / 1e12 for unit in drawn}
 
 
-def _point(row: Row) -> dict[str, Any] | None:
-    flops = {unit: amount for unit, amount in row.cost.flops.items() if amount}
-    if not flops or not row.cost.bytes or not row.us:
-        return None
-    unit = max(flops, key=lambda unit: flops[unit] / row.rates.get(unit, 1.0))
-    intensity, per_second = flops[unit] / row.cost.bytes, flops[unit] / row.us * 1e6
+def _point(row: Row) -> dict[str, Any]:
+    unit = row.arithmetic or ""
     return {
         "gpu": row.gpu,
         "op": row.op,
         "baseline": row.is_baseline,
-        "x": intensity,
-        "y": per_second / 1e12,
+        "x": row.intensity,
+        "y": row.per_second / 1e12,
         "text": f"<b>{escape(row.kernel)}</b> {escape(f'{row.op} {row.direction}, {row.dtype}')}<br>"
-        f"{escape(spaced(row.case))}<br>{us(row.us)} µs, {share(row.share)} of {escape(row.binds)}"
-        f"{', stale' if row.is_stale else ''}<br>{rate(unit, per_second)} of {escape(unit)}, {intensity:.3g} a byte",
+        f"{escape(spaced(row.case))}<br>{us(row.us or 0)} µs, {share(row.share)} of {escape(row.binds)}"
+        f"{', stale' if row.is_stale else ''}<br>{rate(unit, row.per_second)} of {escape(unit)}, {row.intensity:.3g} a byte",
     }
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from tilewright.cost import BANDWIDTHS
 from tilewright.report.rows import Row
-
-OF_MEMORY = ("copy", "read", "write", "l2")
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,7 @@ def span(values: Sequence[float], how: str) -> str:
 
 
 def rate(unit: str, per_second: float) -> str:
-    if unit in OF_MEMORY:
+    if unit in BANDWIDTHS:
         return f"{per_second / 1e9:,.0f} GB/s"
     name = "TOP/s" if unit in ("special", "tensor.int8") else "TFLOP/s"
     return f"{per_second / 1e12:,.{0 if per_second >= 1e14 else 1}f} {name}"

@@ -5,6 +5,6 @@ whose results are wrong while it is timed, or that is faster than the hardware c
 """
 
 from tilewright.tools.bench.ceilings import measure
-from tilewright.tools.bench.contest import DIRECTIONS, SAMPLES, Timing, bench, steps
+from tilewright.tools.bench.contest import SAMPLES, Timing, bench, steps
 
-__all__ = ["DIRECTIONS", "SAMPLES", "Timing", "bench", "measure", "steps"]
+__all__ = ["SAMPLES", "Timing", "bench", "measure", "steps"]

@@ -30,7 +30,6 @@ from tilewright.worker.parent import Worker
 from tilewright.worker.stage import KernelFailed, Request, failures
 from tilewright.worker.track import Inputs, Lap, Track
 
-DIRECTIONS = ("forward", "backward", "both")
 SAMPLES = 50
 VALUES = (4, 5)  # sets that the check has not asked; one sample of each is looked at, at a moment nobody knows
 SHORT_US = 10.0  # below this a sample holds several calls
