@@ -255,3 +255,10 @@ def test_memory_of_a_call_on_a_gpu():
     x = torch.randn(2**20, device="cuda")
     assert Timer().extra_bytes(lambda: x + 1) == 0
     assert Timer().extra_bytes(lambda: (x + 1) * 2) == x.nbytes
+
+
+def test_inputs_are_in_place_before_the_clock_starts(monkeypatch):
+    order = []
+    monkeypatch.setattr(timer.time, "perf_counter", lambda: order.append("clock") or 0.0)
+    HostTimer().sample([lambda: order.append("call")], 0.0, lambda: order.append("fill"))
+    assert order == ["fill", "clock", "call", "clock"]

@@ -166,6 +166,7 @@ def test_what_a_recorded_check_has_proven_is_not_checked_again(command, contest,
     results(
         verdict("triton"),
         verdict("cuda", verdict="wrong"),
+        verdict("compile", is_narrow=True),
         verdict("triton-online", device={"gpu": "l4"}),
         verdict("triton-online", device={}),
         verdict("triton-three-pass", versions=others),

@@ -358,3 +358,16 @@ def test_gpu_times_are_queued_and_have_memory_counted():
 
 def test_the_host_timer_counts_no_memory():
     assert HostTimer().extra_bytes(lambda: None) is None
+
+
+@pytest.mark.parametrize("builds_per_case", [False, True])
+def test_what_a_compiler_does_to_memory_is_not_watched(builds_per_case):
+    real, seen = torch.empty, set()
+
+    def fn(x):
+        seen.add(torch.empty is real)
+        return softmax(x)
+
+    (told,) = timed([kernel(fn, builds_per_case=builds_per_case)])
+    assert told.verdict == "right"
+    assert seen == ({True} if builds_per_case else {True, False})

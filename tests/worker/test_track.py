@@ -388,3 +388,12 @@ def test_a_case_that_needs_too_much_memory_is_left_out_and_the_others_are_asked(
         assert any("1 left out" in label for label in verdict.labels)
         alone = Judge(double, kernel, Here(greedy, "cpu"), Answers(double, "cpu", 0), "cpu")
         assert alone.judge(trials[:1], lambda: None).verdict == "unsupported"
+
+
+@pytest.mark.parametrize(("device", "lives"), [("cpu", True), ("cuda", False)])
+def test_after_a_crash_on_a_gpu_the_next_case_has_another_process(monkeypatch, device, lives):
+    worker, ended = answered(monkeypatch, {"error": "an illegal address", "kind": "crashed"})
+    worker.device = device
+    with pytest.raises(KernelFailed, match="an illegal address"):
+        worker.sample()
+    assert bool(ended) != lives
