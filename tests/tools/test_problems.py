@@ -48,7 +48,7 @@ def solution(kind: str, name: str) -> Path:
     [("kernelbench", "softmax_bf16"), ("kernelbench", "softmax_wide_zeros"), ("gpumode", "softmax_zeros")],
 )
 def test_where_the_problems_own_check_is_content_the_reason_says_so(kind, name, device):
-    found = verdict_of(solution(kind, name), device)
+    found = verdict_of(solution(kind, name), device, seed=1)  # theirs depends on the draw: it lets small values pass
     assert found.verdict == "wrong"
     assert "the problem's own check accepts it" in found.reason
 
