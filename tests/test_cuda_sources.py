@@ -23,10 +23,10 @@ def test_every_file_belongs_to_an_op():
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_compiles(one, arch, tmp_path, monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
-    code, symbols = one.cubin(arch)
+    code, symbols = one.cubin(arch, one.names())
     assert code.startswith(b"\x7fELF")
     assert len(symbols) == 3 * len(one.kernels)
-    assert one.cubin(arch) == (code, symbols), "the kept copy is the same"
+    assert one.cubin(arch, one.names()) == (code, symbols), "the kept copy is the same"
 
 
 def test_a_typo_is_an_error(tmp_path, monkeypatch):
@@ -36,4 +36,4 @@ def test_a_typo_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
     (tmp_path / "typo.cu").write_text("template <typename T> __global__ void f(T* x) { x[0] = ; }")
     with pytest.raises(Exception, match="COMPILATION"):
-        Source("typo.cu", "f").cubin("sm_90")
+        Source("typo.cu", "f").cubin("sm_90", ("f<float>",))

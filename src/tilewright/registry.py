@@ -40,12 +40,18 @@ def load(name: str) -> Op:
 
 
 def pick(op: Op, names: list[str]) -> list[Kernel]:
-    """The named kernels, or all of the op's own; what takes a search or another library only by name."""
-    known = op.kernels | {SEARCHED: searched(op)} | peers(op)
+    """The named kernels, or all of the op's own; what stands for one of these, takes a search or another library only
+    by name."""
+    known = op.kernels | shipped(op) | {SEARCHED: searched(op)} | peers(op)
     for name in names:
         if name not in known:
             raise UnknownKernel(op.name, name, known)
     return [known[name] for name in known if name in (names or op.kernels)]
+
+
+def shipped(op: Op) -> dict[str, Kernel]:
+    """What users call, as a kernel."""
+    return {op.shipped.name: op.shipped} if op.shipped else {}
 
 
 def searched(op: Op) -> Kernel:

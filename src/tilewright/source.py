@@ -20,7 +20,9 @@ from tilewright.errors import FileBroken, FileMissing
 
 OPS = Path(__file__).parent / "ops"
 CUDA = OPS / "cuda"
+TUNED = OPS / "tuned"
 PEERS = OPS.parent / "peers"
+PUBLIC = "tilewright"  # the kernel that stands for whatever a user's call takes
 
 
 class OpSource:
@@ -67,8 +69,8 @@ class OpSource:
     def _reach(self, statement: ast.AST, reached: set[str], seen: set[tuple[int, str]]) -> None:
         reached.add(self._code(statement))
         for node in ast.walk(statement):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".cu"):
-                reached.update(_cuda_text(CUDA / node.value))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                reached.update(_file_text(node.value))
             if not isinstance(node, ast.Name) or (id(self), node.id) in seen or node.id == "op":
                 continue
             seen.add((id(self), node.id))
@@ -130,13 +132,15 @@ def file_hash(path: Path) -> str:
 
 
 def _registered_kernel(statement: ast.stmt) -> str | None:
-    """'x' for `@op.kernel("x") def …` and for `op.kernel("x")(…)`."""
+    """'x' for `@op.kernel("x") def …` and for `op.kernel("x")(…)`; for `@op.public` the name of what users call."""
     calls: list[ast.AST] = []
     if isinstance(statement, ast.FunctionDef):
         calls = [*statement.decorator_list]
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         calls = [statement.value.func]
     for call in calls:
+        if ast.unparse(call) == "op.public":
+            return PUBLIC
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "op.kernel":
             return ast.literal_eval(call.args[0])
     return None
@@ -168,6 +172,14 @@ def _without_comments(text: str) -> list[str]:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
     return [line.rstrip() for line in lines]
+
+
+def _file_text(name: str) -> Iterator[str]:
+    """What a name in an op file stands for: CUDA C++, or configurations that a search found."""
+    if name.endswith(".cu"):
+        yield from _cuda_text(CUDA / name)
+    elif name.endswith(".json") and (TUNED / name).exists():
+        yield (TUNED / name).read_text()
 
 
 def _cuda_text(path: Path) -> Iterator[str]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tilewright.cost import Cost as Cost
 from tilewright.errors import BadCase
+from tilewright.source import PUBLIC
 
 FLOATS = ("float32", "float16", "bfloat16")
 Value = int | bool | str
@@ -94,12 +95,24 @@ class Draw:
 
     def randn(self, *dims: str | int, scale: float = 1.0) -> Tensor:
         """Normal values of the given standard deviation; a dimension is a size or its name in the case."""
-        shape = [self.case[dim] if isinstance(dim, str) else dim for dim in dims]
+        shape = self._sizes(dims)
         if self.device == "meta":  # where randn would import a compiler first
-            return torch.empty(shape, device="meta", dtype=self.dtype)  # type: ignore[arg-type]
-        values = torch.randn(shape, generator=self._generator, device=self.device, dtype=torch.float32)  # type: ignore[call-overload]
+            return torch.empty(shape, device="meta", dtype=self.dtype)
+        values = torch.randn(shape, generator=self._generator, device=self.device, dtype=torch.float32)
         values = values if scale == 1.0 else values.mul_(scale)
         return (values if self.values == "normal" else self._like(values, scale)).to(self.dtype)
+
+    def randint(self, *dims: str | int, high: str | int) -> Tensor:
+        """Whole numbers from 0 up to `high`, without it, as int64; both may be names in the case."""
+        shape = self._sizes(dims)
+        if self.device == "meta":
+            return torch.empty(shape, device="meta", dtype=torch.int64)
+        (high,) = self._sizes((high,))
+        numbers = torch.randint(max(1, high), shape, generator=self._generator, device=self.device)
+        return numbers[:1].expand_as(numbers) if self.values == "repeated" and numbers.dim() else numbers
+
+    def _sizes(self, dims: Sequence[str | int]) -> list[int]:
+        return [int(self.case[dim]) if isinstance(dim, str) else dim for dim in dims]
 
     def _like(self, values: Tensor, scale: float) -> Tensor:
         """Normal values made into others; where the shape is too small for that, they stay."""
@@ -178,6 +191,7 @@ class Op:
     dtypes: tuple[str, ...] = FLOATS
     bench_dtype: str = "bfloat16"
     kernels: dict[str, Kernel] = field(default_factory=dict)
+    shipped: Kernel | None = None
 
     def __post_init__(self) -> None:
         self.kernel("eager", is_baseline=True)(self.reference)
@@ -201,6 +215,11 @@ class Op:
             return fn
 
         return register
+
+    def public(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Register the function users call, with the arguments that `inputs` makes: one of the kernels, or torch's."""
+        self.shipped = Kernel(PUBLIC, fn, "triton", _always, self.backward_cost is not None)
+        return fn
 
     def make(self, case: Case, device: str = "cpu", seed: int = 0, values: str = "normal") -> tuple[Any, ...]:
         """The inputs of a case."""

@@ -15,6 +15,7 @@ from support import (
     layouts,
     shapes,
 )
+from tilewright.ops import _softmax
 from tilewright.ops import softmax as module
 
 FORMS = [name for name, kernel in module.op.kernels.items() if kernel.language in ("torch", "triton")]
@@ -63,8 +64,41 @@ def test_gradients_of_gradients(device, fast_path):
     torch.testing.assert_close(torch.autograd.grad(ours.sum(), x), torch.autograd.grad(theirs.sum(), x))
 
 
+@pytest.mark.parametrize("dim", [0, 1, -2])
+@pytest.mark.parametrize("shape", [(5, 33, 70), (3, 700, 40)])
+def test_any_dimension(shape, dim, device, fast_path):
+    """In columns: those that fit into a program, and longer ones."""
+    x = laid_out(shape, "contiguous", device=device)
+    assert_right(tw.softmax(x, dim), lambda x: torch.softmax(x, dim), x)
+    assert_gradients_match(lambda x: tw.softmax(x, dim), lambda x: torch.softmax(x, dim), x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("N", [1, 7, 1000, 4096, 50257, 131071, 262144])
+@pytest.mark.parametrize("log", [False, True])
+def test_clusters_take_any_row(N, dtype, log, device):
+    """Short and long, odd and even, and where memory is not aligned to 16 bytes."""
+    of_torch = torch.log_softmax if log else torch.softmax
+    for layout in ("contiguous", "offset"):
+        x = laid_out((3, N), layout, device=device, dtype=dtype)
+        cluster = lambda x: module.softmax_forward(x, -1, log, "cluster")
+        assert_right(cluster(x), lambda x: of_torch(x, -1), x)
+        assert_gradients_match(cluster, lambda x: of_torch(x, -1), x)
+
+
+@pytest.mark.gpu
+def test_more_than_2_31_elements(device):
+    x = torch.zeros(2**15 + 1, 2**16, device=device, dtype=torch.float16)
+    x[-1] = torch.arange(2**16, device=device) / 2**12
+    for form in ("online", "cluster"):
+        torch.testing.assert_close(module.softmax_forward(x, -1, False, form)[-1], torch.softmax(x[-1], -1))
+    x = x.view(-1, 2**10)
+    torch.testing.assert_close(module.softmax_forward(x, -1, False, "tile")[-1], torch.softmax(x[-1], -1))
+
+
 def test_rows_too_long_for_registers(device, fast_path):
-    x = laid_out((2, module.LONGEST_ROW + 3), "contiguous", device=device)
+    x = laid_out((2, _softmax.LONGEST_TILE + 3), "contiguous", device=device)
     assert_right(tw.softmax(x, -1), lambda x: torch.softmax(x, -1), x)
     assert_gradients_match(lambda x: tw.softmax(x, -1), lambda x: torch.softmax(x, -1), x)
 
@@ -94,7 +128,17 @@ def test_functional_transforms_as_torch(device, fast_path):
 
 def test_registered_operators(device, fast_path):
     x = torch.randn(4, 33, device=device, requires_grad=True)
-    torch.library.opcheck(module.softmax_forward, (x, "one-pass"))
-    torch.library.opcheck(module.softmax_forward, (x.detach().t(), "online"))
-    torch.library.opcheck(module.softmax_backward, (x.detach(), x.detach(), "one-pass"))
+    torch.library.opcheck(module.softmax_forward.registered, (x, -1, False, "best"))
+    torch.library.opcheck(module.softmax_forward.registered, (x.detach().t(), 0, True, "online"))
+    torch.library.opcheck(_softmax.softmax_backward.registered, (x.detach(), x.detach(), -1, False, 1.0, "best"))
+    torch.library.opcheck(module.three_pass_forward.registered, (x,))
     assert_compiles(lambda x: tw.softmax(x, -1), x.detach())
+
+
+def test_compiles_for_any_size(device, fast_path):
+    compiled = torch.compile(lambda x: tw.softmax(x, -1).sum(0), fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in (5, 9, 40):
+        x = torch.randn(3, size, device=device, requires_grad=True)
+        (dx,) = torch.autograd.grad(compiled(x).square().sum(), x)
+        (wanted,) = torch.autograd.grad(torch.softmax(x, -1).sum(0).square().sum(), x)
+        torch.testing.assert_close(dx, wanted)

@@ -201,6 +201,7 @@ def _kernels(op: Op, asked: Asked) -> list[Kernel]:
     if asked.searches and registry.SEARCHED not in asked.kernels:
         kernels.append(registry.searched(op))
     if not asked.kernels:
+        kernels += registry.shipped(op).values()
         for peer in registry.peers(op).values():
             if package := registry.absent(peer):
                 console(stderr=True).print(f"{peer.name} is not installed (pip install {package})", style="dim")

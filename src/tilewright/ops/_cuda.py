@@ -6,6 +6,8 @@ import ctypes
 import functools
 import hashlib
 import json
+import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +18,89 @@ from tilewright.errors import MissingPackage
 
 FOLDER = Path(__file__).parent / "cuda"
 SPELLED = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # as in cuda/dtypes.cuh
+PORTABLE_CLUSTER = 8  # blocks
+PORTABLE_SHARED = 48 * 1024  # bytes a block
 
 
 class Source:
-    """A `.cu` file whose kernels are templates over one dtype."""
+    """A `.cu` file whose kernels are templates over a dtype T: `add_fwd`, short for `add_fwd<T>`, or `row<T, 4>`."""
 
     def __init__(self, file: str, *kernels: str):
         self.file = file
         self.kernels = kernels
 
-    def cubin(self, arch: str) -> tuple[bytes, dict[str, str]]:
-        """The machine code and the symbol of each instantiated kernel. Needs no GPU."""
+    def names(self) -> tuple[str, ...]:
+        """Every kernel for every dtype, as C++ spells it."""
+        return tuple(_spelled(kernel, dtype) for kernel in self.kernels for dtype in SPELLED)
+
+    def cubin(self, arch: str, names: tuple[str, ...]) -> tuple[bytes, dict[str, str]]:
+        """The machine code of these instances and the symbol of each. Needs no GPU."""
         text = (FOLDER / self.file).read_text()
-        names = tuple(f"{kernel}<{dtype}>" for kernel in self.kernels for dtype in SPELLED.values())
         folder = settings.cache_dir() / "cuda"
         code = folder / f"{self._key(text, arch, names)}.cubin"
         symbols = code.with_suffix(".json")
         if not symbols.exists():
-            compiled = _program(text, arch, names).compile("cubin", name_expressions=names)
+            options = _core().ProgramOptions(arch=arch, std="c++17", include_path=str(FOLDER))
+            compiled = _core().Program(text, "c++", options).compile("cubin", name_expressions=names)
             folder.mkdir(parents=True, exist_ok=True)
             _write(code, bytes(compiled.code))
             _write(symbols, json.dumps({k: _text(v) for k, v in compiled.symbol_mapping.items()}).encode())
         return code.read_bytes(), json.loads(symbols.read_text())
 
     def launch(
-        self, kernel: str, dtype: torch.dtype, grid: tuple[int, ...], block: int, *args: Any, shared: int = 0
+        self,
+        kernel: str,
+        dtype: torch.dtype,
+        grid: tuple[int, ...],
+        block: int,
+        *args: Any,
+        shared: int = 0,
+        cluster: int = 1,
     ) -> None:
-        """Launch on torch's current stream. Tensors pass as pointers, ints as int64, floats as float."""
-        core = _core()
+        """Launch on torch's current stream of the first tensor's GPU. Tensors pass as pointers, ints as int64, floats
+        as float. A grid of clusters counts clusters."""
+        device = args[0].get_device()
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                self.launch(kernel, dtype, grid, block, *args, shared=shared, cluster=cluster)
+            return
         values = [a.data_ptr() if isinstance(a, torch.Tensor) else _scalar(a) for a in args]
-        config = core.LaunchConfig(grid=grid, block=block, shmem_size=shared)
-        core.launch(_stream(), config, self._kernel(kernel, dtype, torch.cuda.current_device()), *values)
+        stream = _stream(device, torch._C._cuda_getCurrentRawStream(device), threading.get_ident())
+        config = _config(grid, block, shared, cluster)
+        _core().launch(stream, config, self._kernel(kernel, dtype, device, shared, cluster), *values)
 
     @functools.cache  # noqa: B019  sources are module-level constants
-    def _kernel(self, kernel: str, dtype: torch.dtype, device: int) -> Any:
+    def _kernel(self, kernel: str, dtype: torch.dtype, device: int, shared: int, cluster: int) -> Any:
         major, minor = torch.cuda.get_device_capability(device)
-        code, symbols = self.cubin(f"sm_{major}{minor}")
+        name = _spelled(kernel, dtype)
+        code, symbols = self.cubin(f"sm_{major}{minor}", (name,))
         module = _core().ObjectCode.from_cubin(code, symbol_mapping={k: v.encode() for k, v in symbols.items()})
-        return module.get_kernel(f"{kernel}<{SPELLED[dtype]}>")
+        found = module.get_kernel(name)
+        if cluster > PORTABLE_CLUSTER:
+            _allow(found, device, "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
+        if shared > PORTABLE_SHARED:
+            _allow(found, device, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
+        return found
 
     def _key(self, text: str, arch: str, names: tuple[str, ...]) -> str:
         headers = "".join(path.read_text() for path in sorted(FOLDER.glob("*.cuh")))
-        identity = repr((text, headers, arch, names, _core().__version__)).encode()
+        identity = repr((text, headers, arch, names, _compiler_version())).encode()
         return f"{Path(self.file).stem}-{hashlib.sha256(identity).hexdigest()[:24]}"
 
 
+def _spelled(kernel: str, dtype: torch.dtype) -> str:
+    return re.sub(r"\bT\b", SPELLED[dtype], kernel if "<" in kernel else f"{kernel}<T>")
+
+
+def is_installed() -> bool:
+    try:
+        _core()
+    except MissingPackage:
+        return False
+    return True
+
+
+@functools.cache
 def _core() -> Any:
     try:
         import cuda.core
@@ -69,9 +109,28 @@ def _core() -> Any:
     return cuda.core
 
 
-def _program(text: str, arch: str, names: tuple[str, ...]) -> Any:
-    options = _core().ProgramOptions(arch=arch, std="c++17", include_path=str(FOLDER))
-    return _core().Program(text, "c++", options)
+@functools.cache
+def _compiler_version() -> tuple[int, ...]:
+    from cuda.bindings import nvrtc
+
+    return tuple(nvrtc.nvrtcVersion()[1:])
+
+
+def _allow(kernel: Any, device: int, what: str, value: int) -> None:
+    """More than every GPU is sure to take."""
+    from cuda.bindings import driver
+
+    attribute = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{what}")
+    (status,) = driver.cuKernelSetAttribute(
+        attribute, value, driver.CUkernel(int(kernel.handle)), driver.CUdevice(device)
+    )
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"this GPU does not take {what} = {value}: {status.name}")
+
+
+@functools.lru_cache(4096)
+def _config(grid: tuple[int, ...], block: int, shared: int, cluster: int) -> Any:
+    return _core().LaunchConfig(grid=grid, block=block, shmem_size=shared, cluster=cluster if cluster > 1 else None)
 
 
 def _scalar(value: float | int) -> Any:
@@ -90,11 +149,16 @@ def _write(path: Path, data: bytes) -> None:
 
 
 class _TorchStream:
+    def __init__(self, handle: int):
+        self._handle = handle
+
     def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, torch.cuda.current_stream().cuda_stream
+        return 0, self._handle
 
 
-def _stream() -> Any:
-    device = _core().Device(torch.cuda.current_device())
-    device.set_current()
-    return device.create_stream(_TorchStream())
+@functools.lru_cache(1024)  # torch keeps its streams
+def _stream(device: int, handle: int, thread: int) -> Any:
+    """Torch's stream. A thread that torch made for gradients may have no context yet, so each is given it once."""
+    here = _core().Device(device)
+    here.set_current()
+    return here.create_stream(_TorchStream(handle))

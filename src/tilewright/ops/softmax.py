@@ -1,8 +1,9 @@
 """Softmax over a dimension: y = exp(x - max x) / sum exp(x - max x).
 
-Three forms of one algorithm, in the order in which each removes what the one before it wastes. Counted in moves of
-the row through memory: three-pass reads it three times and writes it once (4N), online finds maximum and sum together
-(3N), one-pass keeps the row in registers (2N, the least).
+Forms of one algorithm, in the order in which each removes what the one before it wastes. Counted in moves of the row
+through memory: three-pass reads it three times and writes it once (4N), online finds maximum and sum together (3N),
+the tile form keeps the row in the registers of one program (2N, the least), and the cluster form does so for rows that
+are longer than one program can hold.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.ops._cuda import Source
-from tilewright.ops._dispatch import runs_here
+from tilewright.ops._launch import Launcher
+from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._softmax import (
+    LONGEST_TILE,
+    cluster_takes,
+    gradient_formula,
+    softmax_backward,
+    softmax_forward,
+    takes_dim,
+)
 from tilewright.spec import Cost, Op, grid, points
-
-LONGEST_ROW = 32768  # elements of a row that one program can hold in registers; twice as many spill
-TILE = 2048  # elements of short rows that share a program; 16 a thread, as in longer rows
 
 
 def reference(x: Tensor) -> Tensor:
@@ -81,192 +87,65 @@ def _softmax_three_pass(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
         tl.store(y_ptr + offs_n, (tl.exp(x - m) * scale).to(y_ptr.dtype.element_ty), mask=offs_n < N)
 
 
-@triton.jit
-def _softmax_online(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    x_ptr += row * N
-    y_ptr += row * N
-    # One running maximum. The sums are rescaled when it grows: a second exp for each block, not for each element.
-    m = -float("inf")
-    total = tl.zeros([BLOCK_N], tl.float32)
-    for start in range(0, N, BLOCK_N):
-        offs_n = start + tl.arange(0, BLOCK_N)
-        x = tl.load(x_ptr + offs_n, mask=offs_n < N, other=-float("inf")).to(tl.float32)
-        grown = tl.maximum(m, tl.max(x, axis=0))
-        shift = tl.where(grown == -float("inf"), 0.0, grown)  # only -inf so far: no NaN from -inf + inf
-        total = total * tl.exp(m - shift) + tl.exp(x - shift)
-        m = grown
-    scale = 1.0 / tl.sum(total, axis=0)
-    # Last element first: the end of the row is what the first pass left in the cache.
-    for start in range(0, N, BLOCK_N):
-        offs_n = (tl.cdiv(N, BLOCK_N) - 1) * BLOCK_N - start + tl.arange(0, BLOCK_N)
-        x = tl.load(x_ptr + offs_n, mask=offs_n < N, other=-float("inf")).to(tl.float32)
-        tl.store(y_ptr + offs_n, (tl.exp(x - m) * scale).to(y_ptr.dtype.element_ty), mask=offs_n < N)
+_launch_three_pass = Launcher(_softmax_three_pass)
 
 
-@triton.jit
-def _softmax_one_pass(x_ptr, y_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = tl.arange(0, BLOCK_N)
-    offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
-    mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
-    x = tl.load(x_ptr + offs, mask=mask, other=-float("inf")).to(tl.float32)
-    m = tl.max(x, axis=1)
-    e = tl.exp(x - m[:, None])
-    y = e / tl.sum(e, axis=1)[:, None]
-    tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _softmax_bwd(y_ptr, dy_ptr, dx_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = tl.arange(0, BLOCK_N)
-    offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
-    mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
-    y = tl.load(y_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    dy = tl.load(dy_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    dx = y * (dy - tl.sum(y * dy, axis=1)[:, None])
-    tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _softmax_bwd_long(y_ptr, dy_ptr, dx_ptr, N, BLOCK_N: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    y_ptr += row * N
-    dy_ptr += row * N
-    dx_ptr += row * N
-    total = tl.zeros([BLOCK_N], tl.float32)
-    for start in range(0, N, BLOCK_N):
-        offs_n = start + tl.arange(0, BLOCK_N)
-        y = tl.load(y_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)
-        total += y * tl.load(dy_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)
-    inner = tl.sum(total, axis=0)
-    for start in range(0, N, BLOCK_N):
-        offs_n = (tl.cdiv(N, BLOCK_N) - 1) * BLOCK_N - start + tl.arange(0, BLOCK_N)
-        y = tl.load(y_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + offs_n, (y * (dy - inner)).to(dx_ptr.dtype.element_ty), mask=offs_n < N)
-
-
-CUDA = Source("softmax.cu", "softmax_fwd", "softmax_bwd")
-CUDA_THREADS = 256  # any whole number of warps is right
-
-
-def _loop_block(N: int) -> int:
-    return min(4096 if N <= 8192 else 8192, triton.next_power_of_2(N))
-
-
-def _tile_config(N: int) -> dict[str, int]:
-    block = triton.next_power_of_2(N)
-    rows = max(1, TILE // block)
-    return {"BLOCK_M": rows, "BLOCK_N": block, "num_warps": min(32, max(4, rows * block // 512))}
-
-
-def _three_pass(x: Tensor, y: Tensor) -> None:
-    M, N = x.shape
-    _softmax_three_pass[(M,)](x, y, N, BLOCK_N=_loop_block(N), num_warps=8 if N <= 8192 else 32)
-
-
-def _online(x: Tensor, y: Tensor) -> None:
-    M, N = x.shape
-    _softmax_online[(M,)](x, y, N, BLOCK_N=_loop_block(N), num_warps=8)
-
-
-def _one_pass(x: Tensor, y: Tensor) -> None:
-    M, N = x.shape
-    config = _tile_config(N)
-    _softmax_one_pass[(triton.cdiv(M, config["BLOCK_M"]),)](x, y, M, N, **config)
-
-
-def _cuda(x: Tensor, y: Tensor) -> None:
-    M, N = x.shape
-    CUDA.launch("softmax_fwd", x.dtype, (M,), CUDA_THREADS, x, y, N)
-
-
-FORMS = {"three-pass": _three_pass, "online": _online, "one-pass": _one_pass, "cuda": _cuda}
-
-
-@torch.library.custom_op("tilewright::softmax", mutates_args=())
-def softmax_forward(x: Tensor, form: str) -> Tensor:
-    """Softmax of the last dimension by the named form."""
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+@operator("softmax_three_pass", fake=contiguous_like)
+def three_pass_forward(x: Tensor) -> Tensor:
+    """Softmax of the last dimension, reading it three times."""
+    y = contiguous_like(x)
+    N = x.shape[-1]
     if x.numel():
-        with torch.cuda.device_of(x):
-            FORMS[form](x.contiguous().view(-1, x.shape[-1]), y.view(-1, x.shape[-1]))
+        block = min(4096 if N <= 8192 else 8192, triton.next_power_of_2(N))
+        grid = (x.numel() // N,)
+        _launch_three_pass(grid, x.contiguous(), y, N, BLOCK_N=block, num_warps=8 if N <= 8192 else 32)
     return y
-
-
-@softmax_forward.register_fake
-def _(x: Tensor, form: str) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@torch.library.custom_op("tilewright::softmax_backward", mutates_args=())
-def softmax_backward(y: Tensor, dy: Tensor, form: str) -> Tensor:
-    """The gradient of softmax's input from its output and the output's gradient."""
-    dx = torch.empty_like(y, memory_format=torch.contiguous_format)
-    N = y.shape[-1]
-    M = y.numel() // max(1, N)
-    y, dy = y.contiguous(), dy.contiguous()
-    if M:
-        with torch.cuda.device_of(y):
-            if form == "cuda":
-                CUDA.launch("softmax_bwd", y.dtype, (M,), CUDA_THREADS, y, dy, dx, N)
-            elif N <= LONGEST_ROW:
-                config = _tile_config(N)
-                _softmax_bwd[(triton.cdiv(M, config["BLOCK_M"]),)](y, dy, dx, M, N, **config)
-            else:
-                _softmax_bwd_long[(M,)](y, dy, dx, N, BLOCK_N=16384, num_warps=16)
-    return dx
-
-
-@softmax_backward.register_fake
-def _(y: Tensor, dy: Tensor, form: str) -> Tensor:
-    return torch.empty_like(y, memory_format=torch.contiguous_format)
 
 
 def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(output)
-    ctx.form = inputs[1]
 
 
-def _backward(ctx, dy: Tensor):
+def _backward(ctx, dy: Tensor) -> Tensor:
     (y,) = ctx.saved_tensors
-    if torch.is_grad_enabled():  # gradients of gradients: torch differentiates this form again
-        return y * (dy - (y * dy).sum(-1, keepdim=True)), None
-    return softmax_backward(y, dy, ctx.form), None
+    if torch.is_grad_enabled():
+        return gradient_formula(y, dy, -1, log=False)
+    return softmax_backward(y, dy, -1, False, 1.0, "online")
 
 
-softmax_forward.register_autograd(_backward, setup_context=_save)
+three_pass_forward.differentiate(_save, _backward)
 
 
 @op.kernel("triton-three-pass", language="triton", fits=_has_columns)
 def three_pass(x: Tensor) -> Tensor:
-    return softmax_forward(x, "three-pass")
+    return three_pass_forward(x)
 
 
 @op.kernel("triton-online", language="triton", fits=_has_columns)
 def online(x: Tensor) -> Tensor:
-    return softmax_forward(x, "online")
+    return softmax_forward(x, -1, False, "online")
 
 
-@op.kernel("triton", language="triton", fits=lambda x: 0 < x.shape[-1] <= LONGEST_ROW)
-def one_pass(x: Tensor) -> Tensor:
-    return softmax_forward(x, "one-pass")
+@op.kernel("triton", language="triton", fits=lambda x: 0 < x.shape[-1] <= LONGEST_TILE)
+def tile(x: Tensor) -> Tensor:
+    return softmax_forward(x, -1, False, "tile")
 
 
-@op.kernel("cuda", language="cuda", fits=_has_columns)
-def cuda(x: Tensor) -> Tensor:
-    return softmax_forward(x, "cuda")
+@op.kernel("cuda", language="cuda", fits=lambda x: _has_columns(x) and cluster_takes("cluster-fwd", x))
+def cluster(x: Tensor) -> Tensor:
+    return softmax_forward(x, -1, False, "cluster")
 
 
-SMALLEST = 2**26  # elements; below this a call costs the host more than our kernel saves
+SMALLEST = 0  # elements; below this torch's own kernel is as fast
 
 
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """As `torch.nn.functional.softmax`: the fast kernels where they fit and win, torch elsewhere."""
-    if isinstance(input, Tensor) and input.numel() >= SMALLEST and runs_here(input):
-        last = dim is not None and input.dim() > 0 and dim in (-1, input.dim() - 1)
-        if last and dtype in (None, input.dtype):
-            return softmax_forward(input, "one-pass" if input.shape[-1] <= LONGEST_ROW else "online")
+    if takes_dim(SMALLEST, input, dim) and dtype in (None, input.dtype):
+        return softmax_forward(input, dim, False, "best")
     return torch.nn.functional.softmax(input, dim=dim, dtype=dtype)
+
+
+@op.public
+def public(x: Tensor) -> Tensor:
+    return softmax(x, -1)

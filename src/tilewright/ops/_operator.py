@@ -1,0 +1,65 @@
+"""Operators of ours: registered with torch, yet called past its dispatcher where nothing listens there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NAMESPACE = "tilewright"
+
+
+class Operator:
+    """`tilewright::<name>`: a function of tensors, with gradients where they are given.
+
+    torch.compile, export, fake tensors and dispatch modes see one registered operator. A plain call goes straight to
+    the function, or through an autograd node of its own: the way through the dispatcher costs the host more than a
+    small kernel takes to run.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any], fake: Callable[..., Any], mutates: tuple[str, ...]):
+        self.function = function
+        self._name = f"{NAMESPACE}::{name}"
+        self._node: Any = None
+        torch.library.define(self._name, torch.library.infer_schema(function, mutates_args=mutates))
+        torch.library.impl(self._name, ("CPU", "CUDA"))(function)
+        torch.library.register_fake(self._name)(fake)
+        self.registered = getattr(getattr(torch.ops, NAMESPACE), name).default
+
+    def differentiate(self, save: Callable[..., None], backward: Callable[..., Any]) -> None:
+        """Give it gradients: `save(ctx, inputs, output)` after a call, `backward(ctx, *grads)` later."""
+        function = self.function
+
+        class Node(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *args: Any) -> Any:
+                output = function(*args)
+                save(ctx, args, output)
+                return output
+
+        Node.backward = staticmethod(backward)
+        self._node = Node
+        torch.library.register_autograd(self._name, backward, setup_context=save)
+
+    def __call__(self, *args: Any) -> Any:
+        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+            return self.registered(*args)
+        if self._node is not None and torch.is_grad_enabled():
+            for arg in args:
+                if isinstance(arg, Tensor) and arg.requires_grad:
+                    return self._node.apply(*args)
+        return self.function(*args)
+
+
+def operator(
+    name: str, fake: Callable[..., Any], *, mutates: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Any]], Operator]:
+    """Make an Operator of a function. `fake` tells shapes and dtypes; `mutates` names the arguments it changes."""
+    return lambda function: Operator(name, function, fake, mutates)
+
+
+def contiguous_like(x: Tensor, *_: object) -> Tensor:
+    """The result of an operator that keeps the shape and dtype of its first argument."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -1,0 +1,373 @@
+"""What softmax and its kin share: kernels over rows and over columns, and which of them a row takes.
+
+A row that fits into the registers of one program takes the tile form. A longer one is held by a cluster of blocks (CUDA
+C++), where the GPU has clusters; elsewhere it is read twice. A dimension that is not the last is reduced in columns.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tilewright.ops._cuda import Source, is_installed
+from tilewright.ops._dispatch import runs_here
+from tilewright.ops._launch import Launcher
+from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._tuned import Config, Tuned
+
+LONGEST_TILE = 32768  # elements of a row that one program can hold in registers; twice as many spill
+COLUMN_TILE = 16384  # elements of columns that one program can hold
+
+
+@triton.jit
+def _softmax_of(x, m, total, LOG: tl.constexpr):
+    if LOG:
+        return x - m - tl.log(total)
+    else:
+        return tl.exp(x - m) / total
+
+
+@triton.jit
+def _gradient_term(y, dy, LOG: tl.constexpr):
+    """What the gradient needs the sum of."""
+    if LOG:
+        return dy
+    else:
+        return y * dy
+
+
+@triton.jit
+def _gradient(y, dy, total, LOG: tl.constexpr):
+    if LOG:
+        return dy - tl.exp(y) * total
+    else:
+        return y * (dy - total)
+
+
+@triton.jit
+def _tile_fwd(x_ptr, y_ptr, M, N, LOG: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: M * N may pass 2**31
+    offs_n = tl.arange(0, BLOCK_N)
+    offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
+    mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
+    x = tl.load(x_ptr + offs, mask=mask, other=-float("inf")).to(tl.float32)
+    m = tl.max(x, axis=1)[:, None]
+    total = tl.sum(tl.exp(x - m), axis=1)[:, None]
+    tl.store(y_ptr + offs, _softmax_of(x, m, total, LOG).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _online_fwd(x_ptr, y_ptr, N, LOG: tl.constexpr, BLOCK_N: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    x_ptr += row * N
+    y_ptr += row * N
+    # One running maximum. The sums are rescaled when it grows: a second exp for each block, not for each element.
+    m = -float("inf")
+    total = tl.zeros([BLOCK_N], tl.float32)
+    for start in range(0, N, BLOCK_N):
+        offs_n = start + tl.arange(0, BLOCK_N)
+        x = tl.load(x_ptr + offs_n, mask=offs_n < N, other=-float("inf")).to(tl.float32)
+        grown = tl.maximum(m, tl.max(x, axis=0))
+        shift = tl.where(grown == -float("inf"), 0.0, grown)  # only -inf so far: no NaN from -inf + inf
+        total = total * tl.exp(m - shift) + tl.exp(x - shift)
+        m = grown
+    total_sum = tl.sum(total, axis=0)
+    # Last element first: the end of the row is what the first pass left in the cache.
+    for start in range(0, N, BLOCK_N):
+        offs_n = (tl.cdiv(N, BLOCK_N) - 1) * BLOCK_N - start + tl.arange(0, BLOCK_N)
+        x = tl.load(x_ptr + offs_n, mask=offs_n < N, other=-float("inf")).to(tl.float32)
+        y = _softmax_of(x, m, total_sum, LOG)
+        tl.store(y_ptr + offs_n, y.to(y_ptr.dtype.element_ty), mask=offs_n < N)
+
+
+@triton.jit
+def _columns_fwd(
+    x_ptr, y_ptr, N, inner, tiles, LOG: tl.constexpr, WHOLE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_I: tl.constexpr
+):
+    program = tl.program_id(0).to(tl.int64)
+    start = program // tiles * N * inner
+    offs_i = program % tiles * BLOCK_I + tl.arange(0, BLOCK_I)
+    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)
+    x_ptr += start + offs_i[None, :]
+    y_ptr += start + offs_i[None, :]
+    is_inside = (offs_i < inner)[None, :]
+    if WHOLE:
+        mask = (offs_n < N)[:, None] & is_inside
+        x = tl.load(x_ptr + offs_n[:, None] * inner, mask=mask, other=-float("inf")).to(tl.float32)
+        m = tl.max(x, axis=0)[None, :]
+        total = tl.sum(tl.exp(x - m), axis=0)[None, :]
+        y = _softmax_of(x, m, total, LOG)
+        tl.store(y_ptr + offs_n[:, None] * inner, y.to(y_ptr.dtype.element_ty), mask=mask)
+    else:
+        m = tl.full([BLOCK_I], -float("inf"), tl.float32)
+        total = tl.zeros([BLOCK_I], tl.float32)
+        for first in range(0, N, BLOCK_N):
+            offs = (first + offs_n)[:, None] * inner
+            mask = (first + offs_n < N)[:, None] & is_inside
+            x = tl.load(x_ptr + offs, mask=mask, other=-float("inf")).to(tl.float32)
+            grown = tl.maximum(m, tl.max(x, axis=0))
+            shift = tl.where(grown == -float("inf"), 0.0, grown)
+            total = total * tl.exp(m - shift) + tl.sum(tl.exp(x - shift[None, :]), axis=0)
+            m = grown
+        for first in range(0, N, BLOCK_N):
+            offs = (first + offs_n)[:, None] * inner
+            mask = (first + offs_n < N)[:, None] & is_inside
+            x = tl.load(x_ptr + offs, mask=mask, other=-float("inf")).to(tl.float32)
+            y = _softmax_of(x, m[None, :], total[None, :], LOG)
+            tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _tile_bwd(y_ptr, dy_ptr, dx_ptr, M, N, scale, LOG: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.arange(0, BLOCK_N)
+    offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
+    mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
+    y = tl.load(y_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    dy = tl.load(dy_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    total = tl.sum(_gradient_term(y, dy, LOG), axis=1)[:, None]
+    tl.store(dx_ptr + offs, (_gradient(y, dy, total, LOG) * scale).to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _twice_bwd(y_ptr, dy_ptr, dx_ptr, N, scale, LOG: tl.constexpr, BLOCK_N: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    y_ptr += row * N
+    dy_ptr += row * N
+    dx_ptr += row * N
+    total = tl.zeros([BLOCK_N], tl.float32)
+    for start in range(0, N, BLOCK_N):
+        offs_n = start + tl.arange(0, BLOCK_N)
+        y = tl.load(y_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)
+        total += _gradient_term(y, tl.load(dy_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32), LOG)
+    inner = tl.sum(total, axis=0)
+    for start in range(0, N, BLOCK_N):
+        offs_n = (tl.cdiv(N, BLOCK_N) - 1) * BLOCK_N - start + tl.arange(0, BLOCK_N)
+        y = tl.load(y_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)
+        dx = _gradient(y, dy, inner, LOG) * scale
+        tl.store(dx_ptr + offs_n, dx.to(dx_ptr.dtype.element_ty), mask=offs_n < N)
+
+
+@triton.jit
+def _columns_bwd(
+    y_ptr, dy_ptr, dx_ptr, N, inner, tiles, LOG: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_I: tl.constexpr
+):
+    program = tl.program_id(0).to(tl.int64)
+    offs_i = program % tiles * BLOCK_I + tl.arange(0, BLOCK_I)
+    offs_n = tl.arange(0, BLOCK_N).to(tl.int64)
+    base = program // tiles * N * inner + offs_i[None, :]
+    is_inside = (offs_i < inner)[None, :]
+    total = tl.zeros([BLOCK_I], tl.float32)
+    for first in range(0, N, BLOCK_N):
+        offs = base + (first + offs_n)[:, None] * inner
+        mask = (first + offs_n < N)[:, None] & is_inside
+        y = tl.load(y_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        total += tl.sum(_gradient_term(y, dy, LOG), axis=0)
+    for first in range(0, N, BLOCK_N):
+        offs = base + (first + offs_n)[:, None] * inner
+        mask = (first + offs_n < N)[:, None] & is_inside
+        y = tl.load(y_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + offs, _gradient(y, dy, total[None, :], LOG).to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+def _tile_default(direction: str, size: int, block: int) -> Config:
+    rows = max(1, 2048 // block)  # of short rows several share a program
+    return {"BLOCK_M": rows, "BLOCK_N": block, "num_warps": min(32, max(4, rows * block // 512))}
+
+
+def _tile_choices(direction: str, size: int, block: int) -> list[Config]:
+    found = {}
+    for tile in (1024, 2048, 4096, 8192):
+        rows = max(1, tile // block)
+        for each in (8, 16, 32):  # elements a thread
+            warps = min(32, max(1, rows * block // (32 * each)))
+            found[rows, warps] = {"BLOCK_M": rows, "BLOCK_N": block, "num_warps": warps}
+    return list(found.values())
+
+
+TILE = Tuned("softmax.json", _tile_default, _tile_choices)
+
+FLAGS = ("false, false", "false, true", "true, false", "true, true")  # LOG, EDGES
+CUDA = Source(
+    "softmax.cu",
+    *[f"softmax_fwd<T, {each}, {flags}>" for each in (4, 8, 16) for flags in FLAGS],
+    *[f"softmax_bwd<T, {each}, {flags}>" for each in (4, 8) for flags in FLAGS],
+)
+PACK = 16  # bytes of an access
+FULL_BLOCK = {"cluster-fwd": 8, "cluster-bwd": 4}  # packs a thread with which a block can have all 1024 threads
+MOST_BLOCKS = 16  # of a cluster
+
+
+def _cluster_choices(direction: str, size: int, packs: int) -> list[Config]:
+    full = FULL_BLOCK[direction]
+    shapes = [(each, threads) for each in (full // 2, full, 2 * full) for threads in (128, 256, 512, 1024)]
+    return [
+        {"each": each, "threads": threads, "blocks": packs // (each * threads)}
+        for each, threads in shapes
+        if each * threads <= full * 1024 and 1 <= packs // (each * threads) <= MOST_BLOCKS
+    ]
+
+
+def _cluster_default(direction: str, size: int, packs: int) -> Config:
+    """Small blocks hide each other's waiting; large clusters wait long."""
+    each = FULL_BLOCK[direction]
+    threads = min(1024, max(32, packs // each)) if packs <= each * 512 else 256 if packs <= each * 4096 else 1024
+    return {"each": each, "threads": threads, "blocks": max(1, packs // (each * threads))}
+
+
+CLUSTER = Tuned("softmax.json", _cluster_default, _cluster_choices)
+
+
+@functools.cache
+def _most_blocks(device: int) -> int:
+    """The largest cluster of this GPU; 0 without CUDA C++."""
+    if device < 0 or torch.version.hip is not None or not is_installed():
+        return 0
+    return MOST_BLOCKS if torch.cuda.get_device_capability(device)[0] >= 9 else 1
+
+
+def _packs(x: Tensor) -> int:
+    """How many packs hold a row wherever it begins, as a power of two."""
+    edge = PACK - x.element_size() if _has_edges(x) else 0
+    return triton.next_power_of_2(triton.cdiv(x.shape[-1] * x.element_size() + edge, PACK))
+
+
+def _has_edges(x: Tensor) -> bool:
+    return (x.shape[-1] * x.element_size()) % PACK != 0 or x.data_ptr() % PACK != 0
+
+
+def cluster_takes(direction: str, *tensors: Tensor) -> bool:
+    """Whether a cluster can hold a row, and the tensors (one row length, one dtype) lie alike towards 16 bytes."""
+    x = tensors[0]
+    most = FULL_BLOCK[direction] * 1024 * _most_blocks(x.get_device())
+    return _packs(x) <= most and all(t.data_ptr() % PACK == x.data_ptr() % PACK for t in tensors)
+
+
+def _launch_cluster(direction: str, log: bool, M: int, *tensors: Tensor) -> None:
+    x = tensors[0]
+    config = CLUSTER(x, direction, x.element_size(), _packs(x))
+    flags = ", ".join("true" if flag else "false" for flag in (log, _has_edges(x)))
+    name = f"softmax_{direction[-3:]}<T, {config['each']}, {flags}>"
+    CUDA.launch(name, x.dtype, (M,), config["threads"], *tensors, x.shape[-1], cluster=config["blocks"])
+
+
+_tile_forward = Launcher(_tile_fwd)
+_online_forward = Launcher(_online_fwd)
+_columns_forward = Launcher(_columns_fwd)
+_tile_backward = Launcher(_tile_bwd)
+_twice_backward = Launcher(_twice_bwd)
+_columns_backward = Launcher(_columns_bwd)
+
+
+def _tile(x: Tensor, y: Tensor, M: int, N: int, log: bool) -> None:
+    config = TILE(x, "fwd", x.element_size(), triton.next_power_of_2(N))
+    _tile_forward((triton.cdiv(M, config["BLOCK_M"]),), x, y, M, N, LOG=log, **config)
+
+
+def _online(x: Tensor, y: Tensor, M: int, N: int, log: bool) -> None:
+    block = min(4096 if N <= 8192 else 8192, triton.next_power_of_2(N))
+    _online_forward((M,), x, y, N, LOG=log, BLOCK_N=block, num_warps=8)
+
+
+def _cluster(x: Tensor, y: Tensor, M: int, N: int, log: bool) -> None:
+    _launch_cluster("cluster-fwd", log, M, x, y)
+
+
+def _best(x: Tensor, y: Tensor, M: int, N: int, log: bool) -> None:
+    form = _tile if N <= LONGEST_TILE else _cluster if cluster_takes("cluster-fwd", x, y) else _online
+    form(x, y, M, N, log)
+
+
+def _columns_config(N: int, inner: int) -> Config:
+    width = min(64, triton.next_power_of_2(inner))
+    block = min(triton.next_power_of_2(N), COLUMN_TILE // width)
+    return {"BLOCK_N": block, "BLOCK_I": width, "num_warps": min(16, max(4, block * width // 1024))}
+
+
+FORMS = {"tile": _tile, "online": _online, "cluster": _cluster, "best": _best}
+
+
+def split(x: Tensor, dim: int) -> tuple[int, int, int]:
+    """The sizes before, of and after a dimension."""
+    dim %= x.dim()
+    return math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
+
+
+@operator("softmax", fake=contiguous_like)
+def softmax_forward(x: Tensor, dim: int, log: bool, form: str) -> Tensor:
+    """Softmax over a dimension, or its logarithm, by the named form."""
+    y = contiguous_like(x)
+    if x.numel():
+        x = x.contiguous()
+        outer, N, inner = split(x, dim)
+        if inner == 1:
+            FORMS[form](x, y, outer, N, log)
+        else:
+            config = _columns_config(N, inner)
+            tiles = triton.cdiv(inner, config["BLOCK_I"])
+            whole = config["BLOCK_N"] >= N
+            _columns_forward((outer * tiles,), x, y, N, inner, tiles, LOG=log, WHOLE=whole, **config)
+    return y
+
+
+@operator("softmax_backward", fake=contiguous_like)
+def softmax_backward(y: Tensor, dy: Tensor, dim: int, log: bool, scale: float, form: str) -> Tensor:
+    """The gradient of the input, times a factor, from the output and its gradient."""
+    dx = contiguous_like(y)
+    if not y.numel():
+        return dx
+    y, dy = y.contiguous(), dy.contiguous()
+    outer, N, inner = split(y, dim)
+    if inner > 1:
+        config = _columns_config(N, inner)
+        tiles = triton.cdiv(inner, config["BLOCK_I"])
+        _columns_backward((outer * tiles,), y, dy, dx, N, inner, tiles, LOG=log, **config)
+    elif form != "cluster" and N <= LONGEST_TILE:
+        config = TILE(y, "bwd", y.element_size(), triton.next_power_of_2(N))
+        _tile_backward((triton.cdiv(outer, config["BLOCK_M"]),), y, dy, dx, outer, N, scale, LOG=log, **config)
+    elif form in ("best", "cluster") and scale == 1.0 and cluster_takes("cluster-bwd", y, dy, dx):
+        _launch_cluster("cluster-bwd", log, outer, y, dy, dx)
+    else:
+        _twice_backward((outer,), y, dy, dx, N, scale, LOG=log, BLOCK_N=16384, num_warps=16)
+    return dx
+
+
+def _save(ctx, inputs, output) -> None:
+    _, ctx.dim, ctx.log, ctx.form = inputs
+    ctx.save_for_backward(output)
+
+
+def _backward(ctx, dy: Tensor):
+    (y,) = ctx.saved_tensors
+    if torch.is_grad_enabled():  # gradients of gradients: torch differentiates this form again
+        return gradient_formula(y, dy, ctx.dim, ctx.log), None, None, None
+    return softmax_backward(y, dy, ctx.dim, ctx.log, 1.0, ctx.form), None, None, None
+
+
+def gradient_formula(y: Tensor, dy: Tensor, dim: int, log: bool) -> Tensor:
+    if log:
+        return dy - y.exp() * dy.sum(dim, keepdim=True)
+    return y * (dy - (y * dy).sum(dim, keepdim=True))
+
+
+softmax_forward.differentiate(_save, _backward)
+
+
+def takes_dim(smallest: float, x: Any, dim: Any) -> bool:
+    """Whether our kernels can take the softmax of x over dim as torch would."""
+    return (
+        isinstance(x, Tensor)
+        and x.numel() >= smallest
+        and isinstance(dim, int)
+        and -x.dim() <= dim < x.dim()
+        and runs_here(x)
+    )
