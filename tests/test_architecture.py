@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "tools": set(),
     "tools.check": {"errors", "registry", "sandbox", "source", "spec", "worker", "tools.check"},
     "tools.audit": {"cost", "errors", "hardware", "interpreter", "registry", "spec", "tools.audit"},
+    "tools.tune": {"ops._tuned", "spec", "timer", "tools.check", "worker"},
     "tools.bench": {
         "errors",
         "hardware",

@@ -19,6 +19,7 @@ from tilewright.cli.ops import ops
 from tilewright.cli.report import report
 from tilewright.cli.roofline import roofline
 from tilewright.cli.shared import one_line
+from tilewright.cli.tune import tune
 from tilewright.errors import TilewrightError
 
 app = typer.Typer(
@@ -27,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Proven, fast GPU kernels for PyTorch, and the workbench they were proven on.",
 )
-for _command in (ops, check, bench, audit, gpu, roofline, report):
+for _command in (ops, check, bench, audit, tune, gpu, roofline, report):
     app.command()(_command)
 
 

@@ -16,27 +16,32 @@ from tilewright import hardware
 
 FOLDER = Path(__file__).parent / "tuned"
 Config = dict[str, Any]
+Key = tuple[Any, ...]  # numbers and names
+
+
+TABLES: list[Tuned] = []  # those of the ops that are loaded
 
 
 class Tuned:
-    """What an op leaves open: `default` and `choices` take a key (numbers and names) and give one or all configurations
-    worth a try. `file` holds the winners, in `ops/tuned/`: {gpu: {key: configuration}}."""
+    """What an op leaves open: `default` and `choices` take a key and give one configuration, or all that are worth a
+    try. `file` holds the winners, in `ops/tuned/`: {gpu: {key: configuration}}."""
 
     def __init__(self, file: str, default: Callable[..., Config], choices: Callable[..., list[Config]]):
         self.file = file
         self.default = default
         self.choices = choices
-        self._asked: dict[tuple[Any, ...], None] | None = None
-        self._trying: dict[tuple[Any, ...], Config] = {}
+        self._asked: list[Key] | None = None
+        self._trying: dict[Key, Config] = {}
+        TABLES.append(self)
 
     def __call__(self, like: Tensor, *key: Any) -> Config:
         """The configuration for this key on the GPU that holds `like`."""
         if self._asked is not None:
-            self._asked[key] = None
+            self._asked.append(key)
         return self._trying.get(key) or self._best(like.get_device(), key)
 
     @functools.cache  # noqa: B019  tables are module-level constants
-    def _best(self, device: int, key: tuple[Any, ...]) -> Config:
+    def _best(self, device: int, key: Key) -> Config:
         winners = self.winners().get(_gpu(device) or "", {})
         return winners.get(spelled(key)) or self.default(*key)
 
@@ -44,17 +49,25 @@ class Tuned:
         path = FOLDER / self.file
         return json.loads(path.read_text()) if path.exists() else {}
 
+    def keep(self, gpu: str, winners: dict[Key, Config]) -> None:
+        """Write these winners down, beside those that are there."""
+        found = self.winners()
+        found.setdefault(gpu, {}).update({spelled(key): config for key, config in winners.items()})
+        FOLDER.mkdir(exist_ok=True)
+        (FOLDER / self.file).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        Tuned._best.cache_clear()
+
     @contextmanager
-    def listening(self) -> Iterator[dict[tuple[Any, ...], None]]:
+    def listening(self) -> Iterator[list[Key]]:
         """The keys that are asked for while the context is open."""
-        self._asked = {}
+        self._asked = []
         try:
             yield self._asked
         finally:
             self._asked = None
 
     @contextmanager
-    def trying(self, key: tuple[Any, ...], config: Config) -> Iterator[None]:
+    def trying(self, key: Key, config: Config) -> Iterator[None]:
         """Give this configuration for this key while the context is open."""
         self._trying[key] = config
         try:
@@ -63,7 +76,7 @@ class Tuned:
             del self._trying[key]
 
 
-def spelled(key: tuple[Any, ...]) -> str:
+def spelled(key: Key) -> str:
     return " ".join(map(str, key))
 
 
