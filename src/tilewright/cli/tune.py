@@ -20,7 +20,7 @@ from tilewright.cli.shared import (
     progress,
     say_next,
 )
-from tilewright.errors import NothingToTune
+from tilewright.errors import NoGPU, NothingToTune
 
 if TYPE_CHECKING:
     from tilewright.tools.tune import Search
@@ -39,7 +39,7 @@ def tune(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Which configuration is best here? Try what OP's kernels leave open, on its bench cases: each is checked, then timed.
+    """Which configuration is best here? Try what OP's kernels leave open on its bench cases, check and time each.
 
     Calls never search by themselves; without --keep nothing changes.
     """

@@ -111,14 +111,14 @@ def _core() -> Any:
 
 @functools.cache
 def _compiler_version() -> tuple[int, ...]:
-    from cuda.bindings import nvrtc
+    from cuda.bindings import nvrtc  # pyright: ignore[reportAttributeAccessIssue]
 
     return tuple(nvrtc.nvrtcVersion()[1:])
 
 
 def _allow(kernel: Any, device: int, what: str, value: int) -> None:
     """More than every GPU is sure to take."""
-    from cuda.bindings import driver
+    from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
 
     attribute = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{what}")
     (status,) = driver.cuKernelSetAttribute(

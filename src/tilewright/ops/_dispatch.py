@@ -5,27 +5,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn import Parameter
 from triton.runtime.jit import JITFunction
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def runs_here(*tensors: Tensor) -> bool:
+def runs_here(first: Tensor, *others: Tensor) -> bool:
     """Whether our kernels can take these tensors as torch would: floats of one dtype on one GPU (or interpreted).
 
     What only torch can do goes to torch: autocast's casts, forward-mode and functional transforms, tensor subclasses.
     """
-    first = tensors[0]
-    return (
-        (first.is_cuda or (first.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)))
-        and first.dtype in FLOATS
-        and all(_plain(t) and t.dtype == first.dtype and t.device == first.device for t in tensors)
-        and not torch.is_autocast_enabled(first.device.type)
-        and not torch._C._are_functorch_transforms_active()
-        and forward_ad._current_level < 0
-    )
+    if not _is_plain(first) or first.dtype not in FLOATS:
+        return False
+    if not first.is_cuda and not (first.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)):
+        return False
+    for other in others:
+        if not _is_plain(other) or other.dtype != first.dtype or other.device != first.device:
+            return False
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(first.device.type):
+        return False
+    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
-def _plain(tensor: Tensor) -> bool:
-    is_subclass = type(tensor) is not Tensor and type(tensor) is not torch.nn.Parameter
-    return tensor.layout == torch.strided and not is_subclass and not tensor.is_nested
+def _is_plain(tensor: Tensor) -> bool:
+    kind = type(tensor)
+    return (kind is Tensor or kind is Parameter) and tensor.layout == torch.strided and not tensor.is_nested

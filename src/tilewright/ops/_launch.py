@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from triton import knobs
-from triton.runtime.jit import JITFunction
 
 LARGEST_INT32 = 2**31 - 1
 
@@ -21,36 +20,71 @@ class Launcher:
     """
 
     def __init__(self, kernel: Any):
-        self.kernel: JITFunction = kernel
-        self._compiled: dict[tuple[Any, ...], Any] = {}
-        self._constants = [None] * sum(parameter.is_constexpr for parameter in kernel.params)
+        self.kernel = kernel
+        self._compiled: dict[tuple[Any, ...], _Compiled] = {}
 
     def __call__(self, grid: tuple[int, ...], *args: Any, **config: Any) -> None:
         device = args[0].get_device()
         if device < 0 or knobs.runtime.launch_enter_hook.calls:  # interpreted, or watched by a profiler
             self.kernel[grid](*args, **config)
-            return
-        if device != torch._C._cuda_getDevice():
+        elif device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 self(grid, *args, **config)
+        else:
+            values = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+            self.compiled(device, grid, args, config)(device, grid, values)
+
+    def compiled(self, device: int, grid: tuple[int, ...], args: tuple[Any, ...], config: dict[str, Any]) -> _Compiled:
+        """The machine code for such arguments."""
+        key = (device, *config.values(), *[_specialised_on(arg) for arg in args])
+        if key not in self._compiled:
+            self._compiled[key] = _Compiled(self.kernel.warmup(*args, grid=grid, **config), self.kernel)
+        return self._compiled[key]
+
+    def prepare(self, grid: tuple[int, ...], *sizes: Any, **config: Any) -> Prepared:
+        """A launch that lacks nothing but its tensors, which must be the kernel's first parameters, always of the same
+        dtypes and on the same GPU."""
+        return Prepared(self, grid, sizes, config)
+
+
+class Prepared:
+    """A launch that lacks nothing but its tensors."""
+
+    def __init__(self, launcher: Launcher, grid: tuple[int, ...], sizes: tuple[Any, ...], config: dict[str, Any]):
+        self._launcher, self._grid, self._sizes, self._config = launcher, grid, sizes, config
+        self._aligned: _Compiled | None = None  # for tensors on 16-byte boundaries
+
+    def __call__(self, *tensors: Tensor) -> None:
+        device = tensors[0].get_device()
+        values = [tensor.data_ptr() for tensor in tensors]
+        together = 0
+        for address in values:
+            together |= address
+        if device < 0 or together % 16 or knobs.runtime.launch_enter_hook.calls or device != torch._C._cuda_getDevice():
+            self._launcher(self._grid, *tensors, *self._sizes, **self._config)
             return
-        key: list[Any] = [device, *config.values()]
-        values: list[Any] = []
-        for arg in args:
-            if isinstance(arg, Tensor):
-                address = arg.data_ptr()
-                values.append(address)
-                key.append((arg.dtype, address % 16))
-            elif type(arg) is int:
-                values.append(arg)
-                key.append((arg == 1, arg % 16 == 0, arg > LARGEST_INT32))
-            else:  # a float or None
-                values.append(arg)
-                key.append(type(arg))
-        made = self._compiled.get(tuple(key))
-        if made is None:
-            self._compiled[tuple(key)] = self.kernel[grid](*args, **config)
-            return
+        if self._aligned is None:
+            self._aligned = self._launcher.compiled(device, self._grid, (*tensors, *self._sizes), self._config)
+        self._aligned(device, self._grid, [*values, *self._sizes])
+
+
+class _Compiled:
+    """Machine code with what its launcher wants to be told besides."""
+
+    def __init__(self, made: Any, kernel: Any):
+        self._run, self._function, self._metadata = made.run, made.function, made.packed_metadata
+        self._constants = [None] * sum(parameter.is_constexpr for parameter in kernel.params)
+
+    def __call__(self, device: int, grid: tuple[int, ...], values: list[Any]) -> None:
         x, y, z = (*grid, 1, 1)[:3]
         stream = torch._C._cuda_getCurrentRawStream(device)
-        made.run(x, y, z, stream, made.function, made.packed_metadata, None, None, None, *values, *self._constants)
+        nobody_listens = (None, None, None)
+        self._run(x, y, z, stream, self._function, self._metadata, *nobody_listens, *values, *self._constants)
+
+
+def _specialised_on(arg: Any) -> Any:
+    if isinstance(arg, Tensor):
+        return arg.dtype, arg.data_ptr() % 16 == 0
+    if type(arg) is int:
+        return arg == 1, arg % 16 == 0, arg > LARGEST_INT32
+    return type(arg)

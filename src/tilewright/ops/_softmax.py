@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from tilewright.ops._cuda import Source, is_installed
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
-from tilewright.ops._tuned import Config, Tuned
+from tilewright.ops._tuned import Config, Tuned, planned
 
 LONGEST_TILE = 32768  # elements of a row that one program can hold in registers; twice as many spill
 COLUMN_TILE = 16384  # elements of columns that one program can hold
@@ -235,29 +237,47 @@ def _most_blocks(device: int) -> int:
     return MOST_BLOCKS if torch.cuda.get_device_capability(device)[0] >= 9 else 1
 
 
-def _packs(x: Tensor) -> int:
-    """How many packs hold a row wherever it begins, as a power of two."""
-    edge = PACK - x.element_size() if _has_edges(x) else 0
-    return triton.next_power_of_2(triton.cdiv(x.shape[-1] * x.element_size() + edge, PACK))
+@dataclass(frozen=True)
+class Rows:
+    """What settles how rows are computed: M of them with N elements each; a cluster wants the first one aligned."""
+
+    M: int
+    N: int
+    dtype: torch.dtype
+    device: int
+    is_aligned: bool
+
+    @property
+    def size(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def block(self) -> int:
+        return triton.next_power_of_2(self.N)
+
+    @property
+    def has_edges(self) -> bool:
+        return (self.N * self.size) % PACK != 0
+
+    @property
+    def packs(self) -> int:
+        """How many packs hold a row wherever it begins, as a power of two."""
+        edge = PACK - self.size if self.has_edges else 0
+        return triton.next_power_of_2(triton.cdiv(self.N * self.size + edge, PACK))
+
+    def fit_a_cluster(self, direction: str) -> bool:
+        return self.is_aligned and self.packs <= FULL_BLOCK[direction] * 1024 * _most_blocks(self.device)
 
 
-def _has_edges(x: Tensor) -> bool:
-    return (x.shape[-1] * x.element_size()) % PACK != 0 or x.data_ptr() % PACK != 0
+Launch = Callable[..., None]  # of the tensors
 
 
-def cluster_takes(direction: str, *tensors: Tensor) -> bool:
-    """Whether a cluster can hold a row, and the tensors (one row length, one dtype) lie alike towards 16 bytes."""
-    x = tensors[0]
-    most = FULL_BLOCK[direction] * 1024 * _most_blocks(x.get_device())
-    return _packs(x) <= most and all(t.data_ptr() % PACK == x.data_ptr() % PACK for t in tensors)
-
-
-def _launch_cluster(direction: str, log: bool, M: int, *tensors: Tensor) -> None:
-    x = tensors[0]
-    config = CLUSTER(x, direction, x.element_size(), _packs(x))
-    flags = ", ".join("true" if flag else "false" for flag in (log, _has_edges(x)))
+def _cluster(direction: str, rows: Rows, log: bool) -> Launch:
+    config = CLUSTER(rows.device, direction, rows.size, rows.packs)
+    flags = ", ".join("true" if flag else "false" for flag in (log, rows.has_edges))
     name = f"softmax_{direction[-3:]}<T, {config['each']}, {flags}>"
-    CUDA.launch(name, x.dtype, (M,), config["threads"], *tensors, x.shape[-1], cluster=config["blocks"])
+    threads, blocks = config["threads"], config["blocks"]
+    return lambda *tensors: CUDA.launch(name, rows.dtype, (rows.M,), threads, *tensors, rows.N, cluster=blocks)
 
 
 _tile_forward = Launcher(_tile_fwd)
@@ -268,23 +288,22 @@ _twice_backward = Launcher(_twice_bwd)
 _columns_backward = Launcher(_columns_bwd)
 
 
-def _tile(x: Tensor, y: Tensor, M: int, N: int, log: bool) -> None:
-    config = TILE(x, "fwd", x.element_size(), triton.next_power_of_2(N))
-    _tile_forward((triton.cdiv(M, config["BLOCK_M"]),), x, y, M, N, LOG=log, **config)
+def _tile(rows: Rows, log: bool) -> Launch:
+    config = TILE(rows.device, "fwd", rows.size, rows.block)
+    return _tile_forward.prepare((triton.cdiv(rows.M, config["BLOCK_M"]),), rows.M, rows.N, LOG=log, **config)
 
 
-def _online(x: Tensor, y: Tensor, M: int, N: int, log: bool) -> None:
-    block = min(4096 if N <= 8192 else 8192, triton.next_power_of_2(N))
-    _online_forward((M,), x, y, N, LOG=log, BLOCK_N=block, num_warps=8)
+def _online(rows: Rows, log: bool) -> Launch:
+    block = min(4096 if rows.N <= 8192 else 8192, rows.block)
+    return _online_forward.prepare((rows.M,), rows.N, LOG=log, BLOCK_N=block, num_warps=8)
 
 
-def _cluster(x: Tensor, y: Tensor, M: int, N: int, log: bool) -> None:
-    _launch_cluster("cluster-fwd", log, M, x, y)
+def _long(rows: Rows, log: bool) -> Launch:
+    return _cluster("cluster-fwd", rows, log) if rows.fit_a_cluster("cluster-fwd") else _online(rows, log)
 
 
-def _best(x: Tensor, y: Tensor, M: int, N: int, log: bool) -> None:
-    form = _tile if N <= LONGEST_TILE else _cluster if cluster_takes("cluster-fwd", x, y) else _online
-    form(x, y, M, N, log)
+def _best(rows: Rows, log: bool) -> Launch:
+    return _tile(rows, log) if rows.N <= LONGEST_TILE else _long(rows, log)
 
 
 def _columns_config(N: int, inner: int) -> Config:
@@ -293,13 +312,53 @@ def _columns_config(N: int, inner: int) -> Config:
     return {"BLOCK_N": block, "BLOCK_I": width, "num_warps": min(16, max(4, block * width // 1024))}
 
 
-FORMS = {"tile": _tile, "online": _online, "cluster": _cluster, "best": _best}
+FORMS = {"tile": _tile, "online": _online, "cluster": _long, "best": _best}
 
 
-def split(x: Tensor, dim: int) -> tuple[int, int, int]:
+def _split(shape: tuple[int, ...], dim: int) -> tuple[int, int, int]:
     """The sizes before, of and after a dimension."""
-    dim %= x.dim()
-    return math.prod(x.shape[:dim]), x.shape[dim], math.prod(x.shape[dim + 1 :])
+    dim %= len(shape)
+    return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
+
+
+@planned
+def _plan_forward(
+    shape: tuple[int, ...], dtype: torch.dtype, device: int, is_aligned: bool, dim: int, log: bool, form: str
+) -> Launch:
+    """How x becomes y."""
+    outer, N, inner = _split(shape, dim)
+    if inner == 1:
+        return FORMS[form](Rows(outer, N, dtype, device, is_aligned), log)
+    config = _columns_config(N, inner)
+    tiles = triton.cdiv(inner, config["BLOCK_I"])
+    whole = config["BLOCK_N"] >= N
+    return _columns_forward.prepare((outer * tiles,), N, inner, tiles, LOG=log, WHOLE=whole, **config)
+
+
+@planned
+def _plan_backward(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: int,
+    is_aligned: bool,
+    dim: int,
+    log: bool,
+    scale: float,
+    form: str,
+) -> Launch:
+    """How y and its gradient become that of x."""
+    outer, N, inner = _split(shape, dim)
+    if inner > 1:
+        config = _columns_config(N, inner)
+        tiles = triton.cdiv(inner, config["BLOCK_I"])
+        return _columns_backward.prepare((outer * tiles,), N, inner, tiles, LOG=log, **config)
+    rows = Rows(outer, N, dtype, device, is_aligned)
+    if form != "cluster" and N <= LONGEST_TILE:
+        config = TILE(device, "bwd", rows.size, rows.block)
+        return _tile_backward.prepare((triton.cdiv(outer, config["BLOCK_M"]),), outer, N, scale, LOG=log, **config)
+    if form in ("best", "cluster") and scale == 1.0 and rows.fit_a_cluster("cluster-bwd"):
+        return _cluster("cluster-bwd", rows, log)
+    return _twice_backward.prepare((outer,), N, scale, LOG=log, BLOCK_N=16384, num_warps=16)
 
 
 @operator("softmax", fake=contiguous_like)
@@ -308,14 +367,8 @@ def softmax_forward(x: Tensor, dim: int, log: bool, form: str) -> Tensor:
     y = contiguous_like(x)
     if x.numel():
         x = x.contiguous()
-        outer, N, inner = split(x, dim)
-        if inner == 1:
-            FORMS[form](x, y, outer, N, log)
-        else:
-            config = _columns_config(N, inner)
-            tiles = triton.cdiv(inner, config["BLOCK_I"])
-            whole = config["BLOCK_N"] >= N
-            _columns_forward((outer * tiles,), x, y, N, inner, tiles, LOG=log, WHOLE=whole, **config)
+        is_aligned = x.data_ptr() % PACK == 0
+        _plan_forward(x.shape, x.dtype, x.get_device(), is_aligned, dim, log, form)(x, y)
     return y
 
 
@@ -323,21 +376,10 @@ def softmax_forward(x: Tensor, dim: int, log: bool, form: str) -> Tensor:
 def softmax_backward(y: Tensor, dy: Tensor, dim: int, log: bool, scale: float, form: str) -> Tensor:
     """The gradient of the input, times a factor, from the output and its gradient."""
     dx = contiguous_like(y)
-    if not y.numel():
-        return dx
-    y, dy = y.contiguous(), dy.contiguous()
-    outer, N, inner = split(y, dim)
-    if inner > 1:
-        config = _columns_config(N, inner)
-        tiles = triton.cdiv(inner, config["BLOCK_I"])
-        _columns_backward((outer * tiles,), y, dy, dx, N, inner, tiles, LOG=log, **config)
-    elif form != "cluster" and N <= LONGEST_TILE:
-        config = TILE(y, "bwd", y.element_size(), triton.next_power_of_2(N))
-        _tile_backward((triton.cdiv(outer, config["BLOCK_M"]),), y, dy, dx, outer, N, scale, LOG=log, **config)
-    elif form in ("best", "cluster") and scale == 1.0 and cluster_takes("cluster-bwd", y, dy, dx):
-        _launch_cluster("cluster-bwd", log, outer, y, dy, dx)
-    else:
-        _twice_backward((outer,), y, dy, dx, N, scale, LOG=log, BLOCK_N=16384, num_warps=16)
+    if y.numel():
+        y, dy = y.contiguous(), dy.contiguous()
+        is_aligned = (y.data_ptr() | dy.data_ptr()) % PACK == 0
+        _plan_backward(y.shape, y.dtype, y.get_device(), is_aligned, dim, log, scale, form)(y, dy, dx)
     return dx
 
 
@@ -360,6 +402,11 @@ def gradient_formula(y: Tensor, dy: Tensor, dim: int, log: bool) -> Tensor:
 
 
 softmax_forward.differentiate(_save, _backward)
+
+
+def fits_a_cluster(x: Tensor) -> bool:
+    """Whether the largest clusters can hold a row."""
+    return Rows(1, x.shape[-1], x.dtype, -1, True).packs <= FULL_BLOCK["cluster-fwd"] * 1024 * MOST_BLOCKS
 
 
 def takes_dim(smallest: float, x: Any, dim: Any) -> bool:

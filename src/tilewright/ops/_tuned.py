@@ -34,11 +34,11 @@ class Tuned:
         self._trying: dict[Key, Config] = {}
         TABLES.append(self)
 
-    def __call__(self, like: Tensor, *key: Any) -> Config:
-        """The configuration for this key on the GPU that holds `like`."""
+    def __call__(self, like: Tensor | int, *key: Any) -> Config:
+        """The configuration for this key on the GPU of this number, or that holds this tensor."""
         if self._asked is not None:
             self._asked.append(key)
-        return self._trying.get(key) or self._best(like.get_device(), key)
+        return self._trying.get(key) or self._best(like if isinstance(like, int) else like.get_device(), key)
 
     @functools.cache  # noqa: B019  tables are module-level constants
     def _best(self, device: int, key: Key) -> Config:
@@ -56,11 +56,13 @@ class Tuned:
         FOLDER.mkdir(exist_ok=True)
         (FOLDER / self.file).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
         Tuned._best.cache_clear()
+        forget_plans()
 
     @contextmanager
     def listening(self) -> Iterator[list[Key]]:
         """The keys that are asked for while the context is open."""
         self._asked = []
+        forget_plans()
         try:
             yield self._asked
         finally:
@@ -70,10 +72,27 @@ class Tuned:
     def trying(self, key: Key, config: Config) -> Iterator[None]:
         """Give this configuration for this key while the context is open."""
         self._trying[key] = config
+        forget_plans()
         try:
             yield
         finally:
             del self._trying[key]
+            forget_plans()
+
+
+_PLANS: list[Any] = []
+
+
+def planned(plan: Callable[..., Any]) -> Callable[..., Any]:
+    """Remember what a function of shapes settles about a call, until a search tries something else."""
+    remembering = functools.lru_cache(4096)(plan)
+    _PLANS.append(remembering)
+    return remembering
+
+
+def forget_plans() -> None:
+    for plan in _PLANS:
+        plan.cache_clear()
 
 
 def spelled(key: Key) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tilewright.ops._softmax import LONGEST_TILE, cluster_takes, softmax_forward, takes_dim
+from tilewright.ops._softmax import LONGEST_TILE, fits_a_cluster, softmax_forward, takes_dim
 from tilewright.spec import Cost, Op, grid, points
 
 
@@ -53,7 +53,7 @@ def tile(x: Tensor) -> Tensor:
     return softmax_forward(x, -1, True, "tile")
 
 
-@op.kernel("cuda", language="cuda", fits=lambda x: _has_columns(x) and cluster_takes("cluster-fwd", x))
+@op.kernel("cuda", language="cuda", fits=lambda x: _has_columns(x) and fits_a_cluster(x))
 def cluster(x: Tensor) -> Tensor:
     return softmax_forward(x, -1, True, "cluster")
 

@@ -17,7 +17,7 @@ from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
 from tilewright.ops._softmax import (
     LONGEST_TILE,
-    cluster_takes,
+    fits_a_cluster,
     gradient_formula,
     softmax_backward,
     softmax_forward,
@@ -131,7 +131,7 @@ def tile(x: Tensor) -> Tensor:
     return softmax_forward(x, -1, False, "tile")
 
 
-@op.kernel("cuda", language="cuda", fits=lambda x: _has_columns(x) and cluster_takes("cluster-fwd", x))
+@op.kernel("cuda", language="cuda", fits=lambda x: _has_columns(x) and fits_a_cluster(x))
 def cluster(x: Tensor) -> Tensor:
     return softmax_forward(x, -1, False, "cluster")
 
