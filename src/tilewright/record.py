@@ -172,7 +172,7 @@ def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The newest record of each kind, GPU and call, in the order of first appearance."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in records:
-        names = ("kind", "op", "kernel", "case", "dtype", "direction", "call")
+        names = ("kind", "op", "kernel", "case", "dtype", "direction", "call", "sized")
         key = (*(str(record.get(name)) for name in names), record.get("device", {}).get("gpu"))
         if key not in newest or record["date"] >= newest[key]["date"]:
             newest[key] = record

@@ -221,6 +221,22 @@ class Op:
         self.shipped = Kernel(PUBLIC, fn, "triton", _always, self.backward_cost is not None)
         return fn
 
+    def sizes(self) -> list[Case]:
+        """The first bench case at other sizes: as long in its batch as makes the inputs 1 KiB, 4 KiB, … 4 GiB large."""
+        base = self.bench[0].with_dtype(self.bench_dtype)
+        if self.batch is None:
+            return []
+
+        def of_length(length: int) -> Case:
+            return replace(base, point=tuple((n, length if n == self.batch else v) for n, v in base.point))
+
+        def size(case: Case) -> int:
+            return sum(a.nbytes for a in self.make(case, "meta") if isinstance(a, Tensor))
+
+        one, each = size(of_length(1)), size(of_length(2)) - size(of_length(1))
+        lengths = [1 + (2**power - one) // each for power in range(10, 33, 2)]
+        return [of_length(length) for length in lengths if length >= 1]
+
     def make(self, case: Case, device: str = "cpu", seed: int = 0, values: str = "normal") -> tuple[Any, ...]:
         """The inputs of a case."""
         return self.inputs(Draw(case, device, seed, values))

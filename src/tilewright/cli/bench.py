@@ -59,6 +59,10 @@ def bench(
     search: Annotated[
         bool, typer.Option("--search", help="Also torch.compile after its longest search (compile-max): minutes more.")
     ] = False,
+    sizes: Annotated[
+        bool,
+        typer.Option("--sizes", help="Instead of the bench cases 1 KiB to 4 GiB: torch's own, and what users call."),
+    ] = False,
     gpu: Annotated[
         str | None, typer.Option(help="Time nothing: show what was recorded on this GPU, and its floor.")
     ] = None,
@@ -86,6 +90,8 @@ def bench(
         raise typer.BadParameter(f"'{direction}' is none of {', '.join(WANTED)}.")
     if not op_name and (case or kernel):
         raise typer.BadParameter("--case and --kernel are of one operation: name it.")
+    if sizes and (case or gpu or files):
+        raise typer.BadParameter("--sizes makes its own cases and times what users call: no --case, --gpu or FILEs.")
     if gpu and files:
         raise typer.BadParameter("--gpu shows what was recorded, and of FILEs nothing is.")
     from tilewright import hardware
@@ -102,7 +108,11 @@ def bench(
     ops = [load_op(name, files) for name in ([op_name] if op_name else source.op_files())]
     _require_known(ops, kernel or [], against, files or [])
     cases, dtypes = cases_of(ops[0], case), dtypes_of(ops[0], dtype)
-    asked = Asked(files or [], kernel or [], cases, dtypes, WANTED[direction], against, samples, search, as_json)
+    asked = Asked(files or [], kernel or [], cases, dtypes, WANTED[direction], against, samples, search, sizes, as_json)
+    if sizes:
+        ops = [op for op in ops if op.shipped and op.sizes()]
+        if not ops:
+            raise typer.BadParameter(f"{op_name} has no size that could grow alone.")
     if gpu or not hardware.has_gpu():
         shown = _bench_recorded(ops, asked, gpu)
         if record:
@@ -138,6 +148,7 @@ class Asked:
     against: str
     samples: int | None
     searches: bool
+    is_sized: bool
     as_json: bool
 
 
@@ -173,7 +184,7 @@ def _bench_here(ops: list[Op], asked: Asked, path: Path | None) -> Shown:
         try:
             for timing in _timings(op, entered[op.name], asked, timer, context):
                 timings.append(timing)
-                mine.append(_record(timing, asked.files, context))
+                mine.append(_record(timing, asked.files, context | ({"sized": True} if asked.is_sized else {})))
                 if path:
                     append(path, mine[-1:])
                 if asked.as_json:
@@ -183,7 +194,8 @@ def _bench_here(ops: list[Op], asked: Asked, path: Path | None) -> Shown:
         records += mine
         if mine and not asked.as_json:
             out = console()
-            out.print(terminal.timings(list(rows(mine)), f"{op.name} on {context['device']['name']}", out.width))
+            found = list(rows(mine, sized=asked.is_sized))
+            out.print(terminal.timings(found, f"{op.name} on {context['device']['name']}", out.width))
         if was_stopped:
             print(f"tilewright: stopped; the {len(records)} timings until then are kept", file=sys.stderr)
             break
@@ -197,6 +209,8 @@ def _kernels(op: Op, asked: Asked) -> list[Kernel]:
     """Those that take part: the named ones and what they are held against, or all, and libraries that are here."""
     from tilewright import registry
 
+    if asked.is_sized and not asked.kernels:
+        return registry.pick(op, ["eager", "compile", source.PUBLIC])
     kernels = registry.pick(op, asked.kernels)
     if asked.searches and registry.SEARCHED not in asked.kernels:
         kernels.append(registry.searched(op))
@@ -215,7 +229,8 @@ def _timings(op: Op, kernels: list[Kernel], asked: Asked, timer: Timer, context:
     from tilewright.tools import bench as tool
     from tilewright.tools.bench.contest import physical_seconds
 
-    cases = [c.with_dtype(d) for d in asked.dtypes or [op.bench_dtype] for c in asked.cases or op.bench]
+    chosen = op.sizes() if asked.is_sized else asked.cases or op.bench
+    cases = [c.with_dtype(d) for d in asked.dtypes or [op.bench_dtype] for c in chosen]
     total = tool.steps(kernels, asked.files, cases, asked.directions)
     with progress(f"timing {op.name}", total) as advance:
         yield from tool.bench(
@@ -269,6 +284,7 @@ def _bench_recorded(ops: list[Op], asked: Asked, gpu: str | None) -> Shown:
     def is_wanted(r: dict[str, Any]) -> bool:
         return (
             r["kind"] == "timing"
+            and r.get("sized", False) == asked.is_sized
             and r["op"] in names
             and r["direction"] in asked.directions
             and gpu in (None, r["device"]["gpu"])
@@ -304,7 +320,8 @@ def _show_recorded(op: Op, records: list[dict[str, Any]], kernels: list[str]) ->
         here = [r for r in records if r["device"]["name"] == device]
         dates = sorted({r["date"][:10] for r in here})
         when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-        chosen = [row for row in rows(here) if not kernels or row.kernel in kernels]
+        sized = here[0].get("sized", False)
+        chosen = [row for row in rows(here, sized=sized) if not kernels or row.kernel in kernels]
         out = console()
         out.print(terminal.timings(chosen, f"\n{op.name}, RECORDED on {device}, {when}", out.width))
         console().print(terminal.conditions(here, {}))

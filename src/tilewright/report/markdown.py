@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from tilewright import source
-from tilewright.cost import DIRECTIONS
+from tilewright.cost import DIRECTIONS, size
 from tilewright.record import is_stale
 from tilewright.report.rows import Row, rows
 
@@ -27,7 +27,7 @@ class Unfillable(ValueError):
 
 def fill(page: str, records: list[dict[str, Any]]) -> str:
     """The page with every marked block made anew. A block names an op, or `summary`, and a direction; or else `audit`,
-    `verdicts`, `submissions` or `traps`."""
+    `sizes`, `verdicts`, `submissions` or `traps`."""
     if not BLOCK.search(page):
         raise Unfillable("it has no block of records")
 
@@ -42,10 +42,13 @@ def fill(page: str, records: list[dict[str, Any]]) -> str:
         if found["what"] == "traps":
             chosen = [r for r in records if r["kind"] == "trap"]
             return found[1] + (_traps(chosen) if chosen else "No records yet.\n") + found[3]
+        if found["what"] == "sizes":
+            chosen = [r for r in records if r["kind"] == "timing" and r.get("sized")]
+            return found[1] + (_sizes(chosen) if chosen else "No records yet.\n") + found[3]
         what, _, direction = found["what"].partition(" ")
         if direction not in DIRECTIONS or what not in ("summary", *source.op_files()):
             raise Unfillable(f"no records are called '{found['what']}'")
-        timings = [r for r in records if r["kind"] == "timing"]
+        timings = [r for r in records if r["kind"] == "timing" and not r.get("sized")]
         chosen = [r for r in timings if r["direction"] == direction and what in (r["op"], "summary")]
         gpus = dict.fromkeys(r["device"]["name"] for r in chosen)
         tables = [_table(what, [r for r in chosen if r["device"]["name"] == gpu]) for gpu in gpus]
@@ -82,6 +85,26 @@ def _summary(found: Sequence[Row]) -> str:
             f"| {against} |"
         )
     return "\n".join(lines)
+
+
+def _sizes(records: list[dict[str, Any]]) -> str:
+    """One line an op, direction and size: what torch takes, what a user's call takes, and how the two compare."""
+    lines = ["| op | case | tensors | eager | compile | tilewright | of the best | host time, of eager's |"]
+    lines.append("|---|---|--:|--:|--:|--:|--:|--:|")
+    together = groupby(rows(records, sized=True), key=lambda r: (r.op, r.direction, r.case, r.dtype))
+    for (op, direction, case, _), group in together:
+        timed = {row.kernel: row for row in group if row.us}
+        ours, eager = timed.get(source.PUBLIC), timed.get("eager")
+        torchs = [row.us for row in timed.values() if row.is_baseline and row.us]
+        if ours is None or not ours.us or eager is None or not torchs:
+            continue
+        host = f"{ours.host_us / eager.host_us:.2f}" if ours.host_us and eager.host_us else ""
+        cells = [_us(timed[name]) if name in timed else "" for name in ("eager", "compile", source.PUBLIC)]
+        lines.append(
+            f"| {op}{'' if direction == 'forward' else f' {direction}'} | {case} | {size(ours.cost.bytes)} "
+            f"| {' | '.join(cells)}{_stale(ours)} | {ours.us / min(torchs):.2f} | {host} |"
+        )
+    return "\n".join(lines) + f"\n\n{_provenance(records)}\n"
 
 
 def _named(row: Row) -> str:

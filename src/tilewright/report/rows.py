@@ -75,10 +75,13 @@ class Row:
         return f"{self.cost.bytes / self.us / 1e3:.0f} GB/s"
 
 
-def rows(records: list[dict[str, Any]]) -> Iterator[Row]:
-    """One row a record: cases in the order they were first recorded, forward before backward, fastest first."""
+def rows(records: list[dict[str, Any]], *, sized: bool = False) -> Iterator[Row]:
+    """One row a record: cases in the order they were first recorded, forward before backward, fastest first. Of bench
+    cases or, if `sized`, of those that differ in size alone."""
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for r in records:
+        if r.get("sized", False) != sized:
+            continue
         key = (DIRECTIONS.index(r["direction"]), r["device"]["gpu"], r["op"], r["dtype"], str(r["case"]))
         together.setdefault(key, []).append(r)
     for key in sorted(together, key=lambda key: key[0]):

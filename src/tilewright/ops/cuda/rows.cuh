@@ -166,6 +166,12 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
         return (packs + blocks - 1) / blocks;
     }
 
+    // Whether this thread has the element of that index.
+    __device__ __forceinline__ bool holds(int at) const {
+        int pack = (at - start + (int)threadIdx.x * VECTOR<T>) / VECTOR<T>; // of this block's piece
+        return at < end && at >= start - (int)threadIdx.x * VECTOR<T> && pack % (int)blockDim.x == threadIdx.x;
+    }
+
     __device__ __forceinline__ int first(int e) const { return start + e * (int)blockDim.x * VECTOR<T>; }
 
     __device__ __forceinline__ int index(int e, int word, int n) const { return first(e) + word * IN_WORD<T> + n; }

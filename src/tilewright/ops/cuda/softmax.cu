@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(EACH > 8 ? MOST_THREADS / 2 : MOST_THREADS) so
     part.each([&](float x, int n) { total += exps[n] = exp_of(x - by); });
     if (!KEEPS) part.settle();
     float2 found = exchange.combine<MaxAndSum>({m, total});
-    float scale = 1.0f / found.y, log_sum = __logf(found.y), rescale = exp_of(by - MaxAndSum::shift(found.x)) * scale;
+    float scale = 1.0f / found.y, log_sum = logf(found.y), rescale = exp_of(by - MaxAndSum::shift(found.x)) * scale;
     part.map([&](float x, int n) {
         return LOG ? x - found.x - log_sum : KEEPS ? exps[n] * rescale : exp_of(x - found.x) * scale;
     });
