@@ -45,6 +45,16 @@ def test_two_draws_of_one_case_differ():
     assert not torch.equal(draw.randn("M"), draw.randn("M"))
 
 
+def test_whole_numbers_are_drawn_below_their_bound():
+    case = grid(M=(50,), N=(3,))[0]
+    first, again = (Draw(case, "cpu", 1).randint("M", 2, high="N") for _ in range(2))
+    assert torch.equal(first, again)
+    assert first.dtype == torch.int64
+    assert set(first.flatten().tolist()) == {0, 1, 2}
+    assert len(set(Draw(case, "cpu", 1, "repeated").randint("M", high=50).tolist())) == 1
+    assert Draw(case, "meta", 1).randint("M", high="N").shape == (50,)
+
+
 def test_the_floor_is_the_slowest_unit_and_reading_alone_has_its_own_ceiling():
     rates = {"copy": 4.0, "read": 5.0, "fp32": 100.0}
     assert Cost(read=20, written=20, flops={"fp32": 10}).floor(rates) == ("copy", 10.0)

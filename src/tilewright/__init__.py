@@ -12,12 +12,27 @@ if TYPE_CHECKING:
     from tilewright.notebook import benchmark as benchmark
     from tilewright.notebook import do_bench as do_bench
     from tilewright.ops.add import add as add
+    from tilewright.ops.add_layer_norm import add_layer_norm as add_layer_norm
+    from tilewright.ops.add_rms_norm import add_rms_norm as add_rms_norm
     from tilewright.ops.attention import scaled_dot_product_attention as scaled_dot_product_attention
+    from tilewright.ops.cross_entropy import cross_entropy as cross_entropy
     from tilewright.ops.dot import dot as dot
+    from tilewright.ops.geglu import geglu as geglu
     from tilewright.ops.gelu import gelu as gelu
+    from tilewright.ops.layer_norm import layer_norm as layer_norm
     from tilewright.ops.linear import linear as linear
+    from tilewright.ops.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from tilewright.ops.log_softmax import log_softmax as log_softmax
+    from tilewright.ops.masked_softmax import masked_softmax as masked_softmax
+    from tilewright.ops.reglu import reglu as reglu
+    from tilewright.ops.relu import relu as relu
+    from tilewright.ops.relu_squared import relu_squared as relu_squared
+    from tilewright.ops.rms_norm import rms_norm as rms_norm
+    from tilewright.ops.rope import rope as rope
+    from tilewright.ops.silu import silu as silu
     from tilewright.ops.softmax import softmax as softmax
     from tilewright.ops.sum import sum as sum
+    from tilewright.ops.swiglu import swiglu as swiglu
     from tilewright.spec import kernel as kernel
     from tilewright.testing import check as check
     from tilewright.tools.audit import audit as audit
@@ -25,12 +40,27 @@ if TYPE_CHECKING:
 # Each public name and where it lives; loaded on first use, so that the command line starts without torch.
 _HOMES = {
     "add": "ops.add",
+    "add_layer_norm": "ops.add_layer_norm",
+    "add_rms_norm": "ops.add_rms_norm",
+    "cross_entropy": "ops.cross_entropy",
     "dot": "ops.dot",
+    "geglu": "ops.geglu",
     "gelu": "ops.gelu",
+    "layer_norm": "ops.layer_norm",
     "linear": "ops.linear",
+    "log_softmax": "ops.log_softmax",
+    "masked_softmax": "ops.masked_softmax",
+    "linear_cross_entropy": "ops.linear_cross_entropy",
+    "reglu": "ops.reglu",
+    "relu": "ops.relu",
+    "relu_squared": "ops.relu_squared",
+    "rms_norm": "ops.rms_norm",
+    "rope": "ops.rope",
     "scaled_dot_product_attention": "ops.attention",
+    "silu": "ops.silu",
     "softmax": "ops.softmax",
     "sum": "ops.sum",
+    "swiglu": "ops.swiglu",
     "audit": "tools.audit",
     "benchmark": "notebook",
     "check": "testing",

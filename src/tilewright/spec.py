@@ -187,6 +187,7 @@ class Op:
     takes: Callable[[Case], bool] = _always  # which sizes go together, where not all do
     batch: str | None = None  # the size of a first dimension along which results do not depend on each other
     mutates: Callable[..., Collection[int]] = lambda *_: ()  # which of its arguments, by number, a kernel may change
+    constants: Collection[int] = ()  # which of its arguments, by number, never need a gradient
     is_varied: bool = True  # whether values, sizes and layouts other than those `inputs` makes may be asked
     dtypes: tuple[str, ...] = FLOATS
     bench_dtype: str = "bfloat16"

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -19,13 +20,18 @@ from support import (
     layouts,
     shapes,
 )
-from tilewright.ops import _cuda
+from tilewright.ops import _activation, _cuda
 from tilewright.ops import gelu as module
 
 FORMS = ["eager", "manual", "triton", pytest.param("cuda", marks=pytest.mark.gpu)]
 OURS = FORMS[2:]
 both = pytest.mark.parametrize("approximate", module.APPROXIMATIONS)
 inf, nan = float("inf"), float("nan")
+
+
+def gradient(x, dy, approximate, form):
+    leaf = x.detach().requires_grad_()
+    return torch.autograd.grad(module.op.kernels[form].fn(leaf, approximate), leaf, dy)[0]
 
 
 @pytest.fixture
@@ -49,7 +55,7 @@ def test_odd_part_is_half_of_x_and_large_x_is_itself(form, approximate, device):
 def test_left_tail_keeps_its_precision(form, device):
     """Where torch's 1 + erf has cancelled to nothing, the exact form is still right to the last digits."""
     x = torch.linspace(-12, 0, 5001, device=device)[:-1]
-    got = module.gelu_forward(x, "none", form)
+    got = module.op.kernels[form].fn(x, "none")
     truth = x.double() * 0.5 * torch.special.erfc(-x.double() / 2**0.5)
     assert ((got.double() / truth - 1).abs() / (1 + x.double() ** 2)).max() < 5e-7
 
@@ -73,9 +79,9 @@ def test_gradient_of_extreme_values(form, dtype, approximate, device):
     """One on the right and zero on the left, also where torch's tanh form has inf * 0."""
     x = torch.tensor([100, 6e4, 1e30, -100, -6e4, -1e30], device=device).to(dtype)
     x = x[x.isfinite()]
-    dx = module.gelu_backward(x, torch.full_like(x, 3), approximate, form)
+    dx = gradient(x, torch.full_like(x, 3), approximate, form)
     assert torch.equal(dx, torch.where(x > 0, 3.0, 0.0).to(dtype))
-    assert module.gelu_backward(x[:1] * nan, x[:1], approximate, form).isnan().all()
+    assert gradient(x[:1] * nan, x[:1], approximate, form).isnan().all()
 
 
 @both
@@ -85,7 +91,7 @@ def test_whole_blocks_and_their_rest(form, N, approximate, device):
     """Both paths of the kernels, also where memory is not aligned to 16 bytes."""
     for layout in ("contiguous", "offset"):
         x = laid_out((N,), layout, device=device, dtype=torch.float16)
-        assert_right(module.gelu_forward(x, approximate, form), module.reference, x, approximate)
+        assert_right(module.op.kernels[form].fn(x, approximate), module.reference, x, approximate)
 
 
 @few_examples
@@ -121,7 +127,7 @@ def test_whatever_torch_takes(shape, approximate, device, fast_path):
     x = torch.randn(shape, device=device)
     torch.testing.assert_close(tw.gelu(x, approximate), F.gelu(x, approximate=approximate))
     torch.testing.assert_close(tw.gelu(x.double(), approximate), F.gelu(x.double(), approximate=approximate))
-    assert module.gelu_forward(x, approximate, "triton").shape == shape
+    assert module.op.kernels["triton"].fn(x, approximate).shape == shape
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls nested tensors a prototype
@@ -132,6 +138,7 @@ def test_nested_tensors_as_torch(device, fast_path):
 
 def test_errors_are_torchs_own(device, fast_path):
     x = torch.randn(4, device=device)
+    bad: Any
     for bad in ((x, "sigmoid"), (x, None), (3, "none"), (x.int(), "none")):
         with pytest.raises((RuntimeError, TypeError)) as theirs:
             F.gelu(bad[0], approximate=bad[1])
@@ -149,18 +156,32 @@ def test_autocast_and_functional_transforms_as_torch(device, fast_path):
 
 
 def test_small_inputs_go_to_torch(device, monkeypatch):
-    monkeypatch.setattr(module, "gelu_forward", lambda *_: pytest.fail("our kernel was launched"))
+    monkeypatch.setattr(module, "apply", lambda *_: pytest.fail("our kernel was launched"))
     x = torch.randn(8, device=device)
     torch.testing.assert_close(tw.gelu(x), F.gelu(x), rtol=0, atol=0)
 
 
-def test_registered_operators(device, fast_path):
+def test_registered_operators(device):
     x = torch.randn(4, 33, device=device, requires_grad=True)
     plain = x.detach()
-    torch.library.opcheck(module.gelu_forward, (x, "tanh", "triton"))
-    torch.library.opcheck(module.gelu_forward, (plain.t(), "none", "triton"))
-    torch.library.opcheck(module.gelu_backward, (plain, plain.t().contiguous().t(), "none", "triton"))
-    assert_compiles(lambda x: module.gelu_forward(x, "tanh", "triton"), plain)
+    for act in module.GELUS.values():
+        torch.library.opcheck(_activation.activation.registered, (x, act))
+    torch.library.opcheck(_activation.activation.registered, (plain.t(), "gelu"))
+    torch.library.opcheck(_activation.activation_backward.registered, (plain, plain.t().contiguous().t(), "gelu"))
+    assert_compiles(lambda x: module.op.kernels["triton"].fn(x, "tanh"), plain)
+
+
+@pytest.mark.gpu
+def test_registered_operators_of_cuda(device):
+    x = torch.randn(4, 33, device=device, requires_grad=True)
+    torch.library.opcheck(module.gelu_cuda.registered, (x, "tanh"))
+    torch.library.opcheck(module.gelu_cuda_backward.registered, (x.detach(), x.detach(), "none"))
+
+
+@both
+def test_a_bias_is_added_before(approximate, device):
+    x, bias = torch.randn(5, 40, device=device), torch.randn(40, device=device)
+    torch.testing.assert_close(tw.gelu(x, approximate, bias=bias), F.gelu(x + bias, approximate=approximate))
 
 
 def test_compiled_it_is_torchs_own(device, fast_path):
@@ -175,7 +196,9 @@ def test_cuda_and_triton_share_their_constants():
     def constants(text: str) -> set[float]:
         return {float(number) for number in re.findall(r"\d+\.\d+(?:e-?\d+)?", text) if len(number) > 4}
 
-    formulas = (module._normal_tail, module._tanh_odds, module._gelu_slope)
+    formulas = [
+        getattr(_activation, f"_{name}") for name in ("normal_tail", "tanh_odds", "gelu_parts", "gelu_tanh_parts")
+    ]
     in_triton = "".join(inspect.getsource(formula.fn) for formula in formulas)
     cuda = (_cuda.FOLDER / "gelu.cu").read_text()
     assert constants(cuda) == constants(in_triton)
@@ -186,7 +209,5 @@ def test_cuda_and_triton_share_their_constants():
 def test_more_than_2_31_elements(form, device):
     x = torch.zeros(2**31 + 9, device=device, dtype=torch.float16)
     x[-9:] = torch.arange(9)
-    torch.testing.assert_close(module.gelu_forward(x, "tanh", form)[-20:], F.gelu(x[-20:], approximate="tanh"))
-    torch.testing.assert_close(
-        module.gelu_backward(x, x, "none", form)[-20:], torch.ops.aten.gelu_backward(x[-20:], x[-20:])
-    )
+    torch.testing.assert_close(module.op.kernels[form].fn(x, "tanh")[-20:], F.gelu(x[-20:], approximate="tanh"))
+    torch.testing.assert_close(gradient(x, x, "none", form)[-20:], torch.ops.aten.gelu_backward(x[-20:], x[-20:]))

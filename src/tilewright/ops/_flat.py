@@ -1,12 +1,20 @@
-"""What the operations on plain runs of memory share: when a call may leave torch's own path for ours."""
+"""What the operations on plain runs of memory share: when a call may leave torch's own path for ours, and how rows
+that lie apart are cut into tiles."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops._dispatch import runs_here
+
+NARROWEST = 256  # columns of a tile where rows are longer: 512 bytes in a run, and little is lost where a row ends
+OVERLAPS = 1  # as torch says that elements of a tensor share memory
+LARGE = 2**23  # elements; above, a call is many waves of programs
 
 
 def takes(smallest: float, *tensors: Any) -> bool:
@@ -19,3 +27,46 @@ def takes(smallest: float, *tensors: Any) -> bool:
         and runs_here(*tensors)
         and all(t.is_contiguous() and t.shape == first.shape for t in tensors)
     )
+
+
+def may_change(*tensors: Tensor) -> bool:
+    """Whether a kernel may write into one of these: nobody has to hear of it but its version counter."""
+    return (
+        not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+        and not torch._C._len_torch_dispatch_stack()
+        and (torch.is_inference_mode_enabled() or not any(t.is_inference() for t in tensors))
+        and all(torch._debug_has_internal_overlap(t) != OVERLAPS for t in tensors)
+    )
+
+
+def bucket(x: Tensor) -> str:
+    """The sizes that share a configuration."""
+    return "large" if x.numel() >= LARGE else "small"
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """[M, N] with the elements of a row side by side; a copy only where x does not lie so."""
+    x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+def tile_shape(M: int, N: int, block: int) -> tuple[int, int]:
+    """Rows and columns of a tile of `block` elements of [M, N]; the columns divide N where they can."""
+    columns = block if M == 1 else max(min(N & -N, block), min(NARROWEST, triton.next_power_of_2(N)))
+    return max(1, block // columns), columns
+
+
+def tiles(M: int, N: int, BLOCK_M: int, BLOCK_N: int) -> tuple[int]:
+    """The grid for `tile`."""
+    return (triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N),)
+
+
+@triton.jit
+def tile(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where this program's tile of [M, N] begins."""
+    pid = tl.program_id(0)
+    if M == 1:  # known to the compiler: nothing is divided, and N may be long
+        return pid.to(tl.int64) * 0, pid.to(tl.int64) * BLOCK_N
+    else:
+        across = tl.cdiv(N, BLOCK_N)
+        return (pid // across).to(tl.int64) * BLOCK_M, (pid % across).to(tl.int64) * BLOCK_N

@@ -6,10 +6,8 @@ C++), where the GPU has clusters; elsewhere it is read twice. A dimension that i
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,10 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.ops._cuda import Source, is_installed
+from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._rows import MOST_BLOCKS, PACK, Rows, cluster_choices, cluster_default, most_packs, shared_bytes
 from tilewright.ops._tuned import Config, Tuned, planned
 
 LONGEST_TILE = 32768  # elements of a row that one program can hold in registers; twice as many spill
@@ -201,83 +200,32 @@ TILE = Tuned("softmax.json", _tile_default, _tile_choices)
 FLAGS = ("false, false", "false, true", "true, false", "true, true")  # LOG, EDGES
 CUDA = Source(
     "softmax.cu",
-    *[f"softmax_fwd<T, {each}, {flags}>" for each in (4, 8, 16) for flags in FLAGS],
-    *[f"softmax_bwd<T, {each}, {flags}>" for each in (4, 8) for flags in FLAGS],
+    *[f"softmax_fwd<T, 8, {flags}, {shared}>" for flags in FLAGS for shared in ("false", "true")],
+    *[f"softmax_fwd<T, 16, {flags}, true>" for flags in FLAGS],
+    *[f"softmax_bwd<T, 4, {flags}>" for flags in FLAGS],
 )
-PACK = 16  # bytes of an access
-FULL_BLOCK = {"cluster-fwd": 8, "cluster-bwd": 4}  # packs a thread with which a block can have all 1024 threads
-MOST_BLOCKS = 16  # of a cluster
-
-
-def _cluster_choices(direction: str, size: int, packs: int) -> list[Config]:
-    full = FULL_BLOCK[direction]
-    shapes = [(each, threads) for each in (full // 2, full, 2 * full) for threads in (128, 256, 512, 1024)]
-    return [
-        {"each": each, "threads": threads, "blocks": packs // (each * threads)}
-        for each, threads in shapes
-        if each * threads <= full * 1024 and 1 <= packs // (each * threads) <= MOST_BLOCKS
-    ]
+TENSORS = {"cluster-fwd": 1, "cluster-bwd": 2}  # whose rows are held
 
 
 def _cluster_default(direction: str, size: int, packs: int) -> Config:
-    """Small blocks hide each other's waiting; large clusters wait long."""
-    each = FULL_BLOCK[direction]
-    threads = min(1024, max(32, packs // each)) if packs <= each * 512 else 256 if packs <= each * 4096 else 1024
-    return {"each": each, "threads": threads, "blocks": max(1, packs // (each * threads))}
+    return cluster_default(TENSORS[direction], packs)
+
+
+def _cluster_choices(direction: str, size: int, packs: int) -> list[Config]:
+    return cluster_choices(TENSORS[direction], packs)
 
 
 CLUSTER = Tuned("softmax.json", _cluster_default, _cluster_choices)
-
-
-@functools.cache
-def _most_blocks(device: int) -> int:
-    """The largest cluster of this GPU; 0 without CUDA C++."""
-    if device < 0 or torch.version.hip is not None or not is_installed():
-        return 0
-    return MOST_BLOCKS if torch.cuda.get_device_capability(device)[0] >= 9 else 1
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What settles how rows are computed: M of them with N elements each; a cluster wants the first one aligned."""
-
-    M: int
-    N: int
-    dtype: torch.dtype
-    device: int
-    is_aligned: bool
-
-    @property
-    def size(self) -> int:
-        return self.dtype.itemsize
-
-    @property
-    def block(self) -> int:
-        return triton.next_power_of_2(self.N)
-
-    @property
-    def has_edges(self) -> bool:
-        return (self.N * self.size) % PACK != 0
-
-    @property
-    def packs(self) -> int:
-        """How many packs hold a row wherever it begins, as a power of two."""
-        edge = PACK - self.size if self.has_edges else 0
-        return triton.next_power_of_2(triton.cdiv(self.N * self.size + edge, PACK))
-
-    def fit_a_cluster(self, direction: str) -> bool:
-        return self.is_aligned and self.packs <= FULL_BLOCK[direction] * 1024 * _most_blocks(self.device)
-
-
 Launch = Callable[..., None]  # of the tensors
 
 
 def _cluster(direction: str, rows: Rows, log: bool) -> Launch:
     config = CLUSTER(rows.device, direction, rows.size, rows.packs)
     flags = ", ".join("true" if flag else "false" for flag in (log, rows.has_edges))
-    name = f"softmax_{direction[-3:]}<T, {config['each']}, {flags}>"
-    threads, blocks = config["threads"], config["blocks"]
-    return lambda *tensors: CUDA.launch(name, rows.dtype, (rows.M,), threads, *tensors, rows.N, cluster=blocks)
+    shared = f", {str(config['shared']).lower()}" if direction == "cluster-fwd" else ""
+    name = f"softmax_{direction[-3:]}<T, {config['each']}, {flags}{shared}>"
+    how = {"shared": shared_bytes(config), "cluster": config["blocks"]}
+    return lambda *tensors: CUDA.launch(name, rows.dtype, (rows.M,), config["threads"], *tensors, rows.N, **how)
 
 
 _tile_forward = Launcher(_tile_fwd)
@@ -299,7 +247,7 @@ def _online(rows: Rows, log: bool) -> Launch:
 
 
 def _long(rows: Rows, log: bool) -> Launch:
-    return _cluster("cluster-fwd", rows, log) if rows.fit_a_cluster("cluster-fwd") else _online(rows, log)
+    return _cluster("cluster-fwd", rows, log) if rows.fit_a_cluster(TENSORS["cluster-fwd"]) else _online(rows, log)
 
 
 def _best(rows: Rows, log: bool) -> Launch:
@@ -356,7 +304,7 @@ def _plan_backward(
     if form != "cluster" and N <= LONGEST_TILE:
         config = TILE(device, "bwd", rows.size, rows.block)
         return _tile_backward.prepare((triton.cdiv(outer, config["BLOCK_M"]),), outer, N, scale, LOG=log, **config)
-    if form in ("best", "cluster") and scale == 1.0 and rows.fit_a_cluster("cluster-bwd"):
+    if form in ("best", "cluster") and scale == 1.0 and rows.fit_a_cluster(TENSORS["cluster-bwd"]):
         return _cluster("cluster-bwd", rows, log)
     return _twice_backward.prepare((outer,), N, scale, LOG=log, BLOCK_N=16384, num_warps=16)
 
@@ -406,7 +354,7 @@ softmax_forward.differentiate(_save, _backward)
 
 def fits_a_cluster(x: Tensor) -> bool:
     """Whether the largest clusters can hold a row."""
-    return Rows(1, x.shape[-1], x.dtype, -1, True).packs <= FULL_BLOCK["cluster-fwd"] * 1024 * MOST_BLOCKS
+    return Rows(1, x.shape[-1], x.dtype, -1, True).packs <= most_packs(TENSORS["cluster-fwd"]) * MOST_BLOCKS
 
 
 def takes_dim(smallest: float, x: Any, dim: Any) -> bool:

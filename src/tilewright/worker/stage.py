@@ -111,7 +111,7 @@ class Stage:
         grads = [g.copy(self._device).tensor() if g else None for g in request.grads]
         watched = request.watched and request.how == PLAIN
         if request.how == OPERATORS:
-            with self._interpreted(watched=False):
+            with self._interpreted(watched=False), without_onednn():
                 names, complaint = check_operators(fn, args, request.needs, grads)
             calls += [(name, 0) for name in names]
             return [], [], complaint

@@ -6,6 +6,10 @@
 
 constexpr int MOST_THREADS = 1024, MOST_BLOCKS = 16, WARP = 32;
 
+// Of a kernel that holds so many packs a thread: threads of a block, and blocks that shall fit into a multiprocessor.
+template <int PACKS, bool SHARED> constexpr int THREADS_OF = SHARED || PACKS > 8 ? MOST_THREADS / 2 : MOST_THREADS;
+template <bool SHARED> constexpr int BLOCKS_OF = SHARED ? 3 : 1;
+
 template <typename Fold> __device__ __forceinline__ float2 across_warp(float2 value) {
     for (int step = WARP / 2; step; step /= 2) {
         float2 other = {__shfl_xor_sync(~0u, value.x, step), __shfl_xor_sync(~0u, value.y, step)};
@@ -147,37 +151,26 @@ struct alignas(16) Words {
 
 // This thread's part of a row of N. The blocks of a cluster take pieces of it, one after the other, their threads packs in
 // turn. With EDGES rows begin anywhere and end anywhere: packs lie on 16-byte boundaries, and of the first and the last
-// only the elements of the row count. Without, a pack is in the row or past its end.
-template <typename T, int EACH, bool EDGES> struct RowPart {
-    Words packs[EACH];
+// only the elements of the row count. Without, a pack is in the row or past its end. Packs are held in registers or, if
+// SHARED, in shared memory, which the launch must give: EACH packs a thread.
+template <typename T, int EACH, bool EDGES, bool SHARED = false> struct RowPart {
+    static constexpr int HELD = SHARED ? 1 : EACH, UNROLLED = SHARED ? 2 : EACH;
+    Words packs[HELD];
     int start, end; // elements of the row: where this thread's first pack begins, and where this block's piece ends
 
     __device__ __forceinline__ RowPart(const T* row, int N) {
         int shift = EDGES ? (int)((unsigned long long)row % 16 / sizeof(T)) : 0;
-        int piece = piece_of(N + shift), first = cluster_rank() * piece;
+        int all = (N + shift + VECTOR<T> - 1) / VECTOR<T>, blocks = cluster_blocks();
+        int piece = (all + blocks - 1) / blocks, first = cluster_rank() * piece;
         start = (first + threadIdx.x) * VECTOR<T> - shift;
         end = (first + piece) * VECTOR<T> - shift;
         if (end > N) end = N;
     }
 
-    // Packs that a block holds of a row.
-    static __device__ __forceinline__ int piece_of(int elements) {
-        int packs = (elements + VECTOR<T> - 1) / VECTOR<T>, blocks = cluster_blocks();
-        return (packs + blocks - 1) / blocks;
-    }
-
     // Whether this thread has the element of that index.
     __device__ __forceinline__ bool holds(int at) const {
-        int pack = (at - start + (int)threadIdx.x * VECTOR<T>) / VECTOR<T>; // of this block's piece
-        return at < end && at >= start - (int)threadIdx.x * VECTOR<T> && pack % (int)blockDim.x == threadIdx.x;
-    }
-
-    __device__ __forceinline__ int first(int e) const { return start + e * (int)blockDim.x * VECTOR<T>; }
-
-    __device__ __forceinline__ int index(int e, int word, int n) const { return first(e) + word * IN_WORD<T> + n; }
-
-    __device__ __forceinline__ bool is_whole(int e) const {
-        return EDGES ? first(e) >= 0 && first(e) + VECTOR<T> <= end : first(e) < end;
+        int from = start - (int)threadIdx.x * VECTOR<T>; // where this block's piece begins
+        return at >= from && at < end && (at - from) / VECTOR<T> % (int)blockDim.x == threadIdx.x;
     }
 
     // Elements outside of the row are `other`.
@@ -185,113 +178,127 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             if (is_whole(e)) {
-                packs[e] = *reinterpret_cast<const Words*>(row + first(e));
+                const Words* source = reinterpret_cast<const Words*>(row + first(e));
+                if (SHARED)
+                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(place(e))), "l"(source)
+                                 : "memory");
+                else
+                    packs[e % HELD] = *source;
                 continue;
             }
+            Words read;
 #pragma unroll
             for (int w = 0; w < 4; w++) {
-                float read[2];
+                float pair[2];
 #pragma unroll
                 for (int n = 0; n < IN_WORD<T>; n++) {
-                    int at = index(e, w, n);
-                    read[n] = EDGES && at >= 0 && at < end ? to_float(row[at]) : other;
+                    int at = first(e) + w * IN_WORD<T> + n;
+                    pair[n] = EDGES && at >= 0 && at < end ? to_float(row[at]) : other;
                 }
-                packs[e].at[w] = word_of<T>(read[0], read[1]);
+                read.at[w] = word_of<T>(pair[0], pair[1]);
             }
+            if (SHARED)
+                *place(e) = read;
+            else
+                packs[e % HELD] = read;
         }
-    }
-
-    __device__ __forceinline__ void store(T* row) const {
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            if (is_whole(e)) {
-                *reinterpret_cast<Words*>(row + first(e)) = packs[e];
-                continue;
-            }
-            if (!EDGES) continue;
-#pragma unroll
-            for (int w = 0; w < 4; w++)
-#pragma unroll
-                for (int n = 0; n < IN_WORD<T>; n++) {
-                    int at = index(e, w, n);
-                    if (at >= 0 && at < end) row[at] = from_float<T>(element<T>(packs[e].at[w], n));
-                }
-        }
+        if (SHARED) asm volatile("cp.async.wait_all;" ::: "memory"); // each thread reads only what it has fetched itself
     }
 
     __device__ __forceinline__ float max() const {
-        unsigned largest = packs[0].at[0];
+        unsigned largest = get(0).at[0];
+#pragma unroll UNROLLED
+        for (int e = 0; e < EACH; e++) {
+            Words pack = get(e);
 #pragma unroll
-        for (int e = 0; e < EACH; e++)
-#pragma unroll
-            for (int w = 0; w < 4; w++) largest = larger<T>(largest, packs[e].at[w]);
+            for (int w = 0; w < 4; w++) largest = larger<T>(largest, pack.at[w]);
+        }
         return fmaxf(element<T>(largest, 0), element<T>(largest, IN_WORD<T> - 1));
     }
 
     // Keeps the elements packed until they are used again; the compiler would rather keep them as floats, and spill.
     __device__ __forceinline__ void settle() {
+        if constexpr (!SHARED)
 #pragma unroll
-        for (int e = 0; e < EACH; e++)
+            for (int e = 0; e < HELD; e++)
 #pragma unroll
-            for (int w = 0; w < 4; w++) asm volatile("" : "+r"(packs[e].at[w]));
+                for (int w = 0; w < 4; w++) asm volatile("" : "+r"(packs[e].at[w]));
     }
 
     // Calls `use(element, number)` for each element.
     template <typename Use> __device__ __forceinline__ void each(Use use) const {
+#pragma unroll UNROLLED
+        for (int e = 0; e < EACH; e++) {
+            Words pack = get(e);
 #pragma unroll
-        for (int e = 0; e < EACH; e++)
-#pragma unroll
-            for (int w = 0; w < 4; w++)
-#pragma unroll
-                for (int n = 0; n < IN_WORD<T>; n++)
-                    use(element<T>(packs[e].at[w], n), (e * 4 + w) * IN_WORD<T> + n);
+            for (int n = 0; n < VECTOR<T>; n++)
+                use(element<T>(pack.at[n / IN_WORD<T>], n % IN_WORD<T>), e * VECTOR<T> + n);
+        }
     }
 
     // Calls `use(element, that of another part)` for each element.
     template <typename Use> __device__ __forceinline__ void with(const RowPart& other, Use use) const {
-#pragma unroll
-        for (int e = 0; e < EACH; e++)
-#pragma unroll
-            for (int w = 0; w < 4; w++)
-#pragma unroll
-                for (int n = 0; n < IN_WORD<T>; n++)
-                    use(element<T>(packs[e].at[w], n), element<T>(other.packs[e].at[w], n));
+        other.each([&](float theirs, int n) {
+            int e = n / VECTOR<T>, v = n % VECTOR<T>;
+            use(element<T>(get(e).at[v / IN_WORD<T>], v % IN_WORD<T>), theirs);
+        });
     }
 
-    // Replaces each element by `make(element, number)`.
-    template <typename Make> __device__ __forceinline__ void map(Make make) {
-#pragma unroll
-        for (int e = 0; e < EACH; e++)
+    // Stores `make(element, number)` for each element.
+    template <typename Make> __device__ __forceinline__ void write(T* row, Make make) const {
+#pragma unroll UNROLLED
+        for (int e = 0; e < EACH; e++) {
+            Words pack = get(e);
 #pragma unroll
             for (int w = 0; w < 4; w++) {
                 float made[2];
 #pragma unroll
                 for (int n = 0; n < IN_WORD<T>; n++)
-                    made[n] = make(element<T>(packs[e].at[w], n), (e * 4 + w) * IN_WORD<T> + n);
-                packs[e].at[w] = word_of<T>(made[0], made[1]);
+                    made[n] = make(element<T>(pack.at[w], n), e * VECTOR<T> + w * IN_WORD<T> + n);
+                pack.at[w] = word_of<T>(made[0], made[1]);
             }
+            if (is_whole(e)) *reinterpret_cast<Words*>(row + first(e)) = pack;
+            if (is_whole(e) || !EDGES) continue;
+#pragma unroll
+            for (int n = 0; n < VECTOR<T>; n++) {
+                int at = first(e) + n;
+                if (at >= 0 && at < end) row[at] = from_float<T>(element<T>(pack.at[n / IN_WORD<T>], n % IN_WORD<T>));
+            }
+        }
     }
 
-    // Replaces each element by `make(element, that of another part)`.
-    template <typename Make> __device__ __forceinline__ void map(const RowPart& other, Make make) {
-#pragma unroll
-        for (int e = 0; e < EACH; e++)
-#pragma unroll
-            for (int w = 0; w < 4; w++) {
-                float made[2];
-#pragma unroll
-                for (int n = 0; n < IN_WORD<T>; n++)
-                    made[n] = make(element<T>(packs[e].at[w], n), element<T>(other.packs[e].at[w], n));
-                packs[e].at[w] = word_of<T>(made[0], made[1]);
-            }
+    // Stores `make(element, that of another part)` for each element.
+    template <typename Make> __device__ __forceinline__ void write(T* row, const RowPart& other, Make make) const {
+        write(row, [&](float mine, int n) {
+            int e = n / VECTOR<T>, v = n % VECTOR<T>;
+            return make(mine, element<T>(other.get(e).at[v / IN_WORD<T>], v % IN_WORD<T>));
+        });
+    }
+
+  private:
+    static __device__ __forceinline__ Words* place(int e) {
+        extern __shared__ Words places[];
+        return places + e * blockDim.x + threadIdx.x;
+    }
+
+    __device__ __forceinline__ Words get(int e) const { return SHARED ? *place(e) : packs[e % HELD]; }
+
+    __device__ __forceinline__ int first(int e) const { return start + e * (int)blockDim.x * VECTOR<T>; }
+
+    __device__ __forceinline__ bool is_whole(int e) const {
+        return EDGES ? first(e) >= 0 && first(e) + VECTOR<T> <= end : first(e) < end;
     }
 };
 
-__device__ __forceinline__ float exp_of(float x) {
+constexpr float LOG2_E = 1.4426950408889634f;
+
+__device__ __forceinline__ float exp2_of(float x) {
     float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+__device__ __forceinline__ float exp_of(float x) { return exp2_of(x * LOG2_E); }
 
 // What softmax needs of values: their maximum, and the sum of their exponentials less that maximum.
 struct MaxAndSum {

@@ -203,7 +203,7 @@ class Contest:
         self._samples, self._device, self._against = samples, device, against
         self._physical, self._floor = physical, floor
         self._trial = Trial(case)
-        self._answers = Answers(op, device, secrets.randbits(32), forgets=False)
+        self._answers = Answers(op, device, secrets.randbits(32), forgets=False, is_training=True)
 
     def run(self, directions: Sequence[str], on_step: Callable[[str], None]) -> Iterator[Timing]:
         torch._dynamo.reset()  # else the ninth shape would silently run uncompiled

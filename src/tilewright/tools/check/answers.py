@@ -42,8 +42,9 @@ class Answer:
 class Answers:
     """By trial, made once for all kernels."""
 
-    def __init__(self, op: Op, device: str, seed: int, *, forgets: bool = True):
-        self._op, self._device, self.seed, self._forgets = op, device, seed, forgets
+    def __init__(self, op: Op, device: str, seed: int, *, forgets: bool = True, is_training: bool = False):
+        """If training, the incoming gradient of a single number is 1, as loss.backward() has it."""
+        self._op, self._device, self.seed, self._forgets, self._is_training = op, device, seed, forgets, is_training
         self._names = _parameters(op.reference)
         self._known: dict[tuple[Any, ...], Answer] = {}
 
@@ -90,7 +91,8 @@ class Answers:
         if with_gradients:
             generator = torch.Generator(self._device).manual_seed(seed + 1)
             for like in (t for t in flat(op.reference(*op.make(case, "meta"))) if t.is_floating_point()):
-                grads.append(torch.randn(like.shape, generator=generator, device=self._device).to(like.dtype))
+                grad = torch.randn(like.shape, generator=generator, device=self._device).to(like.dtype)
+                grads.append(torch.ones_like(grad) if self._is_training and not like.dim() else grad)
             if trial.layout == "expanded":  # as sum().backward() sends it
                 grads = [g.reshape(-1)[0].expand(g.shape) if g is not None and g.numel() else g for g in grads]
             if trial.silent is not None:

@@ -82,7 +82,8 @@ def _variants(op: Op, host: Case, depth: str) -> list[Trial]:
 def differentiable(op: Op, case: Case) -> tuple[list[int], int]:
     """Which arguments can have a gradient, and how many results."""
     args = op.make(case, device="meta")
-    leaves = [n for n, a in enumerate(args) if isinstance(a, Tensor) and a.is_floating_point()]
+    floats = [n for n, a in enumerate(args) if isinstance(a, Tensor) and a.is_floating_point()]
+    leaves = [n for n in floats if n not in op.constants]
     return leaves, sum(t.is_floating_point() for t in flat(op.reference(*args)))
 
 

@@ -1,0 +1,385 @@
+"""What the activations share: formulas, and kernels that apply one to every element, alone or after adding a bias."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tilewright.ops._dispatch import runs_here
+from tilewright.ops._flat import bucket, may_change, takes, tile, tiles
+from tilewright.ops._launch import Launcher
+from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._tuned import Tuned
+
+FORMULAS = {
+    "relu": F.relu,
+    "relu_squared": lambda x: F.relu(x).square(),
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+}
+GELUS = {"none": "gelu", "tanh": "gelu_tanh"}  # by torch's name of the approximation
+FLOPS = {  # of fp32 and of the special function unit, for an element: forward, backward
+    "relu": ((1, 0), (2, 0)),
+    "relu_squared": ((2, 0), (4, 0)),
+    "silu": ((4, 1), (7, 1)),
+    "gelu": ((20, 1), (24, 1)),
+    "gelu_tanh": ((8, 1), (18, 1)),
+}
+
+
+def flops(act: str, elements: int, *, backward: bool = False, more: int = 0) -> dict[str, float]:
+    """What an activation of so many elements computes, and `more` fp32 operations for each."""
+    fp32, special = FLOPS[act][backward]
+    return {"fp32": (fp32 + more) * elements, "special": special * elements}
+
+
+@triton.jit
+def _normal_tail(x):
+    """P(Z < -|x|) for a normal Z, and exp(-x^2 / 2)."""
+    t = 1.0 / (1.0 + tl.abs(0.336 * x))  # abs last: the compiler sees that nothing here is small and divides plainly
+    p = 0.047817265 * t - 0.22098947
+    p = p * t + 0.31441771
+    p = p * t - 0.078385019
+    p = p * t + 0.1812564
+    p = p * t + 0.12026365
+    p = p * t + 0.13570264
+    p = p * t - 8.3162312e-5
+    bell = tl.exp2(x * (-0.72134752 * x))  # log2(e) / 2
+    return bell * p, bell
+
+
+@triton.jit
+def _tanh_odds(x):
+    """2a log2(e): the logarithm to base 2 of s / (1 - s), where gelu = x s."""
+    return x * (2.3022082 + 0.10294324 * (x * x))
+
+
+@triton.jit
+def _gelu_parts(x):
+    """s, where gelu = x s, and the slope of gelu."""
+    tail, bell = _normal_tail(x)
+    s = tl.where(x > 0, 1.0 - tail, tail)
+    return s, s + 0.39894228 * (x * bell)
+
+
+@triton.jit
+def _gelu_tanh_parts(x):
+    odds = _tanh_odds(x)
+    e = tl.exp2(-tl.abs(odds))
+    larger = 1.0 / (1.0 + e)  # of s and 1 - s
+    s = tl.where(odds > 0, larger, e * larger)
+    near = tl.minimum(tl.maximum(x, -16.0), 16.0)  # beyond, e is zero
+    return s, s + e * larger * larger * near * (1.5957691 + 0.21406445 * (near * near))
+
+
+@triton.jit
+def activated(x, ACT: tl.constexpr):
+    """The activation of fp32 values."""
+    if ACT == "relu":
+        return tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    elif ACT == "relu_squared":
+        x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        return x * x
+    elif ACT == "silu":
+        return x / (1.0 + tl.exp2(-1.442695 * x))  # where the exponential overflows, zero, as it should be
+    elif ACT == "gelu_tanh":
+        return x / (1.0 + tl.exp2(-_tanh_odds(x)))
+    else:
+        s, _ = _gelu_parts(x)
+        return x * s
+
+
+@triton.jit
+def pulled_back(x, dy, ACT: tl.constexpr):
+    """The activation of fp32 values, and their gradient from that of the result."""
+    if ACT == "relu":
+        return activated(x, ACT), tl.where(x <= 0, 0.0, dy)
+    elif ACT == "relu_squared":
+        return activated(x, ACT), tl.where(x <= 0, 0.0, 2.0 * x * dy)
+    elif ACT == "silu":
+        s = 1.0 / (1.0 + tl.exp2(-1.442695 * x))
+        y = x * s
+        return y, dy * (s + y * (1.0 - s))
+    elif ACT == "gelu_tanh":
+        s, slope = _gelu_tanh_parts(x)
+        return x * s, dy * slope
+    else:
+        s, slope = _gelu_parts(x)
+        return x * s, dy * slope
+
+
+@triton.jit
+def _activation_fwd(x_ptr, y_ptr, N, ACT: tl.constexpr, BLOCK_N: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * BLOCK_N  # int64: N may pass 2**31
+    offs_n = start + tl.arange(0, BLOCK_N)
+    if start + BLOCK_N <= N:  # without a mask the accesses stay 16 bytes wide whatever N is
+        x = tl.load(x_ptr + offs_n).to(tl.float32)
+        tl.store(y_ptr + offs_n, activated(x, ACT).to(y_ptr.dtype.element_ty))
+    else:
+        x = tl.load(x_ptr + offs_n, mask=offs_n < N).to(tl.float32)
+        tl.store(y_ptr + offs_n, activated(x, ACT).to(y_ptr.dtype.element_ty), mask=offs_n < N)
+
+
+@triton.jit
+def _activation_bwd(x_ptr, dy_ptr, dx_ptr, N, ACT: tl.constexpr, BLOCK_N: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * BLOCK_N
+    offs_n = start + tl.arange(0, BLOCK_N)
+    if start + BLOCK_N <= N:
+        x = tl.load(x_ptr + offs_n).to(tl.float32)
+        dy = tl.load(dy_ptr + offs_n).to(tl.float32)
+        _, dx = pulled_back(x, dy, ACT)
+        tl.store(dx_ptr + offs_n, dx.to(dx_ptr.dtype.element_ty))
+    else:
+        x = tl.load(x_ptr + offs_n, mask=offs_n < N).to(tl.float32)
+        dy = tl.load(dy_ptr + offs_n, mask=offs_n < N).to(tl.float32)
+        _, dx = pulled_back(x, dy, ACT)
+        tl.store(dx_ptr + offs_n, dx.to(dx_ptr.dtype.element_ty), mask=offs_n < N)
+
+
+@triton.jit
+def _bias_activation_fwd(x_ptr, bias_ptr, y_ptr, M, N, ACT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    start_m, start_n = tile(M, N, BLOCK_M, BLOCK_N)
+    offs_m = start_m + tl.arange(0, BLOCK_M)[:, None]
+    offs_n = start_n + tl.arange(0, BLOCK_N)[None, :]
+    offs = offs_m * N + offs_n
+    mask = (offs_m < M) & (offs_n < N)
+    bias = tl.load(bias_ptr + offs_n, mask=offs_n < N).to(tl.float32)
+    x = tl.load(x_ptr + offs, mask=mask).to(tl.float32) + bias
+    tl.store(y_ptr + offs, activated(x, ACT).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _bias_activation_bwd(
+    x_ptr,
+    bias_ptr,
+    dy_ptr,
+    dx_ptr,
+    part_ptr,
+    M,
+    N,
+    rows,
+    ACT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """A program takes so many rows of its columns, and leaves the sum of their gradients in part [programs, N]."""
+    across = tl.cdiv(N, BLOCK_N)
+    piece = (tl.program_id(0) // across).to(tl.int64)
+    offs_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + offs_n, mask=offs_n < N).to(tl.float32)
+    end = tl.minimum((piece + 1) * rows, M)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for m in range(piece * rows, end, BLOCK_M):
+        offs_m = m + tl.arange(0, BLOCK_M)[:, None]
+        offs = offs_m * N + offs_n
+        mask = (offs_m < end) & (offs_n < N)
+        x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
+        dy = tl.load(dy_ptr + offs, mask=mask).to(tl.float32)
+        if bias_ptr is not None:
+            x += bias
+        _, dx = pulled_back(x, dy, ACT)
+        tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        total += tl.where(mask, dx, 0.0)
+    tl.store(part_ptr + piece * N + offs_n, tl.sum(total, axis=0)[None, :], mask=offs_n < N)
+
+
+@triton.jit
+def _sum_parts(part_ptr, out_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """out [N] = the sums of the columns of part [M, N]."""
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for m in range(0, M, BLOCK_M):
+        offs_m = m + tl.arange(0, BLOCK_M)[:, None]
+        total += tl.load(part_ptr + offs_m * N + offs_n[None, :], mask=(offs_m < M) & (offs_n < N)[None, :], other=0.0)
+    tl.store(out_ptr + offs_n, tl.sum(total, axis=0).to(out_ptr.dtype.element_ty), mask=offs_n < N)
+
+
+_launch_fwd = Launcher(_activation_fwd)
+_launch_bwd = Launcher(_activation_bwd)
+_launch_bias_fwd = Launcher(_bias_activation_fwd)
+_launch_bias_bwd = Launcher(_bias_activation_bwd)
+_launch_sum = Launcher(_sum_parts)
+
+
+def _default(form: str, *_: object) -> dict[str, int]:
+    config = {"block": 2048, "num_warps": 4}
+    if form == "bias fwd":
+        return config | {"columns": 1024}
+    return config | {"columns": 1024, "programs": 660} if form == "bias bwd" else config
+
+
+def _choices(form: str, *_: object) -> list[dict[str, int]]:
+    blocks = [{"block": block, "num_warps": warps} for block in (1024, 2048, 4096, 8192) for warps in (4, 8)]
+    if form == "bias fwd":
+        return [config | {"columns": columns} for config in blocks[2:6] for columns in (256, 1024, 2048)]
+    if form == "bias bwd":  # 4, 5 and 8 programs for each of an H200's 132 multiprocessors
+        return [
+            config | {"columns": columns, "programs": programs}
+            for config in (blocks[2], blocks[5])
+            for columns in (256, 1024)
+            for programs in (528, 660, 1056)
+        ]
+    return blocks
+
+
+CONFIG = Tuned("activation.json", _default, _choices)
+
+
+def _several_rows(config: dict[str, int], N: int) -> tuple[int, int]:
+    """The shape of a tile: several rows, so that a bias that was loaded serves more than once."""
+    columns = min(config["columns"], triton.next_power_of_2(N))
+    return config["block"] // columns, columns
+
+
+def _launch_activation(x: Tensor, y: Tensor, act: str) -> None:
+    config = CONFIG(x, "fwd", act, x.element_size(), bucket(x))
+    grid = (triton.cdiv(x.numel(), config["block"]),)
+    _launch_fwd(grid, x, y, x.numel(), ACT=act, BLOCK_N=config["block"], num_warps=config["num_warps"])
+
+
+def _launch_bias_activation(x: Tensor, bias: Tensor, y: Tensor, act: str) -> None:
+    config = CONFIG(x, "bias fwd", act, x.element_size(), bucket(x))
+    N = bias.numel()
+    M = x.numel() // N
+    BLOCK_M, BLOCK_N = _several_rows(config, N)
+    grid, warps = tiles(M, N, BLOCK_M, BLOCK_N), config["num_warps"]
+    _launch_bias_fwd(grid, x, bias, y, M, N, ACT=act, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=warps)
+
+
+@operator("activation", fake=contiguous_like)
+def activation(x: Tensor, act: str) -> Tensor:
+    """The named activation of every element."""
+    y = contiguous_like(x)
+    if x.numel():
+        _launch_activation(x.contiguous(), y, act)
+    return y
+
+
+@operator("activation_backward", fake=contiguous_like)
+def activation_backward(x: Tensor, dy: Tensor, act: str) -> Tensor:
+    """The gradient of an activation's input from that input and the output's gradient."""
+    dx = contiguous_like(x)
+    if N := x.numel():
+        config = CONFIG(x, "bwd", act, x.element_size(), bucket(x))
+        grid = (triton.cdiv(N, config["block"]),)
+        x, dy = x.contiguous(), dy.contiguous()
+        _launch_bwd(grid, x, dy, dx, N, ACT=act, BLOCK_N=config["block"], num_warps=config["num_warps"])
+    return dx
+
+
+def _save(ctx, inputs, output) -> None:
+    x, ctx.act = inputs
+    # ReLU's slope can be told from its result, which whoever uses it next keeps anyway.
+    ctx.save_for_backward(output if ctx.act == "relu" else x)
+
+
+def _backward(ctx, dy: Tensor):
+    (x,) = ctx.saved_tensors
+    if torch.is_grad_enabled():  # gradients of gradients: torch differentiates this form again
+        return _pulled_back_by_torch(x, dy, ctx.act), None
+    return activation_backward(x, dy, ctx.act), None
+
+
+activation.differentiate(_save, _backward)
+
+
+def _pulled_back_by_torch(x: Tensor, dy: Tensor, act: str) -> Tensor:
+    return torch.autograd.grad(FORMULAS[act](x), x, dy, create_graph=True)[0]
+
+
+@operator("bias_activation", fake=contiguous_like)
+def bias_activation(x: Tensor, bias: Tensor, act: str) -> Tensor:
+    """The named activation of x [..., N] + bias [N]."""
+    y = contiguous_like(x)
+    if x.numel():
+        _launch_bias_activation(x.contiguous(), bias.contiguous(), y, act)
+    return y
+
+
+def _bias_gradients(x: Tensor, bias: Tensor | None, *_: object) -> tuple[Tensor, Tensor]:
+    return contiguous_like(x), x.new_empty(x.shape[-1:])
+
+
+@operator("bias_activation_backward", fake=_bias_gradients)
+def bias_activation_backward(x: Tensor, bias: Tensor | None, dy: Tensor, act: str) -> tuple[Tensor, Tensor]:
+    """The gradients of input and bias from x [..., N] + bias (or the sum as x) and the output's gradient."""
+    dx, dbias = _bias_gradients(x, bias)
+    if not x.numel():
+        return dx, dbias.zero_()
+    config = CONFIG(x, "bias bwd", act, x.element_size(), bucket(x))
+    N, warps = x.shape[-1], config["num_warps"]
+    M = x.numel() // N
+    BLOCK_M, BLOCK_N = _several_rows(config, N)
+    across = triton.cdiv(N, BLOCK_N)
+    rows = triton.cdiv(M, max(1, config["programs"] // across))  # shapes decide, so that sums are always the same
+    pieces = triton.cdiv(M, rows)
+    part = x.new_empty((pieces, N), dtype=torch.float32)
+    args = (x.contiguous(), None if bias is None else bias.contiguous(), dy.contiguous(), dx, part, M, N, rows)
+    _launch_bias_bwd((pieces * across,), *args, ACT=act, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=warps)
+    _launch_sum((triton.cdiv(N, 32),), part, dbias, pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4)
+    return dx, dbias
+
+
+def _bias_save(ctx, inputs, output) -> None:
+    x, bias, ctx.act = inputs
+    ctx.save_for_backward(*((output, None) if ctx.act == "relu" else (x, bias)))
+
+
+def _bias_backward(ctx, dy: Tensor):
+    x, bias = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        dx = _pulled_back_by_torch(x if bias is None else x + bias, dy, ctx.act)
+        return dx, dx.flatten(0, -2).sum(0) if dx.dim() > 1 else dx, None
+    dx, dbias = bias_activation_backward(x, bias, dy, ctx.act)
+    return dx if ctx.needs_input_grad[0] else None, dbias if ctx.needs_input_grad[1] else None, None
+
+
+bias_activation.differentiate(_bias_save, _bias_backward)
+
+
+def fits(smallest: float, input: Any, bias: Any = None, *, inplace: bool = False) -> bool:
+    """Whether our kernels take this call of an activation. Raises where the bias is none."""
+    if bias is not None:
+        _require_bias(input, bias)
+    # Inductor fuses torch's own with its neighbours; it could not look into ours.
+    if torch.compiler.is_compiling() or not takes(0 if bias is not None else smallest, input):
+        return False
+    if bias is not None and not runs_here(input, bias):
+        return False
+    return not inplace or may_change(*(t for t in (input, bias) if t is not None))
+
+
+def _require_bias(input: Any, bias: Any) -> None:
+    for name, value in (("input", input), ("bias", bias)):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} is a tensor, not {type(value).__name__}")
+    if not input.dim() or bias.shape != input.shape[-1:]:
+        raise ValueError(f"bias has the size of input's last dimension, {[*input.shape[-1:]]}, not {[*bias.shape]}")
+
+
+def apply(input: Tensor, bias: Tensor | None, act: str, inplace: bool = False) -> Tensor:
+    """The activation by our kernels, of a call that `fits`."""
+    if not inplace:
+        return activation(input, act) if bias is None else bias_activation(input, bias, act)
+    if input.numel():
+        if bias is None:
+            _launch_activation(input, input, act)
+        else:
+            _launch_bias_activation(input, bias.contiguous(), input, act)
+    torch.autograd.graph.increment_version(input)
+    return input
+
+
+def with_bias(input: Tensor, bias: Tensor | None, *, inplace: bool = False) -> Tensor:
+    """input + bias by torch."""
+    if bias is None:
+        return input
+    return input.add_(bias) if inplace else input + bias

@@ -1,0 +1,250 @@
+"""Laws that all norms share, with and without a residual."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+
+from support import assert_compiles, assert_gradients_match, assert_right, laid_out
+from tilewright.ops import _norm
+
+inf, nan = float("inf"), float("nan")
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class NormLaws:
+    """Of tw.<op>(*inputs, normalized_shape, *weights): so many tensors come before the shape and after it."""
+
+    module: ModuleType
+    call: Callable[..., Any]
+    formula: Callable[..., Any]
+    inputs = 1
+    weights: int
+    is_rms: bool
+
+    @pytest.fixture(autouse=True)
+    def fast_path(self, monkeypatch):
+        """The public function takes our kernels however small the input."""
+        monkeypatch.setattr(self.module, "SMALLEST", 0)
+
+    def mine(self, *tensors: Tensor | None, dims: int = 1, **options: Any):
+        return self._by(type(self).call, tensors, dims, options)
+
+    def torchs(self, *tensors: Tensor | None, dims: int = 1, **options: Any):
+        return self._by(type(self).formula, tensors, dims, options)
+
+    def _by(self, fn, tensors, dims, options):
+        """All results side by side, so that one tensor stands for them."""
+        inputs, weights = tensors[: self.inputs], tensors[self.inputs :]
+        results = fn(*inputs, inputs[0].shape[-dims:], *weights, **options)
+        return results if isinstance(results, Tensor) else torch.stack(results)
+
+    def tensors(self, shape, device, layout="contiguous", dtype=torch.float32, wide=False, dims=1) -> list[Tensor]:
+        rows = [laid_out(shape, layout, device=device, dtype=dtype, seed=n) for n in range(self.inputs)]
+        kind = torch.float32 if wide else dtype
+        return rows + [
+            laid_out(shape[-dims:], layout, device=device, dtype=kind, seed=9 + n) for n in range(self.weights)
+        ]
+
+    @pytest.mark.parametrize("layout", ["transposed", "sliced", "offset", "expanded"])
+    @pytest.mark.parametrize("shape", [(7, 1, 9), (6, 33)])
+    def test_any_shape_and_layout(self, shape, layout, device):
+        tensors = self.tensors(shape, device, layout)
+        assert_right(self.mine(*tensors), self.torchs, *tensors)
+        assert_gradients_match(self.mine, self.torchs, *tensors)
+
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    def test_weights_of_the_same_type_in_fp32_and_none(self, dtype, device):
+        for tensors in (
+            self.tensors((5, 40), device, dtype=dtype),
+            self.tensors((5, 40), device, dtype=dtype, wide=True),
+            self.tensors((5, 40), device, dtype=dtype)[: self.inputs],
+        ):
+            assert self.mine(*tensors).dtype == dtype
+            assert_right(self.mine(*tensors), self.torchs, *tensors)
+            assert_gradients_match(self.mine, self.torchs, *tensors)
+
+    def test_several_dimensions_at_once(self, device):
+        tensors = self.tensors((5, 3, 7), device, dims=2)
+        fit = {"dims": 2}
+        assert_right(self.mine(*tensors, **fit), lambda *t: self.torchs(*t, **fit), *tensors)
+        assert_gradients_match(lambda *t: self.mine(*t, **fit), lambda *t: self.torchs(*t, **fit), *tensors)
+
+    @pytest.mark.parametrize("shape", [(37, 200), (3, 8192), (3, 8200)], ids=str)
+    def test_every_configuration(self, shape, device):
+        """With so few programs that each has several turns."""
+        tensors = [t.requires_grad_() for t in self.tensors(shape, device)]
+
+        def run(norm):
+            y = norm(*tensors)
+            return y, *torch.autograd.grad(y, tensors, torch.cos(y.detach()))
+
+        expected = run(self.torchs)
+        for direction in ("forward", "backward"):
+            key = (self.module.op.name, direction, 4, triton.next_power_of_2(shape[1]))
+            choices = [{**config, "PROGRAMS": 2} for config in _norm.CONFIG.choices(*key)]
+            if device == "cpu":  # where warps and stages mean nothing
+                choices = [{**config, "num_warps": 4, "STAGES": 1} for config in choices]
+            for config in (c for n, c in enumerate(choices) if c not in choices[:n]):
+                with _norm.CONFIG.trying(key, config):
+                    torch.testing.assert_close(run(self.mine), expected, rtol=1e-4, atol=1e-4)
+
+    def test_gradients_of_gradients(self, device):
+        tensors = [t.requires_grad_() for t in self.tensors((3, 5), device)]
+
+        def twice(norm):
+            first = torch.autograd.grad(norm(*tensors).square().sum(), tensors, create_graph=True)
+            return torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), tensors)
+
+        for ours, theirs in zip(twice(self.mine), twice(self.torchs), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+    def test_only_the_gradients_that_are_needed(self, device):
+        for number in range(self.inputs + self.weights):
+            tensors = self.tensors((4, 9), device)
+            tensors[number].requires_grad_()
+            self.mine(*tensors).square().sum().backward()
+            expected = [t.detach().clone() for t in tensors]
+            expected[number].requires_grad_()
+            self.torchs(*expected).square().sum().backward()
+            assert [t.grad is not None for t in tensors] == [n == number for n in range(len(tensors))]
+            torch.testing.assert_close(tensors[number].grad, expected[number].grad, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 4), (5,)])
+    def test_empty_tensors_and_single_rows(self, shape, device):
+        tensors = [t.requires_grad_() for t in self.tensors(shape, device)]
+        got = self.mine(*tensors)
+        torch.testing.assert_close(got, self.torchs(*tensors))
+        gradients = torch.autograd.grad(got.sum(), tensors)
+        assert [g.shape for g in gradients] == [t.shape for t in tensors]
+        assert shape == (5,) or all(not g.any() for g in gradients)
+
+    def test_double_precision_as_torch(self, device):
+        tensors = self.tensors((4, 9), device, dtype=torch.float64)
+        torch.testing.assert_close(self.mine(*tensors), self.torchs(*tensors), rtol=0, atol=0)
+
+    @pytest.mark.parametrize("value", [nan, inf, -inf])
+    def test_one_bad_number_spoils_its_row_alone(self, value, device):
+        tensors = self.tensors((4, 30), device)
+        tensors[0][1, 3] = value
+        torch.testing.assert_close(self.mine(*tensors), self.torchs(*tensors), equal_nan=True, rtol=1e-5, atol=1e-5)
+
+    def test_same_bits_every_time(self, device):
+        def once():
+            tensors = [t.requires_grad_() for t in self.tensors((1000, 24), device)]
+            return torch.autograd.grad(self.mine(*tensors).square().sum(), tensors)
+
+        for one, other in zip(once(), once(), strict=True):
+            assert torch.equal(one, other)
+
+    def test_errors_are_torchs_own(self, device):
+        tensors = self.tensors((4, 8), device)
+        inputs, weights = tensors[: self.inputs], tensors[self.inputs :]
+        bad = [
+            (*inputs, (7,)),
+            (*inputs, ()),
+            (*inputs, 8),
+            (*inputs, (8,), torch.ones(7, device=device)),
+            (*inputs, (8,), [1.0] * 8),
+            (*inputs, (8,), *weights, "small"),
+            (*(x.int() for x in inputs), (8,)),
+        ]
+        for args in bad:
+            with pytest.raises((RuntimeError, TypeError)) as theirs:
+                type(self).formula(*args)
+            with pytest.raises(theirs.type) as ours:
+                type(self).call(*args)
+            assert str(ours.value) == str(theirs.value)
+
+    def test_autocast_and_functional_transforms_as_torch(self, device):
+        tensors = self.tensors((4, 8), device)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            assert self.mine(*tensors).dtype == self.torchs(*tensors).dtype
+        inputs = tuple(tensors[: self.inputs])
+        torch.testing.assert_close(torch.func.vmap(self.mine)(*inputs), torch.func.vmap(self.torchs)(*inputs))
+        ours, theirs = (torch.func.jvp(norm, inputs, inputs) for norm in (self.mine, self.torchs))
+        torch.testing.assert_close(ours, theirs)
+
+    def test_small_inputs_go_to_torch(self, device, monkeypatch):
+        monkeypatch.setattr(self.module, "SMALLEST", 33)
+        tensors = self.tensors((4, 8), device)
+        torch.testing.assert_close(self.mine(*tensors), self.torchs(*tensors), rtol=0, atol=0)
+
+    def test_registered_operators(self, device):
+        operator = _norm.normalize if self.inputs == 1 else _norm.add_normalize
+        weights = [*self.tensors((4, 33), device)[self.inputs :], None][:2]
+        rest = (33, 1e-5, 0.0, self.is_rms)
+        inputs = self.tensors((4, 33), device, "transposed")[: self.inputs]
+        torch.library.opcheck(operator.registered, (*inputs, *weights, *rest))
+        inputs[0].requires_grad_()
+        torch.library.opcheck(operator.registered, (*inputs, None, None, *rest))
+        grads = (*self.tensors((4, 33), device)[: self.inputs], None)[:2]
+        wanted = [w is not None for w in weights]
+        inputs[0].requires_grad_(False)
+        torch.library.opcheck(_norm.normalize_backward.registered, (inputs[0], *weights, *grads, *rest, wanted))
+
+    def test_compiled_it_is_the_same(self, device):
+        tensors = self.tensors((4, 33), device)
+        assert_compiles(self.mine, *tensors)
+        compiled = torch.compile(self.mine, fullgraph=True, dynamic=True, backend="aot_eager")
+        for rows in (5, 6):
+            leaves = [t.requires_grad_() for t in self.tensors((rows, 33), device)]
+            gradients = torch.autograd.grad(compiled(*leaves).square().sum(), leaves)
+            expected = torch.autograd.grad(self.mine(*leaves).square().sum(), leaves)
+            torch.testing.assert_close(gradients, expected)
+
+    @pytest.mark.gpu
+    def test_more_than_2_31_elements(self, device):
+        x = torch.ones(2**20 + 1, 2048, device=device, dtype=torch.bfloat16)
+        x[-1] = torch.arange(2048)
+        tensors = [*[x] * self.inputs, *(torch.ones(2048, device=device, dtype=x.dtype) for _ in range(self.weights))]
+        last = [*[x[-1:]] * self.inputs, *tensors[self.inputs :]]
+        torch.testing.assert_close(self.mine(*tensors)[..., -1:, :], self.torchs(*last))
+        weights = [*tensors[self.inputs :], None][:2]
+        rest = (2048, 1e-5, 0.0, self.is_rms, [True, self.weights > 1])
+        dx, *others = _norm.normalize_backward(x, *weights, x, None, *rest)
+        torch.testing.assert_close(dx[-1:], _norm.normalize_backward(x[-1:], *weights, x[-1:], None, *rest)[0])
+        assert all(g.isfinite().all() for g in others)
+
+
+class AddLaws(NormLaws):
+    """Of tw.add_<norm>(input, residual, …), which returns the sum too."""
+
+    inputs = 2
+    alone: Callable[..., Any]  # tw.<norm>
+
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    def test_it_is_the_norm_of_the_rounded_sum(self, dtype, device):
+        x, residual, *weights = self.tensors((5, 40), device, dtype=dtype)
+        normed, total = type(self).call(x, residual, (40,), *weights)
+        assert torch.equal(total, x + residual)
+        assert torch.equal(normed, type(self).alone(x + residual, (40,), *weights))
+
+    @pytest.mark.parametrize("used", [(0,), (1,), (0, 1)], ids=str)
+    def test_gradients_of_each_result_alone(self, used, device):
+        tensors = [t.requires_grad_() for t in self.tensors((4, 9), device)]
+
+        def gradients(fn):
+            results = fn(*tensors[:2], (9,), *tensors[2:])
+            loss = torch.stack([results[n].square().sum() for n in used]).sum()
+            return torch.autograd.grad(loss, tensors, allow_unused=True)
+
+        ours, theirs = gradients(type(self).call), gradients(type(self).formula)
+        assert torch.equal(ours[0], ours[1])
+        assert [g is None for g in ours] == [g is None for g in theirs]
+        for mine, torchs in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, torchs, rtol=1e-4, atol=1e-4)
+
+    def test_inputs_must_be_alike(self, device):
+        x = torch.randn(4, 8, device=device)
+        for residual, error, what in (
+            (x[:1], ValueError, "shape"),
+            (x.half(), ValueError, "dtype"),
+            (1, TypeError, "int"),
+        ):
+            with pytest.raises(error, match=f"^residual must .*{what}"):
+                type(self).call(x, residual, (8,))

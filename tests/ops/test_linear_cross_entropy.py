@@ -1,0 +1,174 @@
+"""Laws of the cross entropy of a linear layer: the same as of the two in turn, however the rows are cut."""
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
+
+import tilewright as tw
+from support import assert_compiles, assert_right
+from tilewright.ops import _cross_entropy as shared
+from tilewright.ops import linear_cross_entropy as module
+
+M, K, N = 11, 6, 35
+
+
+@pytest.fixture(params=["one chunk", "chunks"])
+def chunks(request, monkeypatch):
+    """All rows at once, or four and a rest."""
+    if request.param == "chunks":
+        monkeypatch.setattr(module, "CHUNK", 4 * N * 4)
+
+
+def made(device, dtype=torch.float32, bias=True):
+    generator = torch.Generator().manual_seed(3)
+    x, w, b = (torch.randn(*size, generator=generator) for size in ((M, K), (N, K), (N,)))
+    target = torch.randint(N, (M,), generator=generator)
+    target[2] = shared.IGNORED
+    tensors = [t.to(device, dtype) for t in (x, w, b)]
+    return *tensors[:2], target.to(device), tensors[2] if bias else None
+
+
+def plain(x, w, target, *, linear_bias=None, weight=None, z_loss=0.0, softcap=None, reduction="mean", **options):
+    logits = F.linear(x, w, linear_bias)
+    more = shared.Options(options.get("ignore_index", -100), options.get("label_smoothing", 0.0), z_loss, softcap)
+    return shared.formula(logits, target, weight, reduction, more)
+
+
+def all_of(fn, x, w, target, bias, grad=None, **options):
+    """The loss and the gradients of input, weight and bias."""
+    leaves = [t if t is None else t.detach().clone().requires_grad_() for t in (x, w, bias)]
+    loss = fn(*leaves[:2], target, linear_bias=leaves[2], **options)
+    grad = torch.randn(loss.shape, generator=torch.Generator().manual_seed(1)) if grad is None else grad
+    return loss.detach(), *torch.autograd.grad(loss, [t for t in leaves if t is not None], grad.to(loss))
+
+
+def assert_as_plain(x, w, target, bias, *, rtol=1e-5, atol=2e-6, **options):
+    found = all_of(tw.linear_cross_entropy, x, w, target, bias, **options)
+    exact = [None if t is None else t.double() for t in (x, w, bias)]
+    options = {k: v.double() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+    truth = all_of(plain, exact[0], exact[1], target, exact[2], **options)
+    for got, true in zip(found, truth, strict=True):
+        assert got.dtype == x.dtype
+        torch.testing.assert_close(got.double(), true, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_option(reduction, bias, chunks, device):
+    tensors = made(device, bias=bias)
+    assert_as_plain(*tensors, reduction=reduction)
+    weight = torch.linspace(0.5, 1.5, N, device=device)
+    more = {"weight": weight, "label_smoothing": 0.1, "z_loss": 0.01, "softcap": 4.0, "ignore_index": 3}
+    tensors[2][2], tensors[2][5] = 1, 3
+    assert_as_plain(*tensors, reduction=reduction, **more)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_short_dtypes(dtype, chunks, device):
+    x, w, target, bias = made(device, dtype)
+    eps = torch.finfo(dtype).eps
+    assert_as_plain(x, w, target, bias, rtol=8 * eps, atol=8 * eps)
+    loss = tw.linear_cross_entropy(x, w, target, linear_bias=bias)
+    assert_right(loss, lambda x, w, b: module.reference(x, w, target, b, "mean", 0.0, 0.0, None), x, w, bias)
+
+
+def test_never_holds_all_logits(device, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 4 * N * 4)
+    sizes = []
+    monkeypatch.setattr(module, "rows", lambda *a, **k: sizes.append(a[1].shape) or shared.rows(*a, **k))
+    x, w, target, bias = made(device)
+    for reduction in ("mean", "none"):
+        all_of(tw.linear_cross_entropy, x, w, target, bias, reduction=reduction)
+    assert sizes == [(4, N), (4, N), (3, N)] * 3
+
+
+def test_chunks_of_a_language_model_are_few_and_whole_tiles(device, monkeypatch):
+    """As the sizes say it, without the work."""
+    seen = []
+    monkeypatch.setattr(module, "rows", lambda form, logits, *a, **k: seen.append(logits.shape))
+    for name in ("mm", "addmm"):
+        monkeypatch.setattr(torch, name, lambda *a, **k: None)
+    x, w = torch.empty(8192, 16, device="meta", dtype=torch.bfloat16), torch.empty(128256, 16, device="meta").bfloat16()
+    module._chunked(x, w, torch.empty(8192, device="meta"), None, None, None, shared.Options(), "triton", x[:, 0])
+    assert seen == [(2048, 128256)] * 4
+
+
+@pytest.mark.parametrize("needed", [(True, False, False), (False, True, False), (False, False, True)])
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_only_gradients_that_are_needed(needed, reduction, device):
+    x, w, target, bias = made(device)
+    leaves = [t.requires_grad_(need) for t, need in zip((x, w, bias), needed, strict=True)]
+    loss = tw.linear_cross_entropy(*leaves[:2], target, linear_bias=leaves[2], reduction=reduction).sum()
+    loss.backward()
+    assert tuple(t.grad is not None for t in leaves) == needed
+
+
+def test_gradients_serve_one_backward_and_others_make_their_own(chunks, device):
+    x, w, target, bias = made(device)
+    leaves = [t.requires_grad_() for t in (x, w, bias)]
+    loss = tw.linear_cross_entropy(x, w, target, linear_bias=bias)
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    kept = [g.clone() for g in first]
+    second = torch.autograd.grad(3 * loss, leaves)
+    for a, b, c in zip(first, second, kept, strict=True):
+        assert torch.equal(a, c)
+        torch.testing.assert_close(b, 3 * a, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_gradients(device):
+    found = []
+    for fn in (tw.linear_cross_entropy, plain):
+        x, w, target, bias = made(device)
+        leaves = [t.requires_grad_() for t in (x, w, bias)]
+        slopes = torch.autograd.grad(fn(x, w, target, linear_bias=bias).square(), leaves, create_graph=True)
+        found.append(torch.autograd.grad(sum(s.square().sum() for s in slopes), leaves))
+    torch.testing.assert_close(*found)
+
+
+def test_a_target_that_is_no_class_gives_nan(chunks, device):
+    x, w, target, bias = made(device)
+    target[4] = N
+    loss = tw.linear_cross_entropy(x, w, target, linear_bias=bias, reduction="none")
+    assert loss.isnan().nonzero().tolist() == [[4]]
+
+
+def test_whatever_cross_entropy_takes(device):
+    x, w, target, bias = made(device)
+    torch.testing.assert_close(
+        tw.linear_cross_entropy(x[0], w, target[0], linear_bias=bias), plain(x[0], w, target[0], linear_bias=bias)
+    )
+    probabilities = torch.softmax(F.linear(x, w).flip(0), -1)
+    torch.testing.assert_close(tw.linear_cross_entropy(x, w, probabilities), plain(x, w, probabilities))
+    strided = all_of(tw.linear_cross_entropy, x.t().contiguous().t(), w.t().contiguous().t(), target, bias)
+    torch.testing.assert_close(strided, all_of(plain, x, w, target, bias), rtol=1e-5, atol=1e-6)
+    assert tw.linear_cross_entropy(x[:0], w, target[:0], reduction="sum") == 0
+    torch.testing.assert_close(
+        tw.linear_cross_entropy(x.double(), w.double(), target), plain(x.double(), w.double(), target)
+    )
+    with pytest.raises(RuntimeError):
+        tw.linear_cross_entropy(x, w[:, 1:], target)
+    with pytest.raises(ValueError, match="softcap must be positive"):
+        tw.linear_cross_entropy(x, w, target, softcap=-1.0)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch has it from 2.13 on")
+def test_as_torchs_own(device):
+    x, w, target, bias = made(device)
+    options = {"linear_bias": bias, "label_smoothing": 0.1, "ignore_index": 3, "reduction": "sum"}
+    target[2] = 3
+    torch.testing.assert_close(
+        tw.linear_cross_entropy(x, w, target, **options), F.linear_cross_entropy(x, w, target, **options)
+    )
+
+
+def test_registered_operators_and_compile(device):
+    x, w, target, bias = made(device)
+    forward, backward = module.linear_cross_entropy_forward, module.linear_cross_entropy_backward
+    options = ("mean", -100, 0.1, 0.01, 5.0, "triton")
+    torch.library.opcheck(forward.registered, (x.clone().requires_grad_(), w, target, bias, None, *options))
+    loss, divisor = forward(x, w, target, bias, None, *options)
+    args = (x, w, torch.ones_like(loss), target, bias, None, divisor, *options, True, True, False)
+    torch.library.opcheck(backward.registered, args)
+    assert_compiles(lambda x: tw.linear_cross_entropy(x, w, target), x)
+    compiled = torch.compile(tw.linear_cross_entropy, fullgraph=True, dynamic=True, backend="aot_eager")
+    torch.testing.assert_close(all_of(compiled, x, w, target, bias), all_of(plain, x, w, target, bias))

@@ -1,0 +1,11 @@
+"""Laws of ReGLU."""
+
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
+
+import tilewright as tw
+from activation_laws import GatedLaws
+from tilewright.ops import reglu as module
+
+
+class TestReglu(GatedLaws):
+    module, act, call, formula = module, "relu", tw.reglu, F.relu

@@ -1,0 +1,11 @@
+"""Laws of SwiGLU."""
+
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
+
+import tilewright as tw
+from activation_laws import GatedLaws
+from tilewright.ops import swiglu as module
+
+
+class TestSwiglu(GatedLaws):
+    module, act, call, formula = module, "silu", tw.swiglu, F.silu
