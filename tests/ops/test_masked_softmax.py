@@ -45,6 +45,16 @@ def test_a_row_that_sees_nothing_is_zero_and_so_is_its_gradient(device):
     assert dx.isfinite().all()
 
 
+def test_what_is_hidden_has_no_gradient_whatever_is_seen(device):
+    x = laid_out((1, 1, 1, 4), "contiguous", device=device)
+    x[..., 0] = float("nan")
+    x.requires_grad_()
+    mask = torch.tensor([True, True, False, False], device=device)
+    (dx,) = torch.autograd.grad(tw.masked_softmax(x, mask).sum(), x)
+    assert dx[..., :2].isnan().all()
+    assert (dx[..., 2:] == 0).all()
+
+
 @pytest.mark.parametrize("shape", [(6, 33), (2, 6, 33), (2, 3, 6, 33)])
 @pytest.mark.parametrize("mask_shape", [(33,), (6, 1), (6, 33), (2, 1, 6, 33), (2, 3, 1, 1), None])
 def test_any_mask_that_broadcasts(shape, mask_shape, device):

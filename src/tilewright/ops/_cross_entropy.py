@@ -499,7 +499,9 @@ def _cluster_rows(mode: str, probs: bool, logits: Tensor, options: Options, args
     target, weight, divisor, dloss, losses, stats, dlogits, stride = args
     M, N = logits.shape
     is_plain = mode == "both" and not probs and weight is None and options.softcap is None
-    is_plain = is_plain and not options.label_smoothing and all(t is None or t.dtype == torch.float32 for t in args[3:5])
+    is_plain = (
+        is_plain and not options.label_smoothing and all(t is None or t.dtype == torch.float32 for t in args[3:5])
+    )
     is_aligned = is_plain and (logits.data_ptr() | dlogits.data_ptr()) % PACK == 0
     found = Rows(M, N, logits.dtype, logits.get_device(), is_aligned)
     if N < SHORTEST_CLUSTER or not found.fit_a_cluster(tensors=1):

@@ -44,9 +44,12 @@ def _gradient_term(y, dy, LOG: tl.constexpr):
 
 
 @triton.jit
-def _gradient(y, dy, total, LOG: tl.constexpr):
+def _gradient(y, dy, total, LOG: tl.constexpr, HIDES: tl.constexpr = False):
+    """If it HIDES, an output of zero has none, whatever the others are."""
     if LOG:
         return dy - tl.exp(y) * total
+    elif HIDES:
+        return tl.where(y == 0.0, 0.0, y * (dy - total))
     else:
         return y * (dy - total)
 
@@ -125,7 +128,10 @@ def _columns_fwd(
 
 
 @triton.jit
-def _tile_bwd(y_ptr, dy_ptr, dx_ptr, M, N, scale, LOG: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _tile_bwd(
+    y_ptr, dy_ptr, dx_ptr, M, N, scale,
+    LOG: tl.constexpr, HIDES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
@@ -133,11 +139,11 @@ def _tile_bwd(y_ptr, dy_ptr, dx_ptr, M, N, scale, LOG: tl.constexpr, BLOCK_M: tl
     y = tl.load(y_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     dy = tl.load(dy_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     total = tl.sum(_gradient_term(y, dy, LOG), axis=1)[:, None]
-    tl.store(dx_ptr + offs, (_gradient(y, dy, total, LOG) * scale).to(dx_ptr.dtype.element_ty), mask=mask)
+    tl.store(dx_ptr + offs, (_gradient(y, dy, total, LOG, HIDES) * scale).to(dx_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _twice_bwd(y_ptr, dy_ptr, dx_ptr, N, scale, LOG: tl.constexpr, BLOCK_N: tl.constexpr):
+def _twice_bwd(y_ptr, dy_ptr, dx_ptr, N, scale, LOG: tl.constexpr, HIDES: tl.constexpr, BLOCK_N: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     y_ptr += row * N
     dy_ptr += row * N
@@ -152,7 +158,7 @@ def _twice_bwd(y_ptr, dy_ptr, dx_ptr, N, scale, LOG: tl.constexpr, BLOCK_N: tl.c
         offs_n = (tl.cdiv(N, BLOCK_N) - 1) * BLOCK_N - start + tl.arange(0, BLOCK_N)
         y = tl.load(y_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)
         dy = tl.load(dy_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)
-        dx = _gradient(y, dy, inner, LOG) * scale
+        dx = _gradient(y, dy, inner, LOG, HIDES) * scale
         tl.store(dx_ptr + offs_n, dx.to(dx_ptr.dtype.element_ty), mask=offs_n < N)
 
 
@@ -301,12 +307,13 @@ def _plan_backward(
         tiles = triton.cdiv(inner, config["BLOCK_I"])
         return _columns_backward.prepare((outer * tiles,), N, inner, tiles, LOG=log, **config)
     rows = Rows(outer, N, dtype, device, is_aligned)
+    flags = {"LOG": log, "HIDES": form == "masked"}
     if form != "cluster" and N <= LONGEST_TILE:
         config = TILE(device, "bwd", rows.size, rows.block)
-        return _tile_backward.prepare((triton.cdiv(outer, config["BLOCK_M"]),), outer, N, scale, LOG=log, **config)
+        return _tile_backward.prepare((triton.cdiv(outer, config["BLOCK_M"]),), outer, N, scale, **flags, **config)
     if form in ("best", "cluster") and scale == 1.0 and rows.fit_a_cluster(TENSORS["cluster-bwd"]):
         return _cluster("cluster-bwd", rows, log)
-    return _twice_backward.prepare((outer,), N, scale, LOG=log, BLOCK_N=16384, num_warps=16)
+    return _twice_backward.prepare((outer,), N, scale, **flags, BLOCK_N=16384, num_warps=16)
 
 
 @operator("softmax", fake=contiguous_like)
@@ -322,7 +329,7 @@ def softmax_forward(x: Tensor, dim: int, log: bool, form: str) -> Tensor:
 
 @operator("softmax_backward", fake=contiguous_like)
 def softmax_backward(y: Tensor, dy: Tensor, dim: int, log: bool, scale: float, form: str) -> Tensor:
-    """The gradient of the input, times a factor, from the output and its gradient."""
+    """The gradient of the input, times a factor, from the output and its gradient; form "masked" hides zeros."""
     dx = contiguous_like(y)
     if y.numel():
         y, dy = y.contiguous(), dy.contiguous()

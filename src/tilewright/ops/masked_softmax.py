@@ -170,8 +170,9 @@ def _save(ctx, inputs, output) -> None:
 def _backward(ctx, dy: Tensor):
     (y,) = ctx.saved_tensors
     if torch.is_grad_enabled():  # gradients of gradients: torch differentiates this form again
-        return gradient_formula(y, dy, -1, log=False) * ctx.scale, None, None, None
-    return softmax_backward(y, dy, -1, False, ctx.scale, "best"), None, None, None
+        dx = gradient_formula(y, dy, -1, log=False) * ctx.scale
+        return dx.masked_fill(y == 0, 0.0), None, None, None
+    return softmax_backward(y, dy, -1, False, ctx.scale, "masked"), None, None, None
 
 
 masked_softmax_forward.differentiate(_save, _backward)

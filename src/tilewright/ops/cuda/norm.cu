@@ -155,7 +155,7 @@ template <typename T, int EACH> struct Columns {
     // Whether element n of a thread is in the row.
     __device__ __forceinline__ bool has(int n) const { return first(n / VECTOR<T>) < end; }
 
-    // What is past the end of the row stays as it is: zero.
+    // What is past the end of the row stays as it is.
     __device__ __forceinline__ void load(const T* row, bool is_there, Held<T, COUNT>& held) const {
 #pragma unroll
         for (int e = 0; e < EACH; e++) stream(row + first(e), is_there && first(e) < end, held.words[e]);
@@ -244,13 +244,16 @@ __global__ void __launch_bounds__(LARGEST_BLOCK, EACH > 1 || sizeof(W) > sizeof(
     float share = 1.0f / N, dws[COUNT] = {}, dbs[COUNT] = {};
     float ws[COUNT];
     if (!w) offset = 0.0f;
-    columns.of_weights(w, 1.0f).each([&](float weight, int n) { ws[n] = weight + offset; });
-    Held<T, COUNT> next_x = {}, next_dy = {}, dss = {};
+    columns.of_weights(w, 1.0f).each([&](float weight, int n) {
+        ws[n] = weight + offset;
+        asm volatile("" : "+f"(ws[n])); // made once
+    });
+    Held<T, COUNT> next_x = {}, next_dy = {};
     columns.load(x + at, true, next_x);
     columns.load(dy + at, true, next_dy);
     turns.open();
     for (; at < end; at += step) {
-        Held<T, COUNT> xs = next_x, dys = next_dy, dxs;
+        Held<T, COUNT> xs = next_x, dys = next_dy, dss, dxs;
         bool goes_on = at + step < end;
         columns.load(x + at + step, goes_on, next_x);
         columns.load(dy + at + step, goes_on, next_dy);
