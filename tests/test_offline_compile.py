@@ -54,7 +54,8 @@ for kernel in op.kernels.values():
         args = op.inputs(Untouched(case, "meta", 0))
         if kernel.language == "triton" and kernel.fits(*args):
             tensors = {n: a for n, a in enumerate(args) if isinstance(a, torch.Tensor)}
-            floats = [n for n, a in tensors.items() if a.is_floating_point() and kernel.differentiable and n not in op.constants]
+            floats = [n for n, a in tensors.items() if a.is_floating_point() and n not in op.constants]
+            floats = floats if kernel.differentiable else []
             leaves, outputs = forward(kernel.fn, args, floats)
             if floats:
                 backward(flat(outputs), [leaves[n] for n in floats], [torch.empty_like(o) for o in flat(outputs)])

@@ -209,9 +209,7 @@ class NothingRecorded(TilewrightError):
 
 class NothingToTune(TilewrightError):
     def __init__(self, op: str):
-        super().__init__(
-            f"the kernels of {op} leave nothing open on these cases; `tilewright ops` lists other operations"
-        )
+        super().__init__(f"the kernels of {op} leave nothing open on these cases; `tilewright ops` lists others")
 
 
 class GPUBroken(TilewrightError):

@@ -64,9 +64,9 @@ def test_the_fastest_right_one_wins_in_each_direction(tables):
     found = searches(op)
     assert [(s.key, s.direction) for s in found] == [
         (("forward", 64), "forward"),
-        (("backward", 64), "backward"),
+        (("backward", 64), "both"),
         (("forward", 128), "forward"),
-        (("backward", 128), "backward"),
+        (("backward", 128), "both"),
     ]
     for search in found:
         assert search.winner == {"how": "fast"}

@@ -76,7 +76,7 @@ def tune(
         for kernel in kernels:
             if not kernel.fits(*op.make(case, "meta")):
                 continue
-            directions = ("forward", "backward") if kernel.differentiable else ("forward",)
+            directions = ("forward", "both") if kernel.differentiable else ("forward",)
             for direction in directions:
                 for table, key in bed.asked(kernel, direction):
                     if (table.file, key) in done:
@@ -96,18 +96,18 @@ class _TestBed:
         self._inputs: dict[str, Inputs] = {}
 
     def asked(self, kernel: Kernel, direction: str) -> list[tuple[Tuned, Key]]:
-        """What the kernel asks for in this direction and, if backward, not already forward."""
+        """What the kernel asks for in this direction and, with gradients, not already without."""
         request = self._request(direction)
         found: dict[str, list[tuple[Tuned, Key]]] = {}
-        for way in ("forward", "backward"):
-            wanted = request if way == "backward" else replace(request, grads=[], needs=[])
+        for way in ("forward", "both"):
+            wanted = request if way == "both" else replace(request, grads=[], needs=[])
             with contextlib.ExitStack() as stack:
                 keys = [(table, stack.enter_context(table.listening())) for table in TABLES]
                 Stage(self._device).perform(kernel.fn, wanted)
                 found[way] = [(table, key) for table, asked in keys for key in asked]
         if direction == "forward":
             return found["forward"]
-        return [one for one in found["backward"] if one not in found["forward"]]
+        return [one for one in found["both"] if one not in found["forward"]]
 
     def search(self, kernel: Kernel, direction: str, table: Tuned, key: Key) -> Search:
         default = table.default(*key)
@@ -137,7 +137,7 @@ class _TestBed:
 
     def _request(self, direction: str) -> Request:
         request = self._answers.request(self._trial, self._answers(self._trial, self._op.backward_cost is not None, 0))
-        return request if direction == "backward" else replace(request, grads=[], needs=[])
+        return request if direction == "both" else replace(request, grads=[], needs=[])
 
     def _inputs_for(self, direction: str) -> Inputs:
         if direction not in self._inputs:
