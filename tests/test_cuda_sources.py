@@ -11,8 +11,11 @@ ARCHITECTURES = ("sm_80", "sm_90")
 
 
 def sources() -> list[Source]:
-    modules = [importlib.import_module(f"tilewright.ops.{name}") for name in source.op_files()]
-    return [value for module in modules for value in vars(module).values() if isinstance(value, Source)]
+    """Those of ops and of what ops share."""
+    names = [path.stem for path in sorted(source.OPS.glob("*.py"))]
+    modules = [importlib.import_module(f"tilewright.ops.{name}") for name in names]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, Source)]
+    return list({one.file: one for one in found}.values())
 
 
 def test_every_file_belongs_to_an_op():

@@ -24,7 +24,7 @@ from triton.language.extra import libdevice
 from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import LARGEST_INT32, Launcher
-from tilewright.ops._rows import PACK, Rows, cluster_choices, cluster_default, shared_bytes
+from tilewright.ops._rows import PACK, PACKS, Rows, cluster_choices, cluster_default
 from tilewright.ops._tuned import Tuned
 
 IGNORED = -100  # the target that torch ignores unless told otherwise
@@ -481,11 +481,7 @@ def _triton_rows(mode: str, probs: bool, logits: Tensor, options: Options, args:
         _launch_loop((M,), logits, *args, M, N, *options, **flags, VECTOR=vector, IS_ALIGNED=is_aligned, **blocks)
 
 
-CUDA = Source(
-    "cross_entropy.cu",
-    *[f"cross_entropy_both<T, 8, {edges}, {shared}>" for edges in ("false", "true") for shared in ("false", "true")],
-    *[f"cross_entropy_both<T, 16, {edges}, true>" for edges in ("false", "true")],
-)
+CUDA = Source("cross_entropy.cu", *[f"cross_entropy_both<T, {PACKS[1]}, {edges}>" for edges in ("false", "true")])
 SHORTEST_CLUSTER = 4096  # elements of a row; shorter ones are as fast in a program's registers
 CLUSTER = Tuned(
     "cross_entropy.json",
@@ -508,12 +504,11 @@ def _cluster_rows(mode: str, probs: bool, logits: Tensor, options: Options, args
         _triton_rows(mode, probs, logits, options, args)
         return
     config = CLUSTER(found.device, "cluster", found.size, found.packs)
-    flags = ", ".join("true" if flag else "false" for flag in (found.has_edges, config["shared"]))
-    name = f"cross_entropy_both<T, {config['each']}, {flags}>"
+    name = f"cross_entropy_both<T, {PACKS[1]}, {'true' if found.has_edges else 'false'}>"
     pointers = [0 if t is None else t for t in (divisor, dloss, losses, stats, dlogits)]
     numbers = (stride, M, N, options.ignore_index, float(options.z_loss))
-    how = {"shared": shared_bytes(config), "cluster": config["blocks"]}
-    CUDA.launch(name, logits.dtype, (M,), config["threads"], logits, target, *pointers, *numbers, **how)
+    tensors = (logits, target, *pointers)
+    CUDA.launch(name, logits.dtype, (M,), config["threads"], *tensors, *numbers, cluster=config["blocks"])
 
 
 FORMS = {"triton": _triton_rows, "best": _cluster_rows}

@@ -9,6 +9,7 @@ from torch import Tensor
 from triton import knobs
 
 LARGEST_INT32 = 2**31 - 1
+NOBODY_LISTENS = (None, None, None)  # neither metadata nor hooks
 
 
 class Launcher:
@@ -76,10 +77,9 @@ class _Compiled:
         self._constants = [None] * sum(parameter.is_constexpr for parameter in kernel.params)
 
     def __call__(self, device: int, grid: tuple[int, ...], values: list[Any]) -> None:
-        x, y, z = (*grid, 1, 1)[:3]
+        x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
         stream = torch._C._cuda_getCurrentRawStream(device)
-        nobody_listens = (None, None, None)
-        self._run(x, y, z, stream, self._function, self._metadata, *nobody_listens, *values, *self._constants)
+        self._run(x, y, z, stream, self._function, self._metadata, *NOBODY_LISTENS, *values, *self._constants)
 
 
 def _specialised_on(arg: Any) -> Any:

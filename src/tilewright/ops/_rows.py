@@ -13,12 +13,8 @@ from tilewright.ops._tuned import Config
 
 PACK = 16  # bytes of an access
 MOST_BLOCKS = 16  # of a cluster
-# Packs a thread and threads a block, in shared memory and, of so many tensors at once, in registers.
-IN_SHARED = tuple((each, threads) for each in (8, 16) for threads in (128, 256, 512))
-IN_REGISTERS = {
-    1: tuple((8, threads) for threads in (128, 256, 512, 1024)),
-    2: tuple((4, t) for t in (128, 256, 512, 1024)),
-}
+THREADS = (128, 256, 512, 1024)  # of a block
+PACKS = {1: 8, 2: 4}  # a thread, of so many tensors at once: their rows are held in registers
 
 
 @dataclass(frozen=True)
@@ -55,31 +51,20 @@ class Rows:
 
 def most_packs(tensors: int) -> int:
     """The most that a block can hold of each of so many tensors."""
-    return max(each * threads for each, threads in _shapes(tensors))
+    return PACKS[tensors] * THREADS[-1]
 
 
 def cluster_choices(tensors: int, packs: int) -> list[Config]:
     """Every way to share out a row of each of so many tensors."""
-    return [
-        {"each": each, "threads": threads, "blocks": max(1, packs // (each * threads)), "shared": shared}
-        for shared, shapes in ((True, IN_SHARED if tensors == 1 else ()), (False, IN_REGISTERS[tensors]))
-        for each, threads in shapes
-        if packs <= each * threads * MOST_BLOCKS and (packs >= each * threads // 2 or threads == 128)
-    ]
+    each = PACKS[tensors]
+    fitting = [threads for threads in THREADS if 1 <= packs // (each * threads) <= MOST_BLOCKS] or [THREADS[0]]
+    return [{"threads": threads, "blocks": max(1, packs // (each * threads))} for threads in fitting]
 
 
 def cluster_default(tensors: int, packs: int) -> Config:
-    """Small clusters of small blocks: blocks hide each other's waiting, and a large cluster waits long."""
+    """One block up to 512 threads, then clusters of small blocks: blocks hide each other's waiting."""
     choices = cluster_choices(tensors, packs)
-    return min(choices, key=lambda c: (c["blocks"] > 4, c["blocks"] > 8, c["threads"] > 256, c["blocks"]))
-
-
-def shared_bytes(config: Config) -> int:
-    return config["each"] * config["threads"] * PACK if config["shared"] else 0
-
-
-def _shapes(tensors: int) -> tuple[tuple[int, int], ...]:
-    return (*IN_SHARED, *IN_REGISTERS[1]) if tensors == 1 else IN_REGISTERS[tensors]
+    return next((c for c in choices if c["blocks"] == 1), choices[len(choices) // 2])
 
 
 @functools.cache

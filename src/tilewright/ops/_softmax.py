@@ -19,7 +19,7 @@ from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
-from tilewright.ops._rows import MOST_BLOCKS, PACK, Rows, cluster_choices, cluster_default, most_packs, shared_bytes
+from tilewright.ops._rows import MOST_BLOCKS, PACK, PACKS, Rows, cluster_choices, cluster_default, most_packs
 from tilewright.ops._tuned import Config, Tuned, planned
 
 LONGEST_TILE = 32768  # elements of a row that one program can hold in registers; twice as many spill
@@ -204,13 +204,11 @@ def _tile_choices(direction: str, size: int, block: int) -> list[Config]:
 TILE = Tuned("softmax.json", _tile_default, _tile_choices)
 
 FLAGS = ("false, false", "false, true", "true, false", "true, true")  # LOG, EDGES
+TENSORS = {"cluster-fwd": 1, "cluster-bwd": 2}  # whose rows are held
 CUDA = Source(
     "softmax.cu",
-    *[f"softmax_fwd<T, 8, {flags}, {shared}>" for flags in FLAGS for shared in ("false", "true")],
-    *[f"softmax_fwd<T, 16, {flags}, true>" for flags in FLAGS],
-    *[f"softmax_bwd<T, 4, {flags}>" for flags in FLAGS],
+    *[f"softmax_{way[-3:]}<T, {PACKS[tensors]}, {flags}>" for way, tensors in TENSORS.items() for flags in FLAGS],
 )
-TENSORS = {"cluster-fwd": 1, "cluster-bwd": 2}  # whose rows are held
 
 
 def _cluster_default(direction: str, size: int, packs: int) -> Config:
@@ -228,10 +226,9 @@ Launch = Callable[..., None]  # of the tensors
 def _cluster(direction: str, rows: Rows, log: bool) -> Launch:
     config = CLUSTER(rows.device, direction, rows.size, rows.packs)
     flags = ", ".join("true" if flag else "false" for flag in (log, rows.has_edges))
-    shared = f", {str(config['shared']).lower()}" if direction == "cluster-fwd" else ""
-    name = f"softmax_{direction[-3:]}<T, {config['each']}, {flags}{shared}>"
-    how = {"shared": shared_bytes(config), "cluster": config["blocks"]}
-    return lambda *tensors: CUDA.launch(name, rows.dtype, (rows.M,), config["threads"], *tensors, rows.N, **how)
+    name = f"softmax_{direction[-3:]}<T, {PACKS[TENSORS[direction]]}, {flags}>"
+    threads, blocks = config["threads"], config["blocks"]
+    return lambda *tensors: CUDA.launch(name, rows.dtype, (rows.M,), threads, *tensors, rows.N, cluster=blocks)
 
 
 _tile_forward = Launcher(_tile_fwd)

@@ -6,8 +6,8 @@
 
 // Where a pointer is null there is nothing to divide or multiply by, or to leave: `stats` are the logarithm of the sum and
 // the loss's slope in it, for another gradient later.
-template <typename T, int EACH, bool EDGES, bool SHARED>
-__global__ void __launch_bounds__(THREADS_OF<EACH, SHARED>, BLOCKS_OF<SHARED>)
+template <typename T, int EACH, bool EDGES>
+__global__ void __launch_bounds__(MOST_THREADS)
 cross_entropy_both(const T* x, const long long* target, const float* divisor, const float* dloss, float* losses, float* stats,
                    T* dx, long long stride_dloss, long long M, long long N, long long ignored, float z_loss) {
     Exchange exchange;
@@ -15,7 +15,7 @@ cross_entropy_both(const T* x, const long long* target, const float* divisor, co
     x += row * N;
     dx += row * N;
     bool counts = y != ignored, is_class = y >= 0 && y < N;
-    RowPart<T, EACH, EDGES, SHARED> part(x, N);
+    RowPart<T, EACH, EDGES> part(x, N);
     part.load(x, -INFINITY);
     bool is_mine = counts && is_class && part.holds(y);
     float at_target = is_mine ? to_float(x[y]) : 0.0f;

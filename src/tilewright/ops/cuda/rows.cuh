@@ -6,10 +6,6 @@
 
 constexpr int MOST_THREADS = 1024, MOST_BLOCKS = 16, WARP = 32;
 
-// Of a kernel that holds so many packs a thread: threads of a block, and blocks that shall fit into a multiprocessor.
-template <int PACKS, bool SHARED> constexpr int THREADS_OF = SHARED || PACKS > 8 ? MOST_THREADS / 2 : MOST_THREADS;
-template <bool SHARED> constexpr int BLOCKS_OF = SHARED ? 3 : 1;
-
 template <typename Fold> __device__ __forceinline__ float2 across_warp(float2 value) {
     for (int step = WARP / 2; step; step /= 2) {
         float2 other = {__shfl_xor_sync(~0u, value.x, step), __shfl_xor_sync(~0u, value.y, step)};
@@ -151,11 +147,9 @@ struct alignas(16) Words {
 
 // This thread's part of a row of N. The blocks of a cluster take pieces of it, one after the other, their threads packs in
 // turn. With EDGES rows begin anywhere and end anywhere: packs lie on 16-byte boundaries, and of the first and the last
-// only the elements of the row count. Without, a pack is in the row or past its end. Packs are held in registers or, if
-// SHARED, in shared memory, which the launch must give: EACH packs a thread.
-template <typename T, int EACH, bool EDGES, bool SHARED = false> struct RowPart {
-    static constexpr int HELD = SHARED ? 1 : EACH, UNROLLED = SHARED ? 2 : EACH;
-    Words packs[HELD];
+// only the elements of the row count. Without, a pack is in the row or past its end.
+template <typename T, int EACH, bool EDGES> struct RowPart {
+    Words packs[EACH];
     int start, end; // elements of the row: where this thread's first pack begins, and where this block's piece ends
 
     __device__ __forceinline__ RowPart(const T* row, int N) {
@@ -178,15 +172,9 @@ template <typename T, int EACH, bool EDGES, bool SHARED = false> struct RowPart 
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             if (is_whole(e)) {
-                const Words* source = reinterpret_cast<const Words*>(row + first(e));
-                if (SHARED)
-                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(place(e))), "l"(source)
-                                 : "memory");
-                else
-                    packs[e % HELD] = *source;
+                packs[e] = *reinterpret_cast<const Words*>(row + first(e));
                 continue;
             }
-            Words read;
 #pragma unroll
             for (int w = 0; w < 4; w++) {
                 float pair[2];
@@ -195,21 +183,16 @@ template <typename T, int EACH, bool EDGES, bool SHARED = false> struct RowPart 
                     int at = first(e) + w * IN_WORD<T> + n;
                     pair[n] = EDGES && at >= 0 && at < end ? to_float(row[at]) : other;
                 }
-                read.at[w] = word_of<T>(pair[0], pair[1]);
+                packs[e].at[w] = word_of<T>(pair[0], pair[1]);
             }
-            if (SHARED)
-                *place(e) = read;
-            else
-                packs[e % HELD] = read;
         }
-        if (SHARED) asm volatile("cp.async.wait_all;" ::: "memory"); // each thread reads only what it has fetched itself
     }
 
     __device__ __forceinline__ float max() const {
-        unsigned largest = get(0).at[0];
-#pragma unroll UNROLLED
+        unsigned largest = packs[0].at[0];
+#pragma unroll
         for (int e = 0; e < EACH; e++) {
-            Words pack = get(e);
+            Words pack = packs[e];
 #pragma unroll
             for (int w = 0; w < 4; w++) largest = larger<T>(largest, pack.at[w]);
         }
@@ -218,18 +201,17 @@ template <typename T, int EACH, bool EDGES, bool SHARED = false> struct RowPart 
 
     // Keeps the elements packed until they are used again; the compiler would rather keep them as floats, and spill.
     __device__ __forceinline__ void settle() {
-        if constexpr (!SHARED)
 #pragma unroll
-            for (int e = 0; e < HELD; e++)
+        for (int e = 0; e < EACH; e++)
 #pragma unroll
-                for (int w = 0; w < 4; w++) asm volatile("" : "+r"(packs[e].at[w]));
+            for (int w = 0; w < 4; w++) asm volatile("" : "+r"(packs[e].at[w]));
     }
 
     // Calls `use(element, number)` for each element.
     template <typename Use> __device__ __forceinline__ void each(Use use) const {
-#pragma unroll UNROLLED
+#pragma unroll
         for (int e = 0; e < EACH; e++) {
-            Words pack = get(e);
+            Words pack = packs[e];
 #pragma unroll
             for (int n = 0; n < VECTOR<T>; n++)
                 use(element<T>(pack.at[n / IN_WORD<T>], n % IN_WORD<T>), e * VECTOR<T> + n);
@@ -240,15 +222,15 @@ template <typename T, int EACH, bool EDGES, bool SHARED = false> struct RowPart 
     template <typename Use> __device__ __forceinline__ void with(const RowPart& other, Use use) const {
         other.each([&](float theirs, int n) {
             int e = n / VECTOR<T>, v = n % VECTOR<T>;
-            use(element<T>(get(e).at[v / IN_WORD<T>], v % IN_WORD<T>), theirs);
+            use(element<T>(packs[e].at[v / IN_WORD<T>], v % IN_WORD<T>), theirs);
         });
     }
 
     // Stores `make(element, number)` for each element.
     template <typename Make> __device__ __forceinline__ void write(T* row, Make make) const {
-#pragma unroll UNROLLED
+#pragma unroll
         for (int e = 0; e < EACH; e++) {
-            Words pack = get(e);
+            Words pack = packs[e];
 #pragma unroll
             for (int w = 0; w < 4; w++) {
                 float made[2];
@@ -271,18 +253,11 @@ template <typename T, int EACH, bool EDGES, bool SHARED = false> struct RowPart 
     template <typename Make> __device__ __forceinline__ void write(T* row, const RowPart& other, Make make) const {
         write(row, [&](float mine, int n) {
             int e = n / VECTOR<T>, v = n % VECTOR<T>;
-            return make(mine, element<T>(other.get(e).at[v / IN_WORD<T>], v % IN_WORD<T>));
+            return make(mine, element<T>(other.packs[e].at[v / IN_WORD<T>], v % IN_WORD<T>));
         });
     }
 
   private:
-    static __device__ __forceinline__ Words* place(int e) {
-        extern __shared__ Words places[];
-        return places + e * blockDim.x + threadIdx.x;
-    }
-
-    __device__ __forceinline__ Words get(int e) const { return SHARED ? *place(e) : packs[e % HELD]; }
-
     __device__ __forceinline__ int first(int e) const { return start + e * (int)blockDim.x * VECTOR<T>; }
 
     __device__ __forceinline__ bool is_whole(int e) const {

@@ -1,11 +1,11 @@
 // Softmax, or its logarithm, of each row. A row is read once and written once: a cluster of blocks holds it.
 #include "rows.cuh"
 
-template <typename T, int EACH, bool LOG, bool EDGES, bool SHARED>
-__global__ void __launch_bounds__(THREADS_OF<EACH, SHARED>, BLOCKS_OF<SHARED>) softmax_fwd(const T* x, T* y, long long N) {
+template <typename T, int EACH, bool LOG, bool EDGES>
+__global__ void __launch_bounds__(MOST_THREADS) softmax_fwd(const T* x, T* y, long long N) {
     Exchange exchange;
     long long start = blockIdx.x / cluster_blocks() * N;
-    RowPart<T, EACH, EDGES, SHARED> part(x + start, N);
+    RowPart<T, EACH, EDGES> part(x + start, N);
     part.load(x + start, -INFINITY);
     float m = part.max(), by = MaxAndSum::shift(m), total = 0.0f;
     part.settle();
@@ -17,8 +17,7 @@ __global__ void __launch_bounds__(THREADS_OF<EACH, SHARED>, BLOCKS_OF<SHARED>) s
 }
 
 template <typename T, int EACH, bool LOG, bool EDGES>
-__global__ void __launch_bounds__(THREADS_OF<2 * EACH, false>)
-softmax_bwd(const T* y, const T* dy, T* dx, long long N) {
+__global__ void __launch_bounds__(MOST_THREADS) softmax_bwd(const T* y, const T* dy, T* dx, long long N) {
     Exchange exchange;
     long long start = blockIdx.x / cluster_blocks() * N;
     RowPart<T, EACH, EDGES> outputs(y + start, N), grads(dy + start, N);

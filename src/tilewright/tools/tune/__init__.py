@@ -92,7 +92,7 @@ class _TestBed:
     def __init__(self, op: Op, case: Case, device: str, clock: Clock, samples: int):
         self._op, self._device, self._clock, self._samples = op, device, clock, samples
         self._case, self._trial = case, Trial(case)
-        self._answers = Answers(op, device, seed=0, forgets=False)
+        self._answers = Answers(op, device, seed=0, forgets=False, is_training=True)
         self._inputs: dict[str, Inputs] = {}
 
     def asked(self, kernel: Kernel, direction: str) -> list[tuple[Tuned, Key]]:
