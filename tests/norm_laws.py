@@ -11,6 +11,7 @@ from torch import Tensor
 
 from support import assert_compiles, assert_gradients_match, assert_right, laid_out
 from tilewright.ops import _norm
+from tilewright.ops._tuned import forget_plans
 
 inf, nan = float("inf"), float("nan")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -75,8 +76,10 @@ class NormLaws:
         assert_gradients_match(lambda *t: self.mine(*t, **fit), lambda *t: self.torchs(*t, **fit), *tensors)
 
     @pytest.mark.parametrize("shape", [(37, 200), (3, 8192), (3, 8200)], ids=str)
-    def test_every_configuration(self, shape, device):
+    def test_every_configuration(self, shape, device, monkeypatch):
         """With so few programs that each has several turns."""
+        monkeypatch.setattr(_norm, "SHORTEST", dict.fromkeys(_norm.SHORTEST, 2**31))  # no clusters
+        forget_plans()
         tensors = [t.requires_grad_() for t in self.tensors(shape, device)]
 
         def run(norm):
@@ -177,7 +180,7 @@ class NormLaws:
     def test_registered_operators(self, device):
         operator = _norm.normalize if self.inputs == 1 else _norm.add_normalize
         weights = [*self.tensors((4, 33), device)[self.inputs :], None][:2]
-        rest = (33, 1e-5, 0.0, self.is_rms)
+        rest = (33, 1e-5, 0.0, self.is_rms, "best")
         inputs = self.tensors((4, 33), device, "transposed")[: self.inputs]
         torch.library.opcheck(operator.registered, (*inputs, *weights, *rest))
         inputs[0].requires_grad_()
@@ -205,10 +208,49 @@ class NormLaws:
         last = [*[x[-1:]] * self.inputs, *tensors[self.inputs :]]
         torch.testing.assert_close(self.mine(*tensors)[..., -1:, :], self.torchs(*last))
         weights = [*tensors[self.inputs :], None][:2]
-        rest = (2048, 1e-5, 0.0, self.is_rms, [True, self.weights > 1])
-        dx, *others = _norm.normalize_backward(x, *weights, x, None, *rest)
-        torch.testing.assert_close(dx[-1:], _norm.normalize_backward(x[-1:], *weights, x[-1:], None, *rest)[0])
-        assert all(g.isfinite().all() for g in others)
+        for form in ("triton", "cuda"):
+            rest = (2048, 1e-5, 0.0, self.is_rms, form, [True, self.weights > 1])
+            dx, *others = _norm.normalize_backward(x, *weights, x, None, *rest)
+            torch.testing.assert_close(dx[-1:], _norm.normalize_backward(x[-1:], *weights, x[-1:], None, *rest)[0])
+            assert all(g.isfinite().all() for g in others)
+
+    def by_clusters(self, *tensors: Tensor):
+        inputs, weights = tensors[: self.inputs], [*tensors[self.inputs :], None, None][:2]
+        operator = _norm.normalize if self.inputs == 1 else _norm.add_normalize
+        results = operator(*inputs, *weights, inputs[0].shape[-1], 1e-5, 0.0, self.is_rms, "cuda")
+        return results if isinstance(results, Tensor) else torch.stack(results)
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    @pytest.mark.parametrize("M", [1, 3, 1500])
+    def test_clusters(self, M, dtype, device):
+        """Rows that fill blocks and clusters or do not, more of them than are taken at once; where memory is not
+        aligned, or rows not whole packs, another form takes them."""
+        for N in (8, 1000, 4096, 5120, 32768 if M < 10 else 1024, 1001):
+            for wide in (False, True):
+                tensors = self.tensors((M, N), device, dtype=dtype, wide=wide)
+                for given in (tensors, tensors[: self.inputs]):
+                    expected = lambda *t: self.torchs(*t, eps=1e-5)
+                    assert_right(self.by_clusters(*given), expected, *given)
+                    assert_gradients_match(self.by_clusters, expected, *given)
+        tensors = self.tensors((M, 64), device, "offset", dtype=dtype)
+        assert_right(self.by_clusters(*tensors), lambda *t: self.torchs(*t, eps=1e-5), *tensors)
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("N", [1024, 8192, 12288, 32768])
+    def test_every_configuration_of_clusters(self, N, device):
+        tensors = [t.requires_grad_() for t in self.tensors((700, N), device)]
+
+        def run(norm):
+            y = norm(*tensors)
+            return y, *torch.autograd.grad(y, tensors, torch.cos(y.detach()))
+
+        expected = run(lambda *t: self.torchs(*t, eps=1e-5))
+        for direction in ("cuda-forward", "cuda-backward"):
+            key = (self.module.op.name, direction, 4, triton.next_power_of_2(N // 4))
+            for config in _norm.CLUSTER.choices(*key):
+                with _norm.CLUSTER.trying(key, config):
+                    torch.testing.assert_close(run(self.by_clusters), expected, rtol=1e-4, atol=1e-3)
 
 
 class AddLaws(NormLaws):

@@ -16,7 +16,7 @@ def test_the_example_passes_its_tests_and_check(tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     page = (ROOT / "CONTRIBUTING.md").read_text()
     files = re.findall(r"`((?:src|tests)/\S+\.py)`:\n\n```python\n(.*?)```", page, re.DOTALL)
-    assert [Path(name).name for name, _ in files] == ["relu_squared.py", "test_relu_squared.py"]
+    assert [Path(name).name for name, _ in files] == ["softsign.py", "test_softsign.py"]
     for name, code in files:
         (tmp_path / name).write_text(code)
 
@@ -32,5 +32,5 @@ def test_the_example_passes_its_tests_and_check(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
 
     run("ruff", "check", *(name for name, _ in files))
-    run("pytest", "tests/ops/test_relu_squared.py")
-    run("tilewright", "check", "relu_squared", "--kernel", "eager", "--kernel", "triton")
+    run("pytest", "tests/ops/test_softsign.py")
+    run("tilewright", "check", "softsign", "--kernel", "eager", "--kernel", "triton")

@@ -10,22 +10,26 @@ and the configuration decide the order of all sums, so results are the same ever
 
 A row too long for registers is taken in blocks, twice. The sums of squares of layer_norm are then taken around the mean
 m of the first block: of B blocks, (mean - m)² <= B var, so little cancels in var = mean (x - m)² - (mean - m)².
+
+The form "triton" is that. The form "cuda" has a cluster of blocks hold a row, however long; "best" is whichever wins.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from tilewright.ops._cuda import Source, is_installed
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
-from tilewright.ops._tuned import Config, Tuned
+from tilewright.ops._tuned import Config, Tuned, planned
 
 LONGEST_ROW = 32768  # elements that one program can hold in registers
 EPS = torch.finfo(torch.float32).eps  # where rms_norm is given none: torch takes that of the type it computes in
@@ -361,15 +365,18 @@ def _sum_shares(shares_ptr, out_ptr, P, N, BLOCK_P: tl.constexpr, BLOCK_N: tl.co
 def _norm_bwd_sum(
     shares_ptr, out_ptr, more_shares_ptr, more_out_ptr, P, N, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """[N] = the sum of shares [P, N], for dw and, where both are wanted, db."""
-    _sum_shares(shares_ptr, out_ptr, P, N, BLOCK_P, BLOCK_N)
+    """[N] = the sum of shares [P, N], for dw and, where both are wanted, db, by programs of its own."""
+    if tl.program_id(1) == 0:
+        _sum_shares(shares_ptr, out_ptr, P, N, BLOCK_P, BLOCK_N)
     if more_out_ptr is not None:
-        _sum_shares(more_shares_ptr, more_out_ptr, P, N, BLOCK_P, BLOCK_N)
+        if tl.program_id(1) == 1:
+            _sum_shares(more_shares_ptr, more_out_ptr, P, N, BLOCK_P, BLOCK_N)
 
 
 SHARES, COLUMNS = 512, 16  # at most so many shares, of so many columns, does a program add up at a time
 EVERY = 2**31 - 1  # programs: one for each tile
 WAVE = 132  # programs: one for each of an H200's multiprocessors
+WARP = 32  # threads
 SHARED = 200 * 1024  # bytes that pipelined tiles may take
 
 
@@ -427,6 +434,112 @@ def _choices(op: str, direction: str, size: int, N: int) -> list[Config]:
 
 CONFIG = Tuned("norm.json", _default, _choices)
 
+
+def _op(is_add: bool, is_rms: bool) -> str:
+    return ("add_" if is_add else "") + ("rms_norm" if is_rms else "layer_norm")
+
+
+CUDA = Source(  # a few of the many instances; each is compiled when it is first called
+    "norm.cu",
+    "norm_fwd<T, T, 4, true, false>",
+    "norm_fwd<T, float, 2, false, true>",
+    "norm_bwd<T, T, 2, true, false>",
+    "norm_bwd<T, float, 1, false, true>",
+)
+PACK = 16  # bytes of an access
+LARGEST_CLUSTER = 8  # blocks
+LARGEST_BLOCK = {  # threads, by packs a thread; as in norm.cu
+    "forward": {1: 512, 2: 512, 4: 256, 8: 512},
+    "backward": {1: 512, 2: 512},
+}
+RESIDENT = {1: 1024, 2: 512}  # threads that backward's registers let a multiprocessor have, by packs a thread
+CLUSTERED = 128  # multiprocessors that clusters are sure to fill: an H200 has them in groups of 16 and of 18
+SHORTEST = {  # elements of a row from which "cuda" beats "triton"
+    ("forward", "rms_norm"): 8192,
+    ("forward", "layer_norm"): 4096,
+    ("backward", "rms_norm"): 1024,
+    ("backward", "layer_norm"): 1024,
+}
+
+
+def _cluster(direction: str, each: int, blocks: int) -> Config:
+    """A row held by so many blocks, so many packs a thread."""
+    resident = {"resident": RESIDENT[each]} if direction == "cuda-backward" else {}
+    return {"each": each, "blocks": blocks, **resident}
+
+
+def _cluster_choices(op: str, direction: str, size: int, packs: int) -> list[Config]:
+    """Largest blocks last."""
+    found = []
+    for each, largest in LARGEST_BLOCK[direction.removeprefix("cuda-")].items():
+        if direction == "cuda-forward" and each == 1 and packs > 512:  # too little for a thread to do
+            continue
+        fits = [n for n in (8, 4, 2, 1) if (64 if n == 1 else 128) <= packs // (each * n) <= largest]
+        found += [_cluster(direction, each, blocks) for blocks in fits]
+    if direction == "cuda-backward" and packs <= 256:  # fewer shares to add up
+        found += [{**config, "resident": config["resident"] // 2} for config in found]
+    return found or [_cluster(direction, 1, 1)]
+
+
+def _cluster_default(op: str, direction: str, size: int, packs: int) -> Config:
+    """Small blocks hide each other's waiting; large clusters wait long."""
+    wanted = 4 if direction == "cuda-forward" else 2
+
+    def distance(config: Config) -> float:
+        threads = packs / (config["each"] * config["blocks"])
+        return abs(math.log2(config["each"] / wanted)) + abs(math.log2(threads / 256))
+
+    return min(_cluster_choices(op, direction, size, packs), key=distance)
+
+
+CLUSTER = Tuned("norm.json", _cluster_default, _cluster_choices)
+
+
+def _most_packs(direction: str) -> int:
+    """That a block can hold."""
+    return max(each * threads for each, threads in LARGEST_BLOCK[direction].items())
+
+
+class Plan(NamedTuple):
+    """A launch of norm.cu, for so many rows at a time."""
+
+    kernel: str
+    threads: int
+    blocks: int
+    programs: int
+
+
+@planned
+def _plan(
+    dtype: torch.dtype,
+    weights: torch.dtype,
+    device: int,
+    direction: str,
+    N: int,
+    is_add: bool,
+    is_rms: bool,
+    form: str,
+) -> Plan | None:
+    """How clusters take such rows, if they can and, for the best form, should."""
+    packs, rest = divmod(N * dtype.itemsize, PACK)
+    if form == "triton" or device < 0 or rest or torch.version.hip is not None or not is_installed():
+        return None
+    has_clusters = torch.cuda.get_device_capability(device)[0] >= 9
+    if packs > _most_packs(direction) * (LARGEST_CLUSTER if has_clusters else 1):
+        return None
+    if form == "best" and (not has_clusters or SHORTEST[direction, _op(False, is_rms)] > N):
+        return None
+    key = (_op(is_add, is_rms), f"cuda-{direction}", dtype.itemsize, triton.next_power_of_2(packs))
+    config = CLUSTER(device, *key) if has_clusters else _cluster(key[1], max(LARGEST_BLOCK[direction]), 1)
+    each, blocks = config["each"], config["blocks"]
+    kinds = ("T" if weights == dtype else "float", each, *("true" if kind else "false" for kind in (is_rms, is_add)))
+    kernel = f"norm_{'fwd' if direction == 'forward' else 'bwd'}<T, {', '.join(map(str, kinds))}>"
+    threads = WARP * triton.cdiv(packs, WARP * each * blocks)
+    shared = config.get("resident", 0) // threads  # blocks of a multiprocessor
+    multiprocessors = WAVE if 2 * shared % blocks == 0 else CLUSTERED
+    return Plan(kernel, threads, blocks, max(1, multiprocessors * shared // blocks))
+
+
 _launch_fwd = Launcher(_norm_fwd)
 _launch_fwd_long = Launcher(_norm_fwd_long)
 _launch_bwd = Launcher(_norm_bwd)
@@ -434,10 +547,22 @@ _launch_bwd_long = Launcher(_norm_bwd_long)
 _launch_bwd_sum = Launcher(_norm_bwd_sum)
 
 
+def _plan_for(x: Tensor, weights: Sequence[Tensor | None], others: Sequence[Tensor | None], *rest: Any) -> Plan | None:
+    """The same for these tensors, which must be aligned."""
+    given = next((w for w in weights if w is not None), x)
+    plan = _plan(x.dtype, given.dtype, x.get_device(), *rest)
+    tensors = (x, *weights, *others)
+    return plan if plan and not any(t.data_ptr() % PACK for t in tensors if t is not None) else None
+
+
+def _pointers(*tensors: Tensor | None) -> list[Tensor | int]:
+    return [0 if t is None else t for t in tensors]
+
+
 def _config(x: Tensor, N: int, direction: str, is_add: bool, is_rms: bool) -> tuple[int, Config]:
     """How many programs at most, and the kernel's constants."""
-    op = ("add_" if is_add else "") + ("rms_norm" if is_rms else "layer_norm")
-    config = {"IS_RMS": is_rms, **CONFIG(x, op, direction, x.element_size(), triton.next_power_of_2(N))}
+    key = (_op(is_add, is_rms), direction, x.element_size(), triton.next_power_of_2(N))
+    config = {"IS_RMS": is_rms, **CONFIG(x, *key)}
     if "CHUNK" not in config:
         config["FILLED"] = config["BLOCK_N"] == N
     return config.pop("PROGRAMS"), config
@@ -456,17 +581,26 @@ def _forward(
     eps: float,
     offset: float,
     is_rms: bool,
+    form: str,
 ) -> tuple[Tensor, Any]:
-    y, total = contiguous_like(x), None if residual is None else contiguous_like(x)
+    is_add = residual is not None
+    y, total = contiguous_like(x), contiguous_like(x) if is_add else None
     M = x.numel() // max(1, N)
-    if M:
-        programs, config = _config(x, N, "forward", residual is not None, is_rms)
-        tensors = (*_contiguous(x, residual, weight, bias), y, total)
-        if "CHUNK" in config:
-            _launch_fwd_long((M,), *tensors, N, eps, offset, **config)
-        else:
-            programs = min(programs, triton.cdiv(M, config["BLOCK_M"]))
-            _launch_fwd((programs,), *tensors, M, N, eps, offset, **config)
+    if not M:
+        return y, total
+    x, residual, weight, bias = _contiguous(x, residual, weight, bias)
+    tensors = (x, residual, weight, bias, y, total)
+    plan = _plan_for(x, (weight, bias), (residual,), "forward", N, is_add, is_rms, form)
+    if plan:
+        numbers = (N, float(eps), float(offset))
+        CUDA.launch(plan.kernel, x.dtype, (M,), plan.threads, *_pointers(*tensors), *numbers, cluster=plan.blocks)
+        return y, total
+    programs, config = _config(x, N, "forward", is_add, is_rms)
+    if "CHUNK" in config:
+        _launch_fwd_long((M,), *tensors, N, eps, offset, **config)
+    else:
+        programs = min(programs, triton.cdiv(M, config["BLOCK_M"]))
+        _launch_fwd((programs,), *tensors, M, N, eps, offset, **config)
     return y, total
 
 
@@ -486,6 +620,7 @@ def normalize_backward(
     eps: float,
     offset: float,
     is_rms: bool,
+    form: str,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """The gradient of x and, as far as they are wanted, those of weight and bias."""
@@ -493,12 +628,18 @@ def normalize_backward(
     M = x.numel() // max(1, N)
     if not M:
         return [g.zero_() for g in gradients]
-    programs, config = _config(x, N, "backward", dsum is not None, is_rms)
-    is_long = "CHUNK" in config
-    programs = min(programs, M if is_long else triton.cdiv(M, config["BLOCK_M"]))
+    x, weight, dy, dsum = _contiguous(x, weight, dy, dsum)
+    is_add = dsum is not None
+    plan = _plan_for(x, (weight, bias), (dy, dsum), "backward", N, is_add, is_rms, form)
+    programs, config = (plan.programs, {}) if plan else _config(x, N, "backward", is_add, is_rms)
+    programs = min(programs, triton.cdiv(M, config.get("BLOCK_M", 1)))
     shares = [x.new_empty((programs, N), dtype=torch.float32) if is_wanted else None for is_wanted in wanted]
-    tensors = (*_contiguous(x, weight, dy, dsum), gradients[0], *shares)
-    if is_long:
+    tensors = (x, weight, dy, dsum, gradients[0], *shares)
+    if plan:
+        numbers = (M, N, float(eps), float(offset))
+        how = {"cluster": plan.blocks}
+        CUDA.launch(plan.kernel, x.dtype, (programs,), plan.threads, *_pointers(*tensors), *numbers, **how)
+    elif "CHUNK" in config:
         grid = (triton.cdiv(N, config["BLOCK_N"]), programs)
         _launch_bwd_long(grid, *tensors, M, N, eps, offset, **config)
     else:
@@ -506,8 +647,9 @@ def normalize_backward(
     if any(wanted):
         sums = [*zip((s for s in shares if s is not None), gradients[1:], strict=True), (None, None)][:2]
         tile = min(SHARES, triton.next_power_of_2(programs))
-        grid = (triton.cdiv(N, COLUMNS),)
-        _launch_bwd_sum(grid, *sums[0], *sums[1], programs, N, BLOCK_P=tile, BLOCK_N=COLUMNS, num_warps=8)
+        columns = COLUMNS if N > 2048 else COLUMNS // 2  # so that there are programs enough
+        grid = (triton.cdiv(N, columns), sum(wanted))
+        _launch_bwd_sum(grid, *sums[0], *sums[1], programs, N, BLOCK_P=tile, BLOCK_N=columns, num_warps=8)
     return gradients
 
 
@@ -515,7 +657,7 @@ def _gradients_in_torch(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, dy: Tensor, dsum: Tensor | None, N: int, *rest: Any
 ) -> list[Tensor]:
     """The same written out, for torch to differentiate again."""
-    eps, offset, is_rms, wanted = rest
+    eps, offset, is_rms, _, wanted = rest
     wide, dy = x.float().view(-1, N), dy.float().reshape(-1, N)
     if not is_rms:
         wide = wide - wide.mean(1, keepdim=True)
@@ -533,7 +675,7 @@ def _gradients_in_torch(
 
 def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None) -> tuple[Tensor | None, ...]:
     """Of x, weight and bias."""
-    wanted = ctx.needs_input_grad[-6:-4]
+    wanted = ctx.needs_input_grad[-7:-5]
     compute = _gradients_in_torch if torch.is_grad_enabled() else normalize_backward
     dx, *rest = compute(*ctx.saved_tensors, dy, dsum, *ctx.rest, wanted)
     return dx, *(rest.pop(0) if is_wanted else None for is_wanted in wanted)
@@ -541,10 +683,10 @@ def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None) -> tuple[Tensor | None
 
 @operator("normalize", fake=contiguous_like)
 def normalize(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, eps: float, offset: float, is_rms: bool
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, eps: float, offset: float, is_rms: bool, form: str
 ) -> Tensor:
-    """rms_norm or layer_norm of runs of N elements, times offset + weight, plus bias."""
-    return _forward(x, None, weight, bias, N, eps, offset, is_rms)[0]
+    """rms_norm or layer_norm of runs of N elements, times offset + weight, by the named form; layer_norm plus bias."""
+    return _forward(x, None, weight, bias, N, eps, offset, is_rms, form)[0]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -553,7 +695,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    return *_gradients(ctx, dy, None), None, None, None, None
+    return *_gradients(ctx, dy, None), None, None, None, None, None
 
 
 normalize.differentiate(_save, _backward)
@@ -569,9 +711,10 @@ def add_normalize(
     eps: float,
     offset: float,
     is_rms: bool,
+    form: str,
 ) -> tuple[Tensor, Tensor]:
     """The same of x + residual, and that sum."""
-    return _forward(x, residual, weight, bias, N, eps, offset, is_rms)
+    return _forward(x, residual, weight, bias, N, eps, offset, is_rms, form)
 
 
 def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -582,10 +725,16 @@ def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 
 def _backward_sum(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Tensor | None, ...]:
     dx, dw, db = (dsum, None, None) if dy is None else _gradients(ctx, dy, dsum)
-    return dx, dx, dw, db, None, None, None, None
+    return dx, dx, dw, db, None, None, None, None, None
 
 
 add_normalize.differentiate(_save_sum, _backward_sum)
+
+
+def fits_a_cluster(x: Tensor) -> bool:
+    """Whether clusters can hold the rows of x in either direction."""
+    packs, rest = divmod(x.shape[-1] * x.element_size(), PACK)
+    return not rest and 0 < packs <= _most_packs("backward") * LARGEST_CLUSTER
 
 
 def takes(smallest: int, shape: Any, inputs: Sequence[Any], weights: Sequence[Any]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tilewright.ops._norm import normalize, plain_layer_norm, takes
+from tilewright.ops._norm import fits_a_cluster, normalize, plain_layer_norm, takes
 from tilewright.spec import Cost, Draw, Op, grid, points
 
 EPS = 1e-5  # torch's own
@@ -61,7 +61,12 @@ op = Op(
 
 @op.kernel("triton", language="triton")
 def triton_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    return normalize(x, weight, bias, x.shape[-1], EPS, 0.0, False)
+    return normalize(x, weight, bias, x.shape[-1], EPS, 0.0, False, "triton")
+
+
+@op.kernel("cuda", language="cuda", fits=lambda x, *_: fits_a_cluster(x))
+def cuda_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    return normalize(x, weight, bias, x.shape[-1], EPS, 0.0, False, "cuda")
 
 
 SMALLEST = 0  # elements; below this a call costs the host more than our kernel saves
@@ -76,7 +81,7 @@ def layer_norm(
 ) -> Tensor:
     """As `torch.nn.functional.layer_norm`; weight and bias may be fp32 where the input is not."""
     if isinstance(eps, float) and takes(SMALLEST, normalized_shape, (input,), (weight, bias)):
-        return normalize(input, weight, bias, math.prod(normalized_shape), eps, 0.0, False)
+        return normalize(input, weight, bias, math.prod(normalized_shape), eps, 0.0, False, "best")
     return plain_layer_norm(input, normalized_shape, weight, bias, eps)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tilewright.ops._norm import EPS, normalize, plain_rms_norm, takes
+from tilewright.ops._norm import EPS, fits_a_cluster, normalize, plain_rms_norm, takes
 from tilewright.spec import Cost, Draw, Op, grid, points
 
 
@@ -57,7 +57,12 @@ op = Op(
 
 @op.kernel("triton", language="triton")
 def triton_rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float) -> Tensor:
-    return normalize(x, weight, None, x.shape[-1], eps, weight_offset, True)
+    return normalize(x, weight, None, x.shape[-1], eps, weight_offset, True, "triton")
+
+
+@op.kernel("cuda", language="cuda", fits=lambda x, *_: fits_a_cluster(x))
+def cuda_rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float) -> Tensor:
+    return normalize(x, weight, None, x.shape[-1], eps, weight_offset, True, "cuda")
 
 
 SMALLEST = 0  # elements; below this a call costs the host more than our kernel saves
@@ -74,7 +79,7 @@ def rms_norm(
     """As `torch.nn.functional.rms_norm`; a weight is added to `weight_offset` first, 1 in Gemma's models."""
     if (eps is None or isinstance(eps, float)) and takes(SMALLEST, normalized_shape, (input,), (weight,)):
         N = math.prod(normalized_shape)
-        return normalize(input, weight, None, N, EPS if eps is None else eps, weight_offset, True)
+        return normalize(input, weight, None, N, EPS if eps is None else eps, weight_offset, True, "best")
     return plain_rms_norm(input, normalized_shape, weight, eps, weight_offset)
 
 

@@ -18,6 +18,7 @@ from tilewright.cost import DIRECTIONS, size
 from tilewright.record import is_stale
 from tilewright.report.rows import Row, rows
 
+OF_ALL_OPS = ("summary", "largest")  # every case, or of each op the one with the most work
 BLOCK = re.compile(r"(<!-- records: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -26,7 +27,7 @@ class Unfillable(ValueError):
 
 
 def fill(page: str, records: list[dict[str, Any]]) -> str:
-    """The page with every marked block made anew. A block names an op, or `summary`, and a direction; or else `audit`,
+    """The page with every marked block made anew. A block names an op, `summary` or `largest`, and a direction; or `audit`,
     `sizes`, `verdicts`, `submissions` or `traps`."""
     if not BLOCK.search(page):
         raise Unfillable("it has no block of records")
@@ -46,10 +47,10 @@ def fill(page: str, records: list[dict[str, Any]]) -> str:
             chosen = [r for r in records if r["kind"] == "timing" and r.get("sized")]
             return found[1] + (_sizes(chosen) if chosen else "No records yet.\n") + found[3]
         what, _, direction = found["what"].partition(" ")
-        if direction not in DIRECTIONS or what not in ("summary", *source.op_files()):
+        if direction not in DIRECTIONS or what not in (*OF_ALL_OPS, *source.op_files()):
             raise Unfillable(f"no records are called '{found['what']}'")
         timings = [r for r in records if r["kind"] == "timing" and not r.get("sized")]
-        chosen = [r for r in timings if r["direction"] == direction and what in (r["op"], "summary")]
+        chosen = [r for r in timings if r["direction"] == direction and what in (r["op"], *OF_ALL_OPS)]
         gpus = dict.fromkeys(r["device"]["name"] for r in chosen)
         tables = [_table(what, [r for r in chosen if r["device"]["name"] == gpu]) for gpu in gpus]
         return found[1] + "\n".join(tables or ["No records yet.\n"]) + found[3]
@@ -59,7 +60,17 @@ def fill(page: str, records: list[dict[str, Any]]) -> str:
 
 def _table(what: str, records: list[dict[str, Any]]) -> str:
     found = list(rows(records))
-    return f"{_summary(found) if what == 'summary' else _all_kernels(found)}\n\n{_provenance(records)}\n"
+    found = _largest(found) if what == "largest" else found
+    return f"{_summary(found) if what in OF_ALL_OPS else _all_kernels(found)}\n\n{_provenance(records)}\n"
+
+
+def _largest(found: Sequence[Row]) -> list[Row]:
+    """Of each op the rows of the case with the most work."""
+    most: dict[str, Row] = {}
+    for row in found:
+        if row.op not in most or row.cost.bytes > most[row.op].cost.bytes:
+            most[row.op] = row
+    return [row for row in found if (row.case, row.dtype) == (most[row.op].case, most[row.op].dtype)]
 
 
 def _summary(found: Sequence[Row]) -> str:

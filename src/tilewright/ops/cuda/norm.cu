@@ -126,15 +126,25 @@ template <typename T, int COUNT> struct Held {
     }
 };
 
-// Where `is_there`. Past the first cache, which is for the weights; where the load is written, not later.
-__device__ __forceinline__ void stream(const void* pointer, bool is_there, Words& words) {
-    asm volatile("{\n"
-                 ".reg .pred is_there;\n"
-                 "setp.ne.s32 is_there, %5, 0;\n"
-                 "@is_there ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                 "}"
-                 : "+r"(words.at[0]), "+r"(words.at[1]), "+r"(words.at[2]), "+r"(words.at[3])
-                 : "l"(pointer), "r"((int)is_there));
+// A load where `is_there`, at the place in the program where it is written. Rows go past the first cache, which is for
+// the weights.
+template <bool OF_ROWS> __device__ __forceinline__ void load_words(const void* pointer, bool is_there, Words& words) {
+    if (OF_ROWS)
+        asm volatile("{\n"
+                     ".reg .pred is_there;\n"
+                     "setp.ne.s32 is_there, %5, 0;\n"
+                     "@is_there ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                     "}"
+                     : "+r"(words.at[0]), "+r"(words.at[1]), "+r"(words.at[2]), "+r"(words.at[3])
+                     : "l"(pointer), "r"((int)is_there));
+    else
+        asm volatile("{\n"
+                     ".reg .pred is_there;\n"
+                     "setp.ne.s32 is_there, %5, 0;\n"
+                     "@is_there ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+                     "}"
+                     : "+r"(words.at[0]), "+r"(words.at[1]), "+r"(words.at[2]), "+r"(words.at[3])
+                     : "l"(pointer), "r"((int)is_there));
 }
 
 // The columns of a thread, the same ones of every row. The blocks of a cluster take pieces of a row, one after the other,
@@ -158,7 +168,7 @@ template <typename T, int EACH> struct Columns {
     // What is past the end of the row stays as it is.
     __device__ __forceinline__ void load(const T* row, bool is_there, Held<T, COUNT>& held) const {
 #pragma unroll
-        for (int e = 0; e < EACH; e++) stream(row + first(e), is_there && first(e) < end, held.words[e]);
+        for (int e = 0; e < EACH; e++) load_words<true>(row + first(e), is_there && first(e) < end, held.words[e]);
     }
 
     __device__ __forceinline__ void store(T* row, const Held<T, COUNT>& held) const {
@@ -167,18 +177,13 @@ template <typename T, int EACH> struct Columns {
             if (first(e) < end) *reinterpret_cast<Words*>(row + first(e)) = held.words[e];
     }
 
-    // `other` everywhere without weights.
-    template <typename W> __device__ __forceinline__ Held<W, COUNT> of_weights(const W* weights, float other) const {
-        constexpr int PACKS = VECTOR<T> / VECTOR<W>;
-        Held<W, COUNT> held;
+    // Those of pack e; without weights all are `other`.
+    template <typename W> __device__ __forceinline__ Held<W, VECTOR<T>> weights(const W* all, int e, float other) const {
+        Held<W, VECTOR<T>> held;
         held.fill([=](int) { return other; });
-        if (weights)
 #pragma unroll
-            for (int e = 0; e < EACH; e++)
-                if (first(e) < end)
-#pragma unroll
-                    for (int p = 0; p < PACKS; p++)
-                        held.words[e * PACKS + p] = reinterpret_cast<const Words*>(weights + first(e))[p];
+        for (int p = 0; p < VECTOR<T> / VECTOR<W>; p++)
+            load_words<false>(all + first(e) + p * VECTOR<W>, all && first(e) < end, held.words[p]);
         return held;
     }
 
@@ -194,9 +199,10 @@ template <typename T, int EACH> struct Columns {
 
 // y = (x - mean) / sqrt(mean (x - mean)² + eps) (offset + w) + b; with ADDS of s = x + r, which is written too.
 template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS>
-__global__ void __launch_bounds__(LARGEST_BLOCK, EACH > 2 || sizeof(W) > sizeof(T) ? 1 : 2)
+__global__ void __launch_bounds__(EACH == 4 ? LARGEST_BLOCK / 2 : LARGEST_BLOCK, EACH == 4 ? 3 : EACH < 4 && sizeof(W) == sizeof(T) ? 2 : 1)
     norm_fwd(const T* x, const T* r, const W* w, const W* b, T* y, T* s, long long N, float eps, float offset) {
     constexpr int COUNT = Columns<T, EACH>::COUNT;
+    constexpr bool EARLY = EACH <= 2; // the weights, too, before the sums; else registers are worth more
     Turns turns;
     Columns<T, EACH> columns(N);
     long long row = blockIdx.x / cluster_blocks() * N;
@@ -209,8 +215,13 @@ __global__ void __launch_bounds__(LARGEST_BLOCK, EACH > 2 || sizeof(W) > sizeof(
         ys.fill([&](int n) { return xs.at(n) + rs.at(n); });
         columns.store(s + row, xs = ys);
     }
-    Held<W, COUNT> ws = columns.of_weights(w, 1.0f), bs;
-    if (!IS_RMS) bs = columns.of_weights(b, 0.0f);
+    Held<W, VECTOR<T>> ws[EACH], bs[EACH];
+    auto fetch_weights = [&](int e) {
+        ws[e] = columns.weights(w, e, 1.0f);
+        if (!IS_RMS) bs[e] = columns.weights(b, e, 0.0f);
+    };
+#pragma unroll
+    for (int e = 0; EARLY && e < EACH; e++) fetch_weights(e);
     if (!w) offset = 0.0f;
     turns.open();
     if (!IS_RMS) {
@@ -223,17 +234,23 @@ __global__ void __launch_bounds__(LARGEST_BLOCK, EACH > 2 || sizeof(W) > sizeof(
     });
     xs.settle();
     float scale = rsqrtf(turns.sum(squares, 0.0f).x * share + eps);
-    ys.fill([&](int n) {
-        float normed = (xs.at(n) - mean) * scale * (ws.at(n) + offset);
-        return IS_RMS ? normed : normed + bs.at(n);
-    });
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        if (!EARLY) fetch_weights(e);
+        Held<T, VECTOR<T>> pack;
+        pack.fill([&](int n) {
+            float normed = (xs.at(e * VECTOR<T> + n) - mean) * scale * (ws[e].at(n) + offset);
+            return IS_RMS ? normed : normed + bs[e].at(n);
+        });
+        ys.words[e] = pack.words[0];
+    }
     columns.store(y + row, ys);
 }
 
 // dx, plus ds with ADDS, and this cluster's shares of dw and db, [clusters, N]. Each cluster takes rows at the same
 // distance; while it works on one, the next is on its way.
 template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS>
-__global__ void __launch_bounds__(LARGEST_BLOCK, EACH > 1 || sizeof(W) > sizeof(T) ? 1 : 2)
+__global__ void __launch_bounds__(LARGEST_BLOCK, EACH > 1 ? 1 : 2)
     norm_bwd(const T* x, const W* w, const T* dy, const T* ds, T* dx, float* dw, float* db, long long M, long long N,
              float eps, float offset) {
     constexpr int COUNT = Columns<T, EACH>::COUNT;
@@ -244,10 +261,12 @@ __global__ void __launch_bounds__(LARGEST_BLOCK, EACH > 1 || sizeof(W) > sizeof(
     float share = 1.0f / N, dws[COUNT] = {}, dbs[COUNT] = {};
     float ws[COUNT];
     if (!w) offset = 0.0f;
-    columns.of_weights(w, 1.0f).each([&](float weight, int n) {
-        ws[n] = weight + offset;
-        asm volatile("" : "+f"(ws[n])); // made once
-    });
+#pragma unroll
+    for (int e = 0; e < EACH; e++)
+        columns.weights(w, e, 1.0f).each([&](float weight, int n) {
+            ws[e * VECTOR<T> + n] = weight + offset;
+            asm volatile("" : "+f"(ws[e * VECTOR<T> + n])); // made once
+        });
     Held<T, COUNT> next_x = {}, next_dy = {};
     columns.load(x + at, true, next_x);
     columns.load(dy + at, true, next_dy);
