@@ -368,7 +368,7 @@ def _norm_bwd_sum(
     """[N] = the sum of shares [P, N], for dw and, where both are wanted, db, by programs of its own."""
     if tl.program_id(1) == 0:
         _sum_shares(shares_ptr, out_ptr, P, N, BLOCK_P, BLOCK_N)
-    if more_out_ptr is not None:
+    if more_out_ptr is not None:  # noqa: SIM102  settled when compiled
         if tl.program_id(1) == 1:
             _sum_shares(more_shares_ptr, more_out_ptr, P, N, BLOCK_P, BLOCK_N)
 

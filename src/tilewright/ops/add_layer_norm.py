@@ -75,7 +75,7 @@ def cuda_add_layer_norm(
     return add_normalize(x, residual, weight, bias, x.shape[-1], EPS, 0.0, False, "cuda")
 
 
-SMALLEST = 0  # elements; below this a call costs the host more than our kernel saves
+SMALLEST = 2**23  # elements; below this the host's time counts, and torch's call costs less of it
 
 
 def add_layer_norm(

@@ -6,6 +6,8 @@ keeps anyway, so the input need not be kept.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -42,7 +44,7 @@ def triton_relu(x: Tensor) -> Tensor:
     return activation(x, "relu")
 
 
-SMALLEST = 0  # elements; below this torch is called
+SMALLEST = math.inf  # elements; torch's own kernel runs at the ceiling already
 
 
 def relu(input: Tensor, inplace: bool = False, *, bias: Tensor | None = None) -> Tensor:

@@ -27,8 +27,8 @@ class Unfillable(ValueError):
 
 
 def fill(page: str, records: list[dict[str, Any]]) -> str:
-    """The page with every marked block made anew. A block names an op, `summary` or `largest`, and a direction; or `audit`,
-    `sizes`, `verdicts`, `submissions` or `traps`."""
+    """The page with every marked block made anew. A block names an op, `summary` or `largest`, and a direction; or else
+    `audit`, `sizes`, `verdicts`, `submissions` or `traps`."""
     if not BLOCK.search(page):
         raise Unfillable("it has no block of records")
 
