@@ -1,0 +1,71 @@
+"""Cheap launches: the same machine code as Triton's own launch would take, found by a cheaper key."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from tilewright.interpreter import interpret
+from tilewright.ops._launch import Launcher
+
+
+@triton.jit
+def _scale(x_ptr, y_ptr, N, by, BLOCK: tl.constexpr):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs, mask=offs < N) * by, mask=offs < N)
+
+
+def test_interpreted_it_is_tritons_own_launch():
+    x, y = torch.randn(100), torch.empty(100)
+    with interpret():
+        Launcher(_scale)((4,), x, y, 100, 3.0, BLOCK=32)
+        torch.testing.assert_close(y, 3 * x)
+        Launcher(_scale).prepare((4,), 100, 2.0, BLOCK=32)(x, y)
+    torch.testing.assert_close(y, 2 * x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("N", [1, 16, 100, 4096])
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_every_specialisation_is_right_the_second_time_too(N, offset, dtype):
+    launcher = Launcher(_scale)
+    prepared = launcher.prepare((triton.cdiv(N, 64),), N, 3.0, BLOCK=64)
+    for _ in range(3):
+        x = torch.randn(N + offset, device="cuda", dtype=dtype)[offset:]
+        launches = (
+            lambda y, x=x: launcher((triton.cdiv(N, 64),), x, y, N, 3.0, BLOCK=64),
+            lambda y, x=x: prepared(x, y),
+        )
+        for launch in launches:
+            y = torch.full((N,), 7.0, device="cuda", dtype=dtype)
+            launch(y)
+            torch.testing.assert_close(y, 3 * x)
+
+
+@pytest.mark.gpu
+def test_it_runs_on_the_stream_in_use():
+    x, y = torch.ones(2**24, device="cuda"), torch.zeros(2**24, device="cuda")
+    stream = torch.cuda.Stream()
+    launcher = Launcher(_scale)
+    launcher((1,), x, y, 1, 1.0, BLOCK=1024)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for _ in range(20):
+            launcher((2**14,), x, x, 2**24, 1.0, BLOCK=1024)
+        launcher((2**14,), x, y, 2**24, 3.0, BLOCK=1024)
+    stream.synchronize()
+    assert (y == 3).all()
+
+
+@pytest.mark.gpu
+def test_it_can_be_captured_in_a_graph():
+    x, y = torch.ones(4096, device="cuda"), torch.zeros(4096, device="cuda")
+    launcher = Launcher(_scale)
+    launcher((4,), x, y, 4096, 2.0, BLOCK=1024)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launcher((4,), x, y, 4096, 2.0, BLOCK=1024)
+    x.fill_(5)
+    graph.replay()
+    assert (y == 10).all()

@@ -1,0 +1,96 @@
+"""Operators of ours: seen by whoever listens to torch's dispatcher, past it where nobody does."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilewright.ops._operator import contiguous_like, operator
+
+calls: list[str] = []
+
+
+@operator("test_double", fake=contiguous_like)
+def double(x: Tensor, times: int) -> Tensor:
+    calls.append("called")
+    return x * 2**times
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.times = inputs[1]
+
+
+def _backward(ctx, dy: Tensor):
+    return dy * 2**ctx.times, None
+
+
+double.differentiate(_save, _backward)
+
+
+@operator("test_zero", fake=lambda x: None, mutates=("x",))
+def zero(x: Tensor) -> None:
+    x.zero_()
+
+
+class Listening(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.heard: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.heard.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def nothing_called():
+    calls.clear()
+
+
+def test_a_mode_hears_the_registered_operator():
+    with Listening() as mode:
+        double(torch.ones(3), 1)
+    assert "tilewright::test_double" in mode.heard
+    assert calls == ["called"]
+
+
+def test_fake_tensors_never_reach_the_function():
+    with torch._subclasses.FakeTensorMode():
+        assert double(torch.ones(3, 4), 1).shape == (3, 4)
+    assert not calls
+
+
+@pytest.mark.parametrize("how", ["plain", "listening", "compiled"])
+def test_the_same_values_and_gradients_every_way(how):
+    x = torch.randn(5, requires_grad=True)
+    fn = torch.compile(double, fullgraph=True, backend="aot_eager") if how == "compiled" else double
+    if how == "listening":
+        with Listening():
+            y = fn(x, 2)
+    else:
+        y = fn(x, 2)
+    torch.testing.assert_close(y, 4 * x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x), (torch.full((5,), 4.0),))
+
+
+def test_without_a_need_for_gradients_there_is_no_node():
+    x = torch.randn(5, requires_grad=True)
+    assert double(x, 1).grad_fn is not None
+    assert double(x.detach(), 1).grad_fn is None
+    with torch.no_grad():
+        assert double(x, 1).grad_fn is None
+
+
+def test_opcheck():
+    torch.library.opcheck(double.registered, (torch.randn(3, requires_grad=True), 1))
+    torch.library.opcheck(zero.registered, (torch.randn(3),))
+
+
+def test_an_argument_that_is_changed_is_declared():
+    x = torch.ones(3)
+    zero(x)
+    assert (x == 0).all()
+    version = x._version
+    torch.compile(lambda x: zero(x), fullgraph=True, backend="aot_eager")(x.fill_(1))
+    assert (x == 0).all()
+    assert x._version > version
