@@ -38,7 +38,7 @@ tests: $(READY)
 	$(RUN) -m pytest -n 2 --dist loadgroup
 
 gpu-test: $(READY)
-	$(RUN) -m pytest tests/ops tests/tools tests/worker tests/test_hardware.py tests/test_notebook.py tests/test_timer.py
+	$(RUN) -m pytest tests/ops tests/tools tests/worker tests/test_hardware.py tests/test_launch.py tests/test_notebook.py tests/test_timer.py
 
 PAIRS := triton==3.6.0/numpy==2.4.6 triton==3.9.0/numpy==2.3.5 triton==3.9.0/numpy==2.4.6
 

@@ -13,6 +13,8 @@ from tilewright.spec import Cost, Op, grid
 from tilewright.timer import timer_for
 from tilewright.tools.tune import tune
 
+WORDS = {"True": True, "False": False}
+
 
 @pytest.fixture
 def tables(monkeypatch, tmp_path):
@@ -115,7 +117,7 @@ def test_what_is_shipped_is_among_what_a_search_tries():
     for file, sharing in of_file.items():
         for winners in sharing[0].winners().values():
             for spelled, config in winners.items():
-                key = [int(part) if part.isdigit() else part for part in spelled.split(" ")]
+                key = [WORDS.get(part, int(part) if part.isdigit() else part) for part in spelled.split(" ")]
                 assert any(config in offered(table, key) for table in sharing), f"{file}: {spelled}"
 
 

@@ -454,11 +454,11 @@ LARGEST_BLOCK = {  # threads, by packs a thread; as in norm.cu
 }
 RESIDENT = {1: 1024, 2: 512}  # threads that backward's registers let a multiprocessor have, by packs a thread
 CLUSTERED = 128  # multiprocessors that clusters are sure to fill: an H200 has them in groups of 16 and of 18
-SHORTEST = {  # elements of a row from which "cuda" beats "triton"
-    ("forward", "rms_norm"): 8192,
-    ("forward", "layer_norm"): 4096,
-    ("backward", "rms_norm"): 1024,
-    ("backward", "layer_norm"): 1024,
+WINS = {  # elements of rows, from and to, with which "cuda" beats "triton" on an H200
+    ("forward", "rms_norm"): (8192, 8192),
+    ("forward", "layer_norm"): (4096, 8192),
+    ("backward", "rms_norm"): (1024, 32768),
+    ("backward", "layer_norm"): (1024, 32768),
 }
 
 
@@ -527,7 +527,8 @@ def _plan(
     has_clusters = torch.cuda.get_device_capability(device)[0] >= 9
     if packs > _most_packs(direction) * (LARGEST_CLUSTER if has_clusters else 1):
         return None
-    if form == "best" and (not has_clusters or SHORTEST[direction, _op(False, is_rms)] > N):
+    shortest, longest = WINS[direction, _op(False, is_rms)]
+    if form == "best" and not (has_clusters and shortest <= N <= longest):
         return None
     key = (_op(is_add, is_rms), f"cuda-{direction}", dtype.itemsize, triton.next_power_of_2(packs))
     config = CLUSTER(device, *key) if has_clusters else _cluster(key[1], max(LARGEST_BLOCK[direction]), 1)

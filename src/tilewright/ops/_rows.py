@@ -14,6 +14,7 @@ from tilewright.ops._tuned import Config
 PACK = 16  # bytes of an access
 MOST_BLOCKS = 16  # of a cluster
 THREADS = (128, 256, 512, 1024)  # of a block
+LARGEST_ALONE = 4096  # packs of a row that one block takes
 PACKS = {1: 8, 2: 4}  # a thread, of so many tensors at once: their rows are held in registers
 
 
@@ -62,9 +63,10 @@ def cluster_choices(tensors: int, packs: int) -> list[Config]:
 
 
 def cluster_default(tensors: int, packs: int) -> Config:
-    """One block up to 512 threads, then clusters of small blocks: blocks hide each other's waiting."""
+    """One block, then clusters of small blocks, which hide each other's waiting."""
     choices = cluster_choices(tensors, packs)
-    return next((c for c in choices if c["blocks"] == 1), choices[len(choices) // 2])
+    alone = next((c for c in choices if c["blocks"] == 1 and packs <= LARGEST_ALONE), None)
+    return alone or next((c for c in choices if c["threads"] >= 256 * tensors), choices[-1])
 
 
 @functools.cache

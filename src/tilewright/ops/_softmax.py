@@ -23,6 +23,7 @@ from tilewright.ops._rows import MOST_BLOCKS, PACK, PACKS, Rows, cluster_choices
 from tilewright.ops._tuned import Config, Tuned, planned
 
 LONGEST_TILE = 32768  # elements of a row that one program can hold in registers; twice as many spill
+SHORTEST_CLUSTER = 8193  # elements of a row from which a cluster is faster, where there are any
 COLUMN_TILE = 16384  # elements of columns that one program can hold
 
 
@@ -254,7 +255,8 @@ def _long(rows: Rows, log: bool) -> Launch:
 
 
 def _best(rows: Rows, log: bool) -> Launch:
-    return _tile(rows, log) if rows.N <= LONGEST_TILE else _long(rows, log)
+    is_long = rows.N > LONGEST_TILE or (rows.N >= SHORTEST_CLUSTER and rows.fit_a_cluster(TENSORS["cluster-fwd"]))
+    return _long(rows, log) if is_long else _tile(rows, log)
 
 
 def _columns_config(N: int, inner: int) -> Config:
@@ -305,11 +307,12 @@ def _plan_backward(
         return _columns_backward.prepare((outer * tiles,), N, inner, tiles, LOG=log, **config)
     rows = Rows(outer, N, dtype, device, is_aligned)
     flags = {"LOG": log, "HIDES": form == "masked"}
-    if form != "cluster" and N <= LONGEST_TILE:
+    fits = form in ("best", "cluster") and scale == 1.0 and rows.fit_a_cluster(TENSORS["cluster-bwd"])
+    if fits and (form == "cluster" or N >= SHORTEST_CLUSTER):
+        return _cluster("cluster-bwd", rows, log)
+    if N <= LONGEST_TILE:
         config = TILE(device, "bwd", rows.size, rows.block)
         return _tile_backward.prepare((triton.cdiv(outer, config["BLOCK_M"]),), outer, N, scale, **flags, **config)
-    if form in ("best", "cluster") and scale == 1.0 and rows.fit_a_cluster(TENSORS["cluster-bwd"]):
-        return _cluster("cluster-bwd", rows, log)
     return _twice_backward.prepare((outer,), N, scale, **flags, BLOCK_N=16384, num_warps=16)
 
 

@@ -121,7 +121,9 @@ def _load(message: dict[str, Any], device: str) -> Any:
     if message["solution"]:
         return solutions.load(Path(message["file"]), message["solution"], device)
     op = registry.load(message["op"])
-    return registry.load_file(Path(message["file"]), op).fn if message["file"] else op.kernels[message["kernel"]].fn
+    if message["file"]:
+        return registry.load_file(Path(message["file"]), op).fn
+    return registry.pick(op, [message["kernel"]])[0].fn
 
 
 def _confine(file: Path, others: list[Path], folder: Path, device: str, memory: int) -> list[str]:

@@ -1,5 +1,5 @@
-// Rows brought to one size, and the gradients of that. A cluster of blocks holds a row in registers, so each row is read
-// once and written once; backward also keeps the sums over its rows there. Rows are whole 16-byte packs.
+// Rows brought to one size, and the gradients of that. A cluster of blocks holds a row in registers, so each row is
+// read once and written once; backward also keeps the sums over its rows there. Rows are whole 16-byte packs.
 #include "rows.cuh"
 
 constexpr int LARGEST_BLOCK = 512, LARGEST_CLUSTER = 8; // threads, blocks
@@ -147,8 +147,8 @@ template <bool OF_ROWS> __device__ __forceinline__ void load_words(const void* p
                      : "l"(pointer), "r"((int)is_there));
 }
 
-// The columns of a thread, the same ones of every row. The blocks of a cluster take pieces of a row, one after the other,
-// their threads packs in turn.
+// The columns of a thread, the same ones of every row. The blocks of a cluster take pieces of a row, one after the
+// other, their threads packs in turn.
 template <typename T, int EACH> struct Columns {
     static constexpr int COUNT = EACH * VECTOR<T>;
     int start, end; // where this thread's first pack begins, and where this block's piece ends
@@ -178,7 +178,8 @@ template <typename T, int EACH> struct Columns {
     }
 
     // Those of pack e; without weights all are `other`.
-    template <typename W> __device__ __forceinline__ Held<W, VECTOR<T>> weights(const W* all, int e, float other) const {
+    template <typename W>
+    __device__ __forceinline__ Held<W, VECTOR<T>> weights(const W* all, int e, float other) const {
         Held<W, VECTOR<T>> held;
         held.fill([=](int) { return other; });
 #pragma unroll
@@ -197,9 +198,14 @@ template <typename T, int EACH> struct Columns {
     }
 };
 
+// Threads of a block at most, and how many such blocks a multiprocessor takes: 64 to 128 registers a thread.
+template <int EACH> constexpr int FORWARD_BLOCK = EACH == 4 ? LARGEST_BLOCK / 2 : LARGEST_BLOCK;
+template <typename T, typename W, int EACH>
+constexpr int FORWARD_BLOCKS = EACH == 4 ? 3 : EACH < 4 && sizeof(W) == sizeof(T) ? 2 : 1;
+
 // y = (x - mean) / sqrt(mean (x - mean)² + eps) (offset + w) + b; with ADDS of s = x + r, which is written too.
 template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS>
-__global__ void __launch_bounds__(EACH == 4 ? LARGEST_BLOCK / 2 : LARGEST_BLOCK, EACH == 4 ? 3 : EACH < 4 && sizeof(W) == sizeof(T) ? 2 : 1)
+__global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, FORWARD_BLOCKS<T, W, EACH>)
     norm_fwd(const T* x, const T* r, const W* w, const W* b, T* y, T* s, long long N, float eps, float offset) {
     constexpr int COUNT = Columns<T, EACH>::COUNT;
     constexpr bool EARLY = EACH <= 2; // the weights, too, before the sums; else registers are worth more
@@ -258,8 +264,7 @@ __global__ void __launch_bounds__(LARGEST_BLOCK, EACH > 1 ? 1 : 2)
     Columns<T, EACH> columns(N);
     int cluster = blockIdx.x / cluster_blocks(), clusters = gridDim.x / cluster_blocks();
     long long at = cluster * N, step = clusters * N, end = M * N;
-    float share = 1.0f / N, dws[COUNT] = {}, dbs[COUNT] = {};
-    float ws[COUNT];
+    float share = 1.0f / N, ws[COUNT], dws[COUNT] = {}, dbs[COUNT] = {};
     if (!w) offset = 0.0f;
 #pragma unroll
     for (int e = 0; e < EACH; e++)

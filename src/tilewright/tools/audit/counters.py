@@ -48,7 +48,7 @@ def main() -> None:
     wanted = json.loads(sys.argv[1])
     if "op" in wanted:
         op = registry.load(wanted["op"])
-        fn = op.kernels[wanted["kernel"]].fn
+        fn = registry.pick(op, [wanted["kernel"]])[0].fn
         args: tuple[Any, ...] = op.make(Case(tuple(wanted["case"].items()), wanted["dtype"]), "cuda")
     else:
         fn = registry.launcher(Path(wanted["file"]), wanted["function"])
