@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -59,11 +60,17 @@ def append(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Raise before work begins rather than lose its result at the end."""
-    existed = path.exists()
-    append(path, [])
-    if not existed:
-        path.unlink()
+    """Raise before work begins rather than lose its result at the end. A file that is not there yet is not made: who took
+    it away again might take what another writer has put there meanwhile."""
+    if path.exists():
+        append(path, [])
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise CannotWrite(path, error.strerror or str(error)) from None
 
 
 @dataclass

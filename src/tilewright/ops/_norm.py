@@ -644,7 +644,8 @@ def normalize_backward(
         grid = (triton.cdiv(N, config["BLOCK_N"]), programs)
         _launch_bwd_long(grid, *tensors, M, N, eps, offset, **config)
     else:
-        _launch_bwd((programs,), *tensors, M, N, eps, offset, **config)
+        # Fused to dy * w - mean(dy * w), a difference that should be nothing would keep the product's rounding.
+        _launch_bwd((programs,), *tensors, M, N, eps, offset, **config, enable_fp_fusion=is_rms)
     if any(wanted):
         sums = [*zip((s for s in shares if s is not None), gradients[1:], strict=True), (None, None)][:2]
         tile = min(SHARES, triton.next_power_of_2(programs))

@@ -81,7 +81,7 @@ op = Op(
         extras=(False, True, False, True, True, False, True),
     ),
     bench=points(
-        M=(8192, 8192, 4096),
+        M=(8192, 4096, 4096),  # the truth of more logits, and what leads to it, would not fit beside the timed inputs
         N=(32768, 128256, 50257),
         reduction=("mean",) * 3,
         extras=(False,) * 3,

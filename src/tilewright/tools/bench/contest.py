@@ -217,10 +217,19 @@ class Contest:
             for direction in wanted:
                 yield from (self._without_time(e, direction, "unsupported", reason) for e in self._entrants)
             return
-        verdicts = {e.kernel.name: self._verdict(e, with_gradients) for e in self._entrants}
+        verdicts: dict[str, Verdict] = {}
         for direction in wanted:
-            on_step(f"timing {self._case} {direction}")
-            yield from self._direction(direction, answers, verdicts)
+            told: set[str] = set()
+            try:
+                verdicts = verdicts or {e.kernel.name: self._verdict(e, with_gradients) for e in self._entrants}
+                on_step(f"timing {self._case} {direction}")
+                for timing in self._direction(direction, answers, verdicts):
+                    told.add(timing.kernel)
+                    yield timing
+            except torch.cuda.OutOfMemoryError:  # while results were compared
+                reason = _too_large(self._op, self._case)
+                rest = [entrant for entrant in self._entrants if entrant.kernel.name not in told]
+                yield from (self._without_time(e, direction, "unsupported", reason) for e in rest)
 
     def _verdict(self, entrant: Entrant, with_gradients: bool) -> Verdict:
         """On the very inputs to be timed."""
