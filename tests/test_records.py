@@ -47,7 +47,7 @@ def test_users_calls_reach_what_softmax_promises():
     newest = record.latest(records("softmax.jsonl"))
     ours = {r["case"]["N"]: r for r in newest if r["kernel"] == source.PUBLIC and r["direction"] == "forward"}
     share = {n: Cost(**r["cost"]).bytes / r["median_us"] * 1e6 / r["ceilings"]["copy"] for n, r in ours.items()}
-    least = {256: 0.85, 1024: 0.9, 4096: 0.96, 8192: 0.96, 32768: 0.95, 65536: 0.91, 131072: 0.88, 262144: 0.83}
+    least = {256: 0.84, 1024: 0.9, 4096: 0.96, 8192: 0.96, 32768: 0.95, 65536: 0.91, 131072: 0.88, 262144: 0.83}
     assert {n: share[n] for n in least if share[n] < least[n]} == {}
 
 

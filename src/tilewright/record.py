@@ -60,8 +60,8 @@ def append(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Raise before work begins rather than lose its result at the end. A file that is not there yet is not made: who took
-    it away again might take what another writer has put there meanwhile."""
+    """Raise before work begins rather than lose its result at the end. A file that is not there yet is not made: taken
+    away again, it might take with it what another writer has put there meanwhile."""
     if path.exists():
         append(path, [])
         return
