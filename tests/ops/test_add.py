@@ -154,8 +154,8 @@ def test_small_inputs_go_to_torch(device, monkeypatch):
 def test_registered_operator(device, fast_path):
     x = torch.randn(4, 33, device=device, requires_grad=True)
     y = torch.randn(4, 33, device=device, requires_grad=True)
-    torch.library.opcheck(module.add_forward, (x, y, "triton"))
-    torch.library.opcheck(module.add_forward, (x.detach().t(), y.detach().t(), "triton"))
+    torch.library.opcheck(module.add_forward.registered, (x, y, "triton"))
+    torch.library.opcheck(module.add_forward.registered, (x.detach().t(), y.detach().t(), "triton"))
     assert_compiles(tw.add, x.detach(), y.detach())
     assert_compiles(lambda x, y: module.add_forward(x, y, "triton"), x.detach(), y.detach())
 

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from tilewright.ops._cuda import Source
 from tilewright.ops._flat import takes
+from tilewright.ops._launch import Launcher
 from tilewright.ops._numba import launch, numba_cuda
+from tilewright.ops._operator import contiguous_like, operator
 from tilewright.spec import Cost, Op, grid
 
 
@@ -62,9 +64,12 @@ def _add_fwd(x_ptr, y_ptr, out_ptr, N, BLOCK_N: tl.constexpr):
 BLOCK_N = 2048
 
 
+_launch = Launcher(_add_fwd)
+
+
 def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
     N = x.numel()
-    _add_fwd[(triton.cdiv(N, BLOCK_N),)](x, y, out, N, BLOCK_N=BLOCK_N, num_warps=4)
+    _launch((triton.cdiv(N, BLOCK_N),), x, y, out, N, BLOCK_N=BLOCK_N, num_warps=4)
 
 
 CUDA = Source("add.cu", "add_fwd")
@@ -110,26 +115,24 @@ def _numba(x: Tensor, y: Tensor, out: Tensor) -> None:
 FORMS = {"triton": _triton, "cuda": _cuda, "numba": _numba}
 
 
-@torch.library.custom_op("tilewright::add", mutates_args=())
+@operator("add", fake=contiguous_like)
 def add_forward(x: Tensor, y: Tensor, form: str) -> Tensor:
     """The sum of two tensors of one shape and dtype by the named form."""
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = contiguous_like(x)
     if x.numel():
-        with torch.cuda.device_of(x):
-            FORMS[form](x.contiguous(), y.contiguous(), out)
+        FORMS[form](x.contiguous(), y.contiguous(), out)
     return out
 
 
-@add_forward.register_fake
-def _(x: Tensor, y: Tensor, form: str) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def _save(ctx, inputs, output) -> None:
+    """The gradient needs nothing."""
 
 
 def _backward(ctx, grad: Tensor):
     return grad, grad, None
 
 
-add_forward.register_autograd(_backward)
+add_forward.differentiate(_save, _backward)
 
 
 @op.kernel("triton", language="triton")

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
+from tilewright.ops._launch import Launcher
+from tilewright.ops._operator import operator
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
 
 
@@ -150,6 +152,9 @@ def _tile(M: int, N: int, unit: str) -> tuple[int, int, int, int, int]:
     return TILES[unit][-1]
 
 
+_launch = Launcher(_linear_matmul)
+
+
 def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     """c = a b, plus the bias, through ReLU; a and b may be views of any strides."""
     M, K = a.shape
@@ -160,28 +165,28 @@ def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     a, b = (t if 1 in t.stride() else t.contiguous() for t in (a, b))  # vector loads need a contiguous dimension
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     block_m, block_n, block_k, warps, stages = _tile(M, N, precision if a.dtype == torch.float32 else "half")
-    with torch.cuda.device_of(a):
-        _linear_matmul[(triton.cdiv(M, block_m) * triton.cdiv(N, block_n),)](
-            a,
-            b,
-            bias,
-            c,
-            *a.stride(),
-            *b.stride(),
-            M,
-            N,
-            K,
-            BLOCK_M=block_m,
-            BLOCK_N=block_n,
-            BLOCK_K=block_k,
-            GROUP_M=GROUP_M,
-            EVEN_K=K % block_k == 0,
-            HAS_BIAS=bias is not None,
-            RELU=relu,
-            PRECISION=precision,
-            num_warps=warps,
-            num_stages=stages,
-        )
+    _launch(
+        (triton.cdiv(M, block_m) * triton.cdiv(N, block_n),),
+        a,
+        b,
+        bias,
+        c,
+        *a.stride(),
+        *b.stride(),
+        M,
+        N,
+        K,
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        GROUP_M=GROUP_M,
+        EVEN_K=K % block_k == 0,
+        HAS_BIAS=bias is not None,
+        RELU=relu,
+        PRECISION=precision,
+        num_warps=warps,
+        num_stages=stages,
+    )
     return c
 
 
@@ -200,34 +205,23 @@ def _cuda(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     y = torch.empty(M, N, dtype=x.dtype, device=x.device)
     tiles = triton.cdiv(M, CUDA_TILE) * triton.cdiv(N, CUDA_TILE)
     if tiles:
-        with torch.cuda.device_of(x):
-            CUDA.launch("linear_fwd", x.dtype, (tiles,), CUDA_THREADS, x, weight, bias, y, M, N, K, int(relu))
+        CUDA.launch("linear_fwd", x.dtype, (tiles,), CUDA_THREADS, x, weight, bias, y, M, N, K, int(relu))
     return y
 
 
 FORMS = {"triton": _triton, "cuda": _cuda}
 
 
-@torch.library.custom_op("tilewright::linear", mutates_args=())
+@operator("linear", fake=lambda x, weight, *_: x.new_empty(x.shape[0], weight.shape[0]))
 def linear_forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, form: str) -> Tensor:
     """x [M, K], weight [N, K] and bias [N] to y [M, N] by the named form."""
     return FORMS[form](x, weight, bias, relu)
 
 
-@linear_forward.register_fake
-def _(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, form: str) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
-
-
-@torch.library.custom_op("tilewright::linear_matmul", mutates_args=())
+@operator("linear_matmul", fake=lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
 def linear_matmul(a: Tensor, b: Tensor) -> Tensor:
     """The matrix product a b by the Triton kernel of `linear`; its gradients are two of these."""
     return _matmul(a, b, None, False)
-
-
-@linear_matmul.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty(a.shape[0], b.shape[1])
 
 
 def _save(ctx, inputs, output) -> None:
@@ -250,7 +244,7 @@ def _backward(ctx, dy: Tensor):
     )
 
 
-linear_forward.register_autograd(_backward, setup_context=_save)
+linear_forward.differentiate(_save, _backward)
 
 
 @op.kernel("triton", language="triton")
