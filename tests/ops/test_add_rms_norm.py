@@ -3,7 +3,7 @@
 import torch
 
 import tilewright as tw
-from norm_laws import AddLaws
+from norm_laws import AddLaws, fast_path  # noqa: F401  a fixture for all tests here
 from support import laid_out
 from tilewright.ops import _norm
 from tilewright.ops import add_rms_norm as module
