@@ -42,8 +42,8 @@ def test_forward_timings_of_ours_and_of_what_one_could_use_are_fresh(op):
             assert r["timer"]["unqueued"] == 0
 
 
-def test_users_calls_reach_what_softmax_promises():
-    """Shares of the copy bandwidth measured in the same run, by columns."""
+def test_users_calls_of_softmax_keep_the_shares_that_were_measured():
+    """Of the copy bandwidth of the same run, by columns. Not the goals: 256 and all from 64 K on are below theirs."""
     newest = record.latest(records("softmax.jsonl"))
     ours = {r["case"]["N"]: r for r in newest if r["kernel"] == source.PUBLIC and r["direction"] == "forward"}
     share = {n: Cost(**r["cost"]).bytes / r["median_us"] * 1e6 / r["ceilings"]["copy"] for n, r in ours.items()}
