@@ -25,11 +25,16 @@ def test_two_processes_agree():
     assert {change.kernel for change in changes if change.verdict == "slower"} == set()
 
 
-@pytest.mark.parametrize("op", ["attention", "gelu", "softmax"])
-def test_forward_timings_of_ours_and_of_what_one_could_use_are_fresh(op):
-    known = [*source.kernels(op), *source.peer_files()]
-    newest = record.latest(records(f"{op}.jsonl"))
-    forward = [r for r in newest if r["direction"] == "forward" and r["kernel"] in known]
+# Measured before code that they share with others changed. Strict: a new measurement must take its op off this list.
+STALE = [
+    pytest.param(op, marks=pytest.mark.xfail(strict=True, reason="to be measured again"))
+    for op in ("add", "dot", "gelu", "linear", "softmax", "sum")
+]
+
+
+@pytest.mark.parametrize("op", ["attention", *STALE])
+def test_every_op_has_fresh_forward_timings_of_ours_and_of_what_one_could_use(op):
+    forward = [r for r in record.latest(records(f"{op}.jsonl")) if r["direction"] == "forward"]
     assert not [r["kernel"] for r in forward if record.is_stale(r)]
     timed = {r["kernel"] for r in forward if r["median_us"]}
     assert {"eager", "compile", "triton"} <= timed
@@ -40,6 +45,15 @@ def test_forward_timings_of_ours_and_of_what_one_could_use_are_fresh(op):
             low, high = r["interval_us"]
             assert low <= r["median_us"] <= high
             assert r["timer"]["unqueued"] == 0
+
+
+@pytest.mark.parametrize("op", ["gelu", "softmax"])
+def test_all_that_bench_times_without_a_search_is_fresh(op):
+    known = [*source.kernels(op), *source.peer_files()]
+    newest = record.latest(records(f"{op}.jsonl"))
+    forward = [r for r in newest if r["direction"] == "forward" and r["kernel"] in known]
+    assert {r["kernel"] for r in forward} >= set(source.kernels(op))
+    assert not [r["kernel"] for r in forward if record.is_stale(r)]
 
 
 def test_users_calls_of_softmax_keep_the_shares_that_were_measured():

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from tilewright import registry
 from tilewright.errors import BadCase
 from tilewright.spec import Case, Cost, Draw, Op, grid, kernel, matrix_unit, points
 
@@ -85,3 +86,12 @@ def test_the_mark_leaves_a_function_as_it_was():
         return x
 
     assert kernel("softmax")(mine) is mine
+
+
+def test_sizes_grow_in_the_batch_alone_from_a_kibibyte_to_four_gibibytes():
+    softmax = registry.load("softmax")
+    found = softmax.sizes()
+    sizes = [sum(a.nbytes for a in softmax.make(case, "meta")) for case in found]
+    assert sizes == [2**power for power in range(10, 33, 2)]
+    assert {case["N"] for case in found} == {softmax.bench[0]["N"]}
+    assert registry.load("cross_entropy").sizes() == [], "nothing of it is a batch"

@@ -9,7 +9,10 @@ from tilewright import record, settings, source
 from tilewright.report import markdown
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("softmax", "audit", "check", "measuring"))]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("softmax", "speed", "audit", "check", "measuring")),
+]
 
 
 def timing(kernel: str, us: float | None, case: int = 1, direction: str = "forward", verdict: str = "right", **more):
@@ -55,6 +58,22 @@ def test_the_summary_leaves_out_a_case_that_none_of_ours_has_and_keeps_one_that_
     filled = markdown.fill(SUMMARY, [timing("eager", 4.0, case=1), timing("triton", 2.0, case=2)])
     assert "N=1" not in filled
     assert "| softmax | N=2 |  |  |  | 2.0 us | triton | 50% |  |" in filled
+
+
+def test_the_largest_is_the_case_with_the_most_bytes():
+    small, large = ({"cost": {"read": n, "written": n, "flops": {}}} for n in (10**6, 10**7))
+    ours = [timing("triton", 2.0, case=1, **large), timing("triton", 3.0, case=2, **small)]
+    filled = markdown.fill("<!-- records: largest forward -->\n<!-- end -->", ours)
+    assert "N=1" in filled
+    assert "N=2" not in filled
+
+
+def test_sizes_stand_apart_from_bench_cases_and_are_held_against_the_best_of_torch():
+    kernels = (("eager", 4.0, 10.0), ("compile", 2.0, 20.0), (source.PUBLIC, 3.0, 15.0))
+    sized = [timing(name, us, host_us=host, sized=True) for name, us, host in kernels]
+    filled = markdown.fill("<!-- records: sizes -->\n<!-- end -->", [*sized, timing("eager", 1.0)])
+    assert "| softmax | N=1 | 2.0 MB | 4.0 us | 2.0 us | 3.0 us | 1.50 | 1.50 |" in filled
+    assert "4.0 us" not in markdown.fill(SUMMARY, [*sized, timing("triton", 1.0)])
 
 
 def test_each_gpu_has_a_table_of_its_own():

