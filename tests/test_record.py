@@ -155,6 +155,10 @@ def test_one_gpu_does_not_hide_another():
     assert len(list(record.latest([entry(gpu="h200"), entry(gpu="a100-80gb")]))) == 2
 
 
+def test_a_size_of_a_sweep_does_not_hide_a_bench_case():
+    assert len(list(record.latest([entry(), entry() | {"sized": True}]))) == 2
+
+
 def test_the_newest_record_of_a_case_counts():
     old, new = entry(1, case={"M": 1}), entry(2, case={"M": 1})
     new["date"] = "9999-01-01"

@@ -5,7 +5,7 @@ import torch
 
 from tilewright import registry, source
 from tilewright.spec import Cost, Kernel, Op, grid, points
-from tilewright.tools.check import check
+from tilewright.tools.check import check, trials
 from tilewright.tools.check.answers import Answers
 from tilewright.tools.check.judge import Here, Judge
 from tilewright.tools.check.trials import Trial
@@ -297,3 +297,20 @@ def test_a_case_many_times_as_long_is_compared_part_by_part(fn, expected):
     found = judge.judge([Trial(SOFTMAX.check[4].with_dtype("float32"), repeat=9)], lambda: None)
     assert found.verdict == expected
     assert ("in repetition 8" in found.reason) == (expected == "wrong")
+
+
+def test_drawn_cases_are_not_listed_and_the_first_is_not_empty():
+    """A kernel that knows the listed cases is asked another even by a quick check."""
+    listed = {case.point for case in SOFTMAX.check}
+    for seed in range(300):
+        first, *others = trials.drawn(SOFTMAX, SOFTMAX.check[0], 3, str(seed))
+        assert 0 not in dict(first.point).values()
+        assert not listed & {case.point for case in (first, *others)}
+
+
+def test_the_gradient_of_a_single_number_is_one_in_training_alone():
+    total = registry.load("dot")
+    trial = Trial(total.check[-1])
+    for is_training in (True, False):
+        (grad,) = Answers(total, "cpu", 3, is_training=is_training)(trial, True).grads
+        assert (grad.item() == 1) == is_training

@@ -84,6 +84,24 @@ def test_a_default_that_is_as_good_stays(tables):
     assert all(search.winner is None for search in searches(op))
 
 
+def test_a_plan_is_remembered_until_something_else_is_tried(tables):
+    _, table = toy(tables)
+    asked = []
+
+    @_tuned.planned
+    def plan(size):
+        asked.append(size)
+        return table(torch.empty(0), "forward", size)["how"]
+
+    assert [plan(64), plan(64), len(asked)] == ["slow", "slow", 1]
+    with table.trying(("forward", 64), {"how": "fast"}):
+        assert plan(64) == "fast"
+    assert plan(64) == "slow"
+    with table.listening() as keys:
+        plan(64)
+    assert keys == [("forward", 64)]
+
+
 def test_where_nothing_is_right_nothing_wins(tables):
     op, table = toy(tables)
     table.default = lambda way, size: {"how": "wrong"}
