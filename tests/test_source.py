@@ -106,3 +106,27 @@ def test_a_kernel_that_is_gone_has_no_hash():
     assert source.kernel_hash("softmax", "never") is None
     assert source.kernel_hash("never", "triton") is None
     assert source.kernel_hash("softmax", "triton") != source.kernel_hash("softmax", "eager")
+
+
+def test_what_an_imported_name_decorates_is_no_part_of_it(tmp_path):
+    text = """import torch
+from tilewright.ops._helper import scale
+def reference(x): return torch.mul(scale(x), 2)
+@torch.compile
+def one(x): return x
+@scale
+def two(x): return x
+@op.kernel("first")
+def first(x): return one(x)
+"""
+    hashes = []
+    for body in ("return x", "return x + 0"):
+        path = tmp_path / f"{len(hashes)}.py"
+        path.write_text(text.replace("def two(x): return x", f"def two(x): {body}"))
+        found = source.OpSource(path)
+        hashes.append([found.kernel_hash("eager"), found.kernel_hash("first")])
+    assert hashes[0] == hashes[1]
+    (tmp_path / "changed.py").write_text(text.replace("def one(x): return x", "def one(x): return x + 0"))
+    found = source.OpSource(tmp_path / "changed.py")
+    assert found.kernel_hash("eager") == hashes[0][0]
+    assert found.kernel_hash("first") != hashes[0][1]

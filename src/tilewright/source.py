@@ -36,6 +36,7 @@ class OpSource:
         self._definitions: dict[str, list[ast.stmt]] = {}
         self._imports: dict[str, tuple[Path, str]] = {}
         self._kernels: dict[str, ast.stmt] = {}
+        self._imported = {name for statement in self._tree.body for name in _names_imported(statement)}
         for statement in self._tree.body:
             self._place(statement)
 
@@ -64,7 +65,8 @@ class OpSource:
                 self._imports[alias.asname or alias.name] = (helper, alias.name)
         else:
             for name in _names_bound(statement):
-                self._definitions.setdefault(name, []).append(statement)
+                if name not in self._imported:  # what `torch` or `operator` decorates is no part of them
+                    self._definitions.setdefault(name, []).append(statement)
 
     def _reach(self, statement: ast.AST, reached: set[str], seen: set[tuple[int, str]]) -> None:
         reached.add(self._code(statement))
@@ -144,6 +146,11 @@ def _registered_kernel(statement: ast.stmt) -> str | None:
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "op.kernel":
             return ast.literal_eval(call.args[0])
     return None
+
+
+def _names_imported(statement: ast.stmt) -> Iterator[str]:
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        yield from ((alias.asname or alias.name).partition(".")[0] for alias in statement.names)
 
 
 def _names_bound(statement: ast.stmt) -> Iterator[str]:
