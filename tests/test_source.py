@@ -108,7 +108,9 @@ def test_a_kernel_that_is_gone_has_no_hash():
     assert source.kernel_hash("softmax", "triton") != source.kernel_hash("softmax", "eager")
 
 
-def test_what_an_imported_name_decorates_is_no_part_of_it(tmp_path):
+def test_what_an_imported_name_decorates_is_no_part_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "OPS", tmp_path)
+    (tmp_path / "_helper.py").write_text("def scale(x): return x")
     text = """import torch
 from tilewright.ops._helper import scale
 def reference(x): return torch.mul(scale(x), 2)
