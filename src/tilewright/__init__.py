@@ -11,11 +11,19 @@ if TYPE_CHECKING:
     from tilewright.interpreter import interpret as interpret
     from tilewright.notebook import benchmark as benchmark
     from tilewright.notebook import do_bench as do_bench
+    from tilewright.ops.adamw import AdamW as AdamW
     from tilewright.ops.add import add as add
     from tilewright.ops.add_layer_norm import add_layer_norm as add_layer_norm
     from tilewright.ops.add_rms_norm import add_rms_norm as add_rms_norm
+    from tilewright.ops.amax import amax as amax
+    from tilewright.ops.amax import max as max
+    from tilewright.ops.amin import amin as amin
+    from tilewright.ops.amin import min as min
+    from tilewright.ops.argmax import argmax as argmax
+    from tilewright.ops.argmin import argmin as argmin
     from tilewright.ops.attention import scaled_dot_product_attention as scaled_dot_product_attention
     from tilewright.ops.cross_entropy import cross_entropy as cross_entropy
+    from tilewright.ops.cumsum import cumsum as cumsum
     from tilewright.ops.dot import dot as dot
     from tilewright.ops.geglu import geglu as geglu
     from tilewright.ops.gelu import gelu as gelu
@@ -23,7 +31,10 @@ if TYPE_CHECKING:
     from tilewright.ops.linear import linear as linear
     from tilewright.ops.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from tilewright.ops.log_softmax import log_softmax as log_softmax
+    from tilewright.ops.logsumexp import logsumexp as logsumexp
     from tilewright.ops.masked_softmax import masked_softmax as masked_softmax
+    from tilewright.ops.mean import mean as mean
+    from tilewright.ops.prod import prod as prod
     from tilewright.ops.reglu import reglu as reglu
     from tilewright.ops.relu import relu as relu
     from tilewright.ops.relu_squared import relu_squared as relu_squared
@@ -33,12 +44,16 @@ if TYPE_CHECKING:
     from tilewright.ops.softmax import softmax as softmax
     from tilewright.ops.sum import sum as sum
     from tilewright.ops.swiglu import swiglu as swiglu
+    from tilewright.ops.unique import unique as unique
+    from tilewright.ops.var import var as var
+    from tilewright.ops.vector_norm import vector_norm as vector_norm
     from tilewright.spec import kernel as kernel
     from tilewright.testing import check as check
     from tilewright.tools.audit import audit as audit
 
 # Each public name and where it lives; loaded on first use, so that the command line starts without torch.
 _HOMES = {
+    "AdamW": "ops.adamw",
     "add": "ops.add",
     "add_layer_norm": "ops.add_layer_norm",
     "add_rms_norm": "ops.add_rms_norm",
@@ -61,6 +76,19 @@ _HOMES = {
     "softmax": "ops.softmax",
     "sum": "ops.sum",
     "swiglu": "ops.swiglu",
+    "amax": "ops.amax",
+    "amin": "ops.amin",
+    "argmax": "ops.argmax",
+    "argmin": "ops.argmin",
+    "logsumexp": "ops.logsumexp",
+    "max": "ops.amax",
+    "mean": "ops.mean",
+    "min": "ops.amin",
+    "prod": "ops.prod",
+    "unique": "ops.unique",
+    "var": "ops.var",
+    "vector_norm": "ops.vector_norm",
+    "cumsum": "ops.cumsum",
     "audit": "tools.audit",
     "benchmark": "notebook",
     "check": "testing",

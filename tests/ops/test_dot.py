@@ -198,9 +198,9 @@ def test_small_inputs_go_to_torch(device, monkeypatch):
 def test_registered_operator(device, fast_path):
     x = torch.randn(33, device=device, requires_grad=True)
     y = torch.randn(33, device=device, requires_grad=True)
-    torch.library.opcheck(module.dot_forward, (x, y, "triton"))
-    torch.library.opcheck(module.dot_forward, (x.detach()[::2], y.detach()[::2], "triton"))
-    torch.library.opcheck(module.dot_forward, (x.detach()[:0], y.detach()[:0], "triton"))
+    torch.library.opcheck(module.dot_forward.registered, (x, y, "triton"))
+    torch.library.opcheck(module.dot_forward.registered, (x.detach()[::2], y.detach()[::2], "triton"))
+    torch.library.opcheck(module.dot_forward.registered, (x.detach()[:0], y.detach()[:0], "triton"))
     assert_compiles(tw.dot, x.detach(), y.detach())
     torch._dynamo.reset()
     (grad,) = torch.autograd.grad(torch.compile(tw.dot, fullgraph=True, backend="aot_eager")(x, y), x)

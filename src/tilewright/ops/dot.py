@@ -16,8 +16,10 @@ from torch import Tensor
 
 from tilewright.ops._cuda import Source
 from tilewright.ops._flat import takes
+from tilewright.ops._launch import Launcher
 from tilewright.ops._numba import launch, numba_cuda
-from tilewright.ops._reduce import NUMBA_THREADS, numba_sum_chunks, numba_tree_sum, split, sum_tiles
+from tilewright.ops._operator import operator
+from tilewright.ops._reduce import NUMBA_THREADS, numba_sum_chunks, numba_tree_sum, split, sum_pieces
 from tilewright.spec import Cost, Op, grid
 
 
@@ -65,13 +67,14 @@ def _dot_chunk(x_ptr, y_ptr, partial_ptr, N, chunk, BLOCK_N: tl.constexpr):
 
 
 BLOCK_N = 4096
+_launch = Launcher(_dot_chunk)
 
 
 def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
     chunk, chunks = split(1, x.numel(), BLOCK_N)
     partial = torch.empty(1, chunks, dtype=torch.float32, device=x.device)
-    _dot_chunk[(chunks,)](x, y, partial, x.numel(), chunk, BLOCK_N=BLOCK_N, num_warps=4)
-    sum_tiles(partial, out)
+    _launch((chunks,), x, y, partial, x.numel(), chunk, BLOCK_N=BLOCK_N, num_warps=4)
+    sum_pieces(partial, out)
 
 
 CUDA = Source("dot.cu", "dot_chunks", "dot_partials")
@@ -119,20 +122,19 @@ def _numba(x: Tensor, y: Tensor, out: Tensor) -> None:
 FORMS = {"triton": _triton, "cuda": _cuda, "numba": _numba}
 
 
-@torch.library.custom_op("tilewright::dot", mutates_args=())
+def _fake(x: Tensor, y: Tensor, form: str) -> Tensor:
+    return x.new_empty(())
+
+
+@operator("dot", fake=_fake)
 def dot_forward(x: Tensor, y: Tensor, form: str) -> Tensor:
     """The dot product of two vectors of one length and dtype by the named form."""
     if x.numel() == 0:
         return x.new_zeros(())
     out = x.new_empty(())
-    with torch.cuda.device_of(x):
+    with torch.cuda.device_of(x):  # Numba and CUDA C++ launch on the current one
         FORMS[form](x.contiguous(), y.contiguous(), out)
     return out
-
-
-@dot_forward.register_fake
-def _(x: Tensor, y: Tensor, form: str) -> Tensor:
-    return x.new_empty(())
 
 
 def _save(ctx, inputs, output) -> None:
@@ -145,7 +147,7 @@ def _backward(ctx, grad: Tensor):
     return grad * y if ctx.needs_input_grad[0] else None, grad * x if ctx.needs_input_grad[1] else None, None
 
 
-dot_forward.register_autograd(_backward, setup_context=_save)
+dot_forward.differentiate(_save, _backward)
 
 
 @op.kernel("triton", language="triton")
@@ -171,3 +173,6 @@ def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
     if out is not None or not takes(SMALLEST, input, tensor) or input.dim() != 1:
         return torch.dot(input, tensor, out=out)
     return dot_forward(input, tensor, "triton")
+
+
+op.public(dot)

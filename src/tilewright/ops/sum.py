@@ -1,8 +1,7 @@
-"""Sum over trailing dimensions: y = sum of x over each row.
+"""Sum over dimensions: y = sum of x over each row.
 
-Reading x once is all the work, so what matters is that every multiprocessor always has loads in flight. Short rows:
-several to a program. Many long rows: one to a program, in a loop. Few long rows: each is cut into pieces, and a second
-kernel adds the pieces' sums; no atomics, so the same input always gives the same bits.
+The kernels are those of every reduction (`_reduce.py`); beside them, whole rows and pieces of rows in CUDA C++ and in
+Numba.
 """
 
 from __future__ import annotations
@@ -11,25 +10,27 @@ from typing import Any
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops._cuda import Source
-from tilewright.ops._flat import takes
 from tilewright.ops._numba import launch
-from tilewright.ops._reduce import NUMBA_THREADS, numba_sum_chunks, split, sum_tiles
-from tilewright.spec import Cost, Op, points
-
-SHORT_ROW = 2048  # elements up to which rows are summed as tiles
+from tilewright.ops._operator import operator
+from tilewright.ops._reduce import (
+    BENCH,
+    CHECK,
+    NUMBA_THREADS,
+    cost,
+    named,
+    numba_sum_chunks,
+    reduce,
+    split,
+    takes,
+)
+from tilewright.spec import Cost, Op
 
 
 def reference(x: Tensor) -> Tensor:
     return torch.sum(x, dim=-1)
-
-
-def cost(x: Tensor) -> Cost:
-    rows = x.numel() // max(1, x.shape[-1])
-    return Cost(read=x.nbytes, written=rows * x.element_size(), flops={"fp32": x.numel()})
 
 
 def backward_cost(x: Tensor) -> Cost:
@@ -41,52 +42,16 @@ op = Op(
     reference,
     cost,
     inputs=lambda draw: (draw.randn("M", "N"),),
-    check=points(
-        M=(1, 3, 1, 5, 1, 3, 1, 3, 1061, 5003),
-        N=(1, 1, 2, 193, 781, 4097, 300007, 20011, 67, 7),
-    ),
-    bench=points(M=(1, 4096, 65536, 2**22), N=(2**28, 65536, 4096, 64)),
+    check=CHECK,
+    bench=BENCH,
     backward_cost=backward_cost,
     batch="M",
 )
 
 
-@triton.jit
-def _sum_chunk(x_ptr, y_ptr, N, chunk, BLOCK_N: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)  # int64: M * N may pass 2**31
-    piece = tl.program_id(1).to(tl.int64)
-    begin = row * N + piece * chunk
-    end = row * N + tl.minimum((piece + 1) * chunk, N)
-    # A row of any length: from the first multiple of 16 on, accesses are 16 bytes wide.
-    first = tl.multiple_of((begin + 15) // 16 * 16, 16)
-    rest = first + tl.maximum(end - first, 0) // BLOCK_N * BLOCK_N
-    offs_n = tl.arange(0, BLOCK_N)
-    total = tl.zeros([BLOCK_N], tl.float32)
-    for start in range(first, rest, BLOCK_N):
-        total += tl.load(x_ptr + start + offs_n).to(tl.float32)
-    if rest < end:
-        total += tl.load(x_ptr + rest + offs_n, mask=rest + offs_n < end, other=0.0).to(tl.float32)
-    y = tl.sum(total, axis=0)
-    if begin < first:
-        offs_head = begin + tl.arange(0, 16)
-        head = tl.load(x_ptr + offs_head, mask=offs_head < tl.minimum(first, end), other=0.0)
-        y += tl.sum(head.to(tl.float32), axis=0)
-    tl.store(y_ptr + row * tl.num_programs(1) + piece, y.to(y_ptr.dtype.element_ty))
-
-
-BLOCK_N = 4096
-
-
-def _triton(x: Tensor, y: Tensor) -> None:
-    M, N = x.shape
-    if N <= SHORT_ROW:
-        sum_tiles(x, y)
-        return
-    chunk, chunks = split(M, N, BLOCK_N)
-    partial = y if chunks == 1 else torch.empty(M, chunks, dtype=torch.float32, device=x.device)
-    _sum_chunk[(M, chunks)](x, partial, N, chunk, BLOCK_N=BLOCK_N, num_warps=4)
-    if chunks > 1:
-        sum_tiles(partial, y)
+@op.kernel("triton", language="triton")
+def triton_sum(x: Tensor) -> Tensor:
+    return reduce(x, (1,), False, "sum")
 
 
 CUDA = Source("sum.cu", "sum_whole", "sum_chunks", "sum_partials")
@@ -108,9 +73,12 @@ def _cuda(x: Tensor, y: Tensor) -> None:
     CUDA.launch("sum_partials", x.dtype, (M,), CUDA_THREADS, partial, y, M, chunks, shared=room)
 
 
+NUMBA_BLOCK = 4096  # pieces of rows are multiples of it
+
+
 def _numba(x: Tensor, y: Tensor) -> None:
     M, N = x.shape
-    chunk, chunks = split(M, N, BLOCK_N)
+    chunk, chunks = split(M, N, NUMBA_BLOCK)
     partial = y if chunks == 1 else torch.empty(M, chunks, dtype=torch.float32, device=x.device)
     threads = min(N, NUMBA_THREADS)
     launch(numba_sum_chunks(), (M, chunks), threads, x, partial.view(M, chunks), chunk)
@@ -118,23 +86,22 @@ def _numba(x: Tensor, y: Tensor) -> None:
         launch(numba_sum_chunks(), (M, 1), threads, partial, y.view(M, 1), chunks)
 
 
-FORMS = {"triton": _triton, "cuda": _cuda, "numba": _numba}
+FORMS = {"cuda": _cuda, "numba": _numba}
 
 
-@torch.library.custom_op("tilewright::sum", mutates_args=())
-def sum_forward(x: Tensor, form: str) -> Tensor:
+def _fake(x: Tensor, form: str) -> Tensor:
+    return x.new_empty(x.shape[:-1])
+
+
+@operator("sum_rows", fake=_fake)
+def sum_rows(x: Tensor, form: str) -> Tensor:
     """The sum over the last dimension by the named form."""
     if x.numel() == 0:
-        return torch.zeros(x.shape[:-1], dtype=x.dtype, device=x.device)
-    y = torch.empty(x.shape[:-1], dtype=x.dtype, device=x.device)
+        return x.new_zeros(x.shape[:-1])
+    y = x.new_empty(x.shape[:-1])
     with torch.cuda.device_of(x):
         FORMS[form](x.contiguous().view(-1, x.shape[-1]), y.view(-1))
     return y
-
-
-@sum_forward.register_fake
-def _(x: Tensor, form: str) -> Tensor:
-    return x.new_empty(x.shape[:-1])
 
 
 def _save(ctx, inputs, output) -> None:
@@ -145,41 +112,31 @@ def _backward(ctx, grad: Tensor):
     return grad.unsqueeze(-1).expand(ctx.shape), None
 
 
-sum_forward.register_autograd(_backward, setup_context=_save)
-
-
-@op.kernel("triton", language="triton")
-def triton_sum(x: Tensor) -> Tensor:
-    return sum_forward(x, "triton")
+sum_rows.differentiate(_save, _backward)
 
 
 @op.kernel("cuda", language="cuda")
 def cuda(x: Tensor) -> Tensor:
-    return sum_forward(x, "cuda")
+    return sum_rows(x, "cuda")
 
 
 @op.kernel("numba", language="numba", fits=lambda x: x.dtype == torch.float32, differentiable=False)
 def numba(x: Tensor) -> Tensor:
-    return sum_forward(x, "numba")
+    return sum_rows(x, "numba")
 
 
 SMALLEST = 2**28  # elements; below this a call costs the host more than our kernel saves
 
 
-def _trailing(rank: int, dim: Any) -> int:
-    """How many trailing dimensions `dim` names, or 0 if it names anything else."""
-    dims = dim if isinstance(dim, tuple | list) else () if dim is None else (dim,)
-    if not all(type(d) is int and -rank <= d < rank for d in dims):
-        return 0
-    named = sorted(d % rank for d in dims) or [*range(rank)]  # none named: all are meant
-    return len(named) if named == [*range(rank - len(named), rank)] else 0
-
-
 def sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """As `torch.sum`: the fast kernels over trailing dimensions, where they fit; torch elsewhere."""
-    if takes(SMALLEST, input) and dtype in (None, input.dtype) and (count := _trailing(input.dim(), dim)):
-        y = sum_forward(input.flatten(-count), "triton")
-        return y.reshape(*y.shape, *[1] * count) if keepdim else y
+    """As `torch.sum`: the fast kernels where they fit, torch elsewhere."""
+    if takes(SMALLEST, input, dtype) and (dims := named(input, dim)):
+        return reduce(input, dims, keepdim, "sum", dtype=dtype)
     if dim is None and not keepdim:  # two overloads: some kinds of tensor have only this one
         return torch.sum(input, dtype=dtype)
     return torch.sum(input, dim, keepdim, dtype=dtype)
+
+
+@op.public
+def public(x: Tensor) -> Tensor:
+    return sum(x, -1)

@@ -1,0 +1,66 @@
+"""Largest element over dimensions; NaN if there is one. Equal ones share the gradient.
+
+`max` is torch's older form: with a dimension it also says where the element is, and the gradient goes there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.ops._reduce import BENCH, CHECK, backward_cost, cost, named, reduce, reduce_with_index, takes
+from tilewright.spec import Op
+
+
+def reference(x: Tensor) -> Tensor:
+    return torch.amax(x, dim=-1)
+
+
+op = Op(
+    "amax",
+    reference,
+    cost,
+    inputs=lambda draw: (draw.randn("M", "N"),),
+    check=CHECK,
+    bench=BENCH,
+    backward_cost=backward_cost,
+    batch="M",
+)
+
+
+@op.kernel("triton", language="triton")
+def triton_amax(x: Tensor) -> Tensor:
+    return reduce(x, (1,), False, "amax")
+
+
+SMALLEST = 0  # elements; below this torch is called
+
+
+def amax(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    """As `torch.amax`: the fast kernels where they fit, torch elsewhere."""
+    if takes(SMALLEST, input) and (dims := named(input, None if dim == () else dim)):
+        return reduce(input, dims, keepdim, "amax")
+    return torch.amax(input, dim, keepdim)
+
+
+def max(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """As `torch.max`, in all its forms: the fast kernels where they fit, torch elsewhere."""
+    if takes(SMALLEST, input) and not kwargs.keys() - {"dim", "keepdim"} and len(args) + len(kwargs) <= 2:
+        dim, keepdim = _dim_and_keepdim(*args, **kwargs)
+        if not args and not kwargs:
+            return amax(input)
+        if type(dim) is int and type(keepdim) is bool and (dims := named(input, dim)):
+            found = reduce_with_index(input, dims[0], dims[0] + 1, keepdim, "max")
+            return torch.return_types.max(found)
+    return torch.max(input, *args, **kwargs)
+
+
+def _dim_and_keepdim(dim: Any = None, keepdim: Any = False) -> tuple[Any, Any]:
+    return dim, keepdim
+
+
+@op.public
+def public(x: Tensor) -> Tensor:
+    return amax(x, -1)

@@ -1,0 +1,66 @@
+"""Smallest element over dimensions; NaN if there is one. Equal ones share the gradient.
+
+`min` is torch's older form: with a dimension it also says where the element is, and the gradient goes there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.ops._reduce import BENCH, CHECK, backward_cost, cost, named, reduce, reduce_with_index, takes
+from tilewright.spec import Op
+
+
+def reference(x: Tensor) -> Tensor:
+    return torch.amin(x, dim=-1)
+
+
+op = Op(
+    "amin",
+    reference,
+    cost,
+    inputs=lambda draw: (draw.randn("M", "N"),),
+    check=CHECK,
+    bench=BENCH,
+    backward_cost=backward_cost,
+    batch="M",
+)
+
+
+@op.kernel("triton", language="triton")
+def triton_amin(x: Tensor) -> Tensor:
+    return reduce(x, (1,), False, "amin")
+
+
+SMALLEST = 0  # elements; below this torch is called
+
+
+def amin(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+    """As `torch.amin`: the fast kernels where they fit, torch elsewhere."""
+    if takes(SMALLEST, input) and (dims := named(input, None if dim == () else dim)):
+        return reduce(input, dims, keepdim, "amin")
+    return torch.amin(input, dim, keepdim)
+
+
+def min(input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """As `torch.min`, in all its forms: the fast kernels where they fit, torch elsewhere."""
+    if takes(SMALLEST, input) and not kwargs.keys() - {"dim", "keepdim"} and len(args) + len(kwargs) <= 2:
+        dim, keepdim = _dim_and_keepdim(*args, **kwargs)
+        if not args and not kwargs:
+            return amin(input)
+        if type(dim) is int and type(keepdim) is bool and (dims := named(input, dim)):
+            found = reduce_with_index(input, dims[0], dims[0] + 1, keepdim, "min")
+            return torch.return_types.min(found)
+    return torch.min(input, *args, **kwargs)
+
+
+def _dim_and_keepdim(dim: Any = None, keepdim: Any = False) -> tuple[Any, Any]:
+    return dim, keepdim
+
+
+@op.public
+def public(x: Tensor) -> Tensor:
+    return amin(x, -1)

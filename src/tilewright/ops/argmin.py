@@ -1,0 +1,52 @@
+"""Where the smallest element of a dimension is: the first of equals, and a NaN before all.
+
+Each lane keeps the smallest element it has met and its place; lanes and pieces are put together by value and place.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tilewright.ops._reduce import BENCH, CHECK, named, reduce_index, takes
+from tilewright.spec import Cost, Op
+
+
+def reference(x: Tensor) -> Tensor:
+    return torch.argmin(x, dim=-1)
+
+
+def cost(x: Tensor) -> Cost:
+    rows = x.numel() // max(1, x.shape[-1])
+    return Cost(read=x.nbytes, written=rows * torch.int64.itemsize, flops={"fp32": x.numel()})
+
+
+op = Op(
+    "argmin",
+    reference,
+    cost,
+    inputs=lambda draw: (draw.randn("M", "N"),),
+    check=CHECK,
+    bench=BENCH,
+    batch="M",
+)
+
+
+@op.kernel("triton", language="triton")
+def triton_argmin(x: Tensor) -> Tensor:
+    return reduce_index(x, 1, 2, False, "argmin")
+
+
+SMALLEST = 0  # elements; below this torch is called
+
+
+def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """As `torch.argmin`: the fast kernels where they fit, torch elsewhere."""
+    if takes(SMALLEST, input) and (dim is None or type(dim) is int) and (dims := named(input, dim)):
+        return reduce_index(input, dims[0], dims[-1] + 1, keepdim, "argmin")
+    return torch.argmin(input, dim, keepdim)
+
+
+@op.public
+def public(x: Tensor) -> Tensor:
+    return argmin(x, -1)

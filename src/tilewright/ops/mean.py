@@ -1,0 +1,51 @@
+"""Mean over dimensions: y = sum of x over each row / N."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.ops._reduce import BENCH, CHECK, cost, named, reduce, takes
+from tilewright.spec import Cost, Op
+
+
+def reference(x: Tensor) -> Tensor:
+    return torch.mean(x, dim=-1)
+
+
+def backward_cost(x: Tensor) -> Cost:
+    return Cost(read=0, written=0)  # the incoming gradient / N, expanded without a copy
+
+
+op = Op(
+    "mean",
+    reference,
+    cost,
+    inputs=lambda draw: (draw.randn("M", "N"),),
+    check=CHECK,
+    bench=BENCH,
+    backward_cost=backward_cost,
+    batch="M",
+)
+
+
+@op.kernel("triton", language="triton")
+def triton_mean(x: Tensor) -> Tensor:
+    return reduce(x, (1,), False, "mean")
+
+
+SMALLEST = 0  # elements; below this torch is called
+
+
+def mean(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """As `torch.mean`: the fast kernels where they fit, torch elsewhere."""
+    if takes(SMALLEST, input, dtype) and (dims := named(input, dim)):
+        return reduce(input, dims, keepdim, "mean", dtype=dtype)
+    return torch.mean(input, dim, keepdim, dtype=dtype)
+
+
+@op.public
+def public(x: Tensor) -> Tensor:
+    return mean(x, -1)

@@ -1,0 +1,55 @@
+"""Product over dimensions: y = product of x over each row.
+
+The gradient of an element is the product of the others: y / x where no element is zero; where one is, it alone has a
+gradient, the product of the rest; where more are, none has. So it wants the product of what is not zero, and how many
+are, and asks the host nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.ops._reduce import BENCH, CHECK, backward_cost, cost, named, reduce, takes
+from tilewright.spec import Op
+
+
+def reference(x: Tensor) -> Tensor:
+    return torch.prod(x, dim=-1)
+
+
+op = Op(
+    "prod",
+    reference,
+    cost,
+    inputs=lambda draw: (1 + draw.randn("M", "N", scale=1 / 64),),
+    check=CHECK,
+    bench=BENCH,
+    backward_cost=backward_cost,
+    batch="M",
+)
+
+
+@op.kernel("triton", language="triton")
+def triton_prod(x: Tensor) -> Tensor:
+    return reduce(x, (1,), False, "prod")
+
+
+SMALLEST = 0  # elements; below this torch is called
+
+
+def prod(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+    """As `torch.prod`: the fast kernels where they fit, torch elsewhere."""
+    is_plain = type(dim) is int or (dim is None and keepdim is False)
+    if is_plain and takes(SMALLEST, input, dtype) and (dims := named(input, dim)):
+        return reduce(input, dims, keepdim, "prod", dtype=dtype)
+    if dim is None and keepdim is False:
+        return torch.prod(input, dtype=dtype)
+    return torch.prod(input, dim, keepdim, dtype=dtype)
+
+
+@op.public
+def public(x: Tensor) -> Tensor:
+    return prod(x, -1)

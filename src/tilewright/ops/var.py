@@ -1,0 +1,54 @@
+"""Variance over dimensions: y = sum of (x - mean)^2 / (N - correction).
+
+In one pass: each lane keeps the mean of what it has met and the sum of squared distances from it, both moved by each
+element (Welford); lanes and pieces are put together by their means and counts (Chan).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.ops._reduce import BENCH, CHECK, backward_cost, cost, named, reduce, takes
+from tilewright.spec import Op
+
+
+def reference(x: Tensor) -> Tensor:
+    return torch.var(x, dim=-1)
+
+
+op = Op(
+    "var",
+    reference,
+    cost,
+    inputs=lambda draw: (draw.randn("M", "N"),),
+    check=CHECK,
+    bench=BENCH,
+    backward_cost=backward_cost,
+    batch="M",
+)
+
+
+@op.kernel("triton", language="triton")
+def triton_var(x: Tensor) -> Tensor:
+    return reduce(x, (1,), False, "var", 1.0)
+
+
+SMALLEST = 0  # elements; below this torch is called
+
+
+def var(input: Tensor, dim: Any = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
+    """As `torch.var`: the fast kernels where they fit, torch elsewhere."""
+    if takes(SMALLEST, input) and type(correction) in (int, float):
+        dims = named(input, dim)
+        if dims and math.prod([input.shape[d] for d in dims]) > correction:  # else torch warns
+            return reduce(input, dims, keepdim, "var", float(correction))
+    return torch.var(input, dim, correction=correction, keepdim=keepdim)
+
+
+@op.public
+def public(x: Tensor) -> Tensor:
+    return var(x, -1)

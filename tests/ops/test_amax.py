@@ -1,0 +1,70 @@
+"""Laws of amax, and of max with a dimension."""
+
+import pytest
+import torch
+
+import tilewright as tw
+from reduction_laws import EXTREMES, ReductionLaws, registered, same
+from reduction_laws import few_programs as few_programs
+from support import assert_compiles, assert_gradients_match, laid_out
+from tilewright.ops import _reduce
+from tilewright.ops import amax as module
+
+
+class TestAmax(ReductionLaws):
+    module, call, formula = module, tw.amax, torch.amax
+
+
+@pytest.fixture
+def fast_path(monkeypatch):
+    monkeypatch.setattr(module, "SMALLEST", 0)
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_equal_elements_share_the_gradient(dim, device, fast_path):
+    x = laid_out((6, 9), "contiguous", device=device).round()
+    args = () if dim is None else (dim,)
+    assert_gradients_match(lambda x: tw.amax(x, *args), lambda x: torch.amax(x, *args), x)
+
+
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+def test_(dim, device, fast_path):
+    for x in (laid_out((3, 700, 2), "contiguous", device=device).round(), torch.tensor(EXTREMES, device=device)):
+        ours, theirs = tw.max(x, dim), torch.max(x, dim)
+        assert type(ours) is type(theirs)
+        same(ours.values, theirs.values)
+        same(ours.indices, theirs.indices)
+        same(tw.max(x, dim=dim, keepdim=True), torch.max(x, dim=dim, keepdim=True))
+
+
+def test_gradients_of_max(device, fast_path):
+    x = laid_out((3, 7, 5), "sliced", device=device)
+    for dim in (0, 1, 2):
+        assert_gradients_match(lambda x, dim=dim: tw.max(x, dim)[0], lambda x, dim=dim: torch.max(x, dim)[0], x)
+    x = laid_out((3, 7), "contiguous", device=device).requires_grad_()
+    found = []
+    for fn in (tw.max, torch.max):
+        (dx,) = torch.autograd.grad(fn(x.pow(3), 1)[0].sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(dx.sum(), x))
+    torch.testing.assert_close(*found)
+
+
+def test_every_form_of_max(device, fast_path):
+    x, y = torch.randn(2, 4, 5, device=device)
+    same(tw.max(x), torch.max(x))
+    same(tw.max(x, y), torch.max(x, y))
+    same(tw.max(x, other=y), torch.max(x, other=y))
+    same(tw.max(x.int(), 1), torch.max(x.int(), 1))
+    for bad in ((x, 2), (x, 0.5), (x, "a"), (x, 0, 1, 2), (x[:0], 0), (1,)):
+        with pytest.raises((RuntimeError, TypeError, IndexError)) as theirs:
+            torch.max(*bad)
+        with pytest.raises(theirs.type):
+            tw.max(*bad)
+
+
+def test_registered_operators(device, fast_path):
+    registered("amax", device)
+    x = torch.randn(4, 33, device=device)
+    torch.library.opcheck(_reduce.reduce_with_index.registered, (x.clone().requires_grad_(), 1, 2, False, "max"))
+    torch.library.opcheck(_reduce.reduce_with_index.registered, (x.t(), 0, 1, True, "max"))
+    assert_compiles(lambda x: tuple(tw.max(x, 1)), x)

@@ -1,0 +1,42 @@
+"""Laws of argmax."""
+
+import pytest
+import torch
+
+import tilewright as tw
+from reduction_laws import FLOATS, ReductionLaws, same
+from reduction_laws import few_programs as few_programs
+from support import laid_out
+from tilewright.ops import _reduce
+from tilewright.ops import argmax as module
+
+
+class TestArgmax(ReductionLaws):
+    module, call, formula, dims, has_gradients = module, tw.argmax, torch.argmax, "one", False
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("programs", [2, 4224])
+def test_the_first_of_equals(dtype, programs, device, few_programs):
+    few_programs(programs)
+    for N in (7, 1100):
+        x = torch.zeros(3, N, device=device, dtype=dtype)
+        same(tw.argmax(x, -1), torch.zeros(3, dtype=torch.int64, device=device))
+        same(tw.argmax(x - torch.inf, -1), torch.zeros(3, dtype=torch.int64, device=device))
+        x[0, -1], x[1, N // 2 :], x[2, N // 3], x[2, -1] = 1, 1, torch.nan, torch.nan
+        same(tw.argmax(x, -1), torch.tensor([N - 1, N // 2, N // 3], device=device))
+        same(tw.argmax(x.t().contiguous(), 0), torch.tensor([N - 1, N // 2, N // 3], device=device))
+
+
+def test_names_the_largest(device):
+    x = laid_out((5, 700), "contiguous", device=device)
+    same(x.gather(1, tw.argmax(x, 1, keepdim=True)), x.amax(1, keepdim=True))
+    same(tw.argmax(x), x.flatten().argmax())
+    same(tw.argmax(x.t()), x.t().flatten().argmax())
+    same(tw.argmax(x, keepdim=True), torch.argmax(x, keepdim=True))
+
+
+def test_registered_operator(device):
+    x = torch.randn(4, 33, device=device)
+    torch.library.opcheck(_reduce.reduce_index.registered, (x, 1, 2, False, "argmax"))
+    torch.library.opcheck(_reduce.reduce_index.registered, (x.t(), 0, 2, True, "argmax"))

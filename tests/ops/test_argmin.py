@@ -1,0 +1,21 @@
+"""Laws of argmin."""
+
+import torch
+
+import tilewright as tw
+from reduction_laws import ReductionLaws, same
+from reduction_laws import few_programs as few_programs
+from support import laid_out
+from tilewright.ops import argmin as module
+
+
+class TestArgmin(ReductionLaws):
+    module, call, formula, dims, has_gradients = module, tw.argmin, torch.argmin, "one", False
+
+
+def test_is_argmax_of_the_negative_and_the_first_of_equals(device):
+    x = laid_out((5, 700), "contiguous", device=device).mul(2).round()
+    for dim in (None, 0, 1):
+        same(tw.argmin(x, dim), tw.argmax(-x, dim))
+        same(tw.argmin(x, dim), torch.argmin(x, dim))
+    same(tw.argmin(torch.full((3, 9), torch.inf, device=device), 1), torch.zeros(3, dtype=torch.int64, device=device))

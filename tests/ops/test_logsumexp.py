@@ -1,0 +1,32 @@
+"""Laws of logsumexp."""
+
+import torch
+
+import tilewright as tw
+from reduction_laws import ReductionLaws, registered
+from reduction_laws import few_programs as few_programs
+from support import laid_out
+from tilewright.ops import logsumexp as module
+
+
+class TestLogsumexp(ReductionLaws):
+    module, call, formula = module, tw.logsumexp, torch.logsumexp
+
+
+def test_shifts_with_its_input_and_is_softmaxs_denominator(device):
+    x = laid_out((5, 700), "contiguous", device=device)
+    for scale in (1, 100):
+        y = tw.logsumexp(scale * x, 1)
+        torch.testing.assert_close(tw.logsumexp(scale * x + 50, 1), y + 50)
+        torch.testing.assert_close((scale * x - y[:, None]).exp(), torch.softmax(scale * x, 1), rtol=1e-4, atol=1e-6)
+
+
+def test_orders_that_make_the_maximum_grow_and_fall(device):
+    x = torch.linspace(-200, 200, 30000, device=device)
+    wanted = torch.logsumexp(x.double(), 0).float()
+    for row in (x, x.flip(0)):
+        torch.testing.assert_close(tw.logsumexp(row, 0), wanted)
+
+
+def test_registered_operators(device):
+    registered("logsumexp", device)

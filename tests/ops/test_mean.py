@@ -1,0 +1,23 @@
+"""Laws of the mean."""
+
+import torch
+
+import tilewright as tw
+from reduction_laws import ReductionLaws, registered, same
+from reduction_laws import few_programs as few_programs
+from tilewright.ops import mean as module
+
+
+class TestMean(ReductionLaws):
+    module, call, formula, has_dtype = module, tw.mean, torch.mean, True
+
+
+def test_of_a_constant(device):
+    for N in (1, 7, 9000):
+        x = torch.full((2, N), 60000.0, device=device, dtype=torch.float16)
+        same(tw.mean(x, 1), x[:, 0])
+        same(tw.mean(x), x[0, 0])
+
+
+def test_registered_operators(device):
+    registered("mean", device)

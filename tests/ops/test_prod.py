@@ -1,0 +1,41 @@
+"""Laws of the product."""
+
+import pytest
+import torch
+
+import tilewright as tw
+from reduction_laws import ReductionLaws, registered, same
+from reduction_laws import few_programs as few_programs
+from tilewright.ops import prod as module
+
+
+class TestProd(ReductionLaws):
+    module, call, formula, dims, has_dtype = module, tw.prod, torch.prod, "one", True
+
+    def values(self, x):
+        return 1 + x / 64
+
+
+def test_is_multiplicative(device):
+    x, y = (torch.randint(1, 4, (5, 7), generator=torch.Generator().manual_seed(s)).to(device).float() for s in (0, 1))
+    same(tw.prod(x * y, 1), tw.prod(x, 1) * tw.prod(y, 1))
+    same(tw.prod(x[:1]), x[:1].prod())
+
+
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_gradients_where_there_are_zeros(dim, device):
+    x = torch.tensor([[2.0, 3, 4], [2, 0, 4], [0, 3, 0], [0, 0, 0]], device=device)
+    for some in (x, x[1:2], x[:2], x.t()):
+        leaf = some.clone().requires_grad_()
+        args = () if dim is None else (dim,)
+        ours, theirs = (torch.autograd.grad(fn(leaf, *args).sum(), leaf)[0] for fn in (tw.prod, torch.prod))
+        same(ours, theirs)
+        found = []
+        for fn in (tw.prod, torch.prod):
+            (dx,) = torch.autograd.grad(fn(leaf, *args).sum(), leaf, create_graph=True)
+            found.append(torch.autograd.grad(dx.square().sum(), leaf)[0] if dx.requires_grad else dx)
+        torch.testing.assert_close(*found)
+
+
+def test_registered_operators(device):
+    registered("prod", device)

@@ -1,0 +1,43 @@
+"""Laws of the variance."""
+
+import pytest
+import torch
+
+import tilewright as tw
+from reduction_laws import ReductionLaws, registered
+from reduction_laws import few_programs as few_programs
+from support import assert_gradients_match, laid_out
+from tilewright.ops import var as module
+
+
+@pytest.mark.filterwarnings("ignore:var")  # of too few degrees of freedom
+class TestVar(ReductionLaws):
+    module, call, formula = module, tw.var, torch.var
+
+    def mine(self, x, dim=None, keepdim=False):
+        return tw.var(x, dim, keepdim=keepdim)
+
+    def torchs(self, x, dim=None, keepdim=False):
+        return torch.var(x, dim, keepdim=keepdim)
+
+
+@pytest.mark.parametrize("correction", [0, 1, 2.5])
+def test_correction(correction, device):
+    x = laid_out((5, 33), "contiguous", device=device)
+    torch.testing.assert_close(tw.var(x, 1, correction=correction), torch.var(x, 1, correction=correction))
+    assert_gradients_match(
+        lambda x: tw.var(x, 1, correction=correction), lambda x: torch.var(x, 1, correction=correction), x
+    )
+
+
+def test_far_from_zero(device):
+    """Squares less the square of the mean would leave nothing."""
+    for shape, dim in (((3, 200), 1), ((3, 20000), 1), ((2000, 3), 0)):
+        x = laid_out(shape, "contiguous", device=device) + 10000
+        torch.testing.assert_close(tw.var(x, dim), x.double().var(dim).float(), rtol=1e-4, atol=0)
+        x[0, 0] = 1e8
+        torch.testing.assert_close(tw.var(x, dim), x.double().var(dim).float(), rtol=1e-4, atol=0)
+
+
+def test_registered_operators(device):
+    registered("var", device, 1.0)

@@ -1,0 +1,232 @@
+"""Laws that all reductions share."""
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support import assert_compiles, assert_gradients_match, assert_right, few_examples, laid_out, layouts, shapes
+from tilewright.ops import _reduce, _tuned
+
+inf, nan = float("inf"), float("nan")
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+EXTREMES = [
+    [inf, 1, 2],
+    [inf, -inf, 0],
+    [nan, 0, 0],
+    [1, nan, inf],
+    [-0.0, -0.0, -0.0],
+    [-inf, -inf, -inf],
+    [inf, 1, inf],
+]
+# A law is one test in several classes.
+few_of_each = settings(few_examples, max_examples=6, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture
+def few_programs(monkeypatch):
+    """Rows are cut into pieces of several blocks, or into many pieces, however short they are."""
+
+    def fill(programs: int) -> None:
+        monkeypatch.setattr(_reduce, "PROGRAMS", programs)
+        monkeypatch.setattr(_reduce, "LONGEST_TILE", 512)
+        monkeypatch.setattr(_reduce, "COLUMN_TILE", 256)
+        monkeypatch.setattr(_reduce.LONG, "default", lambda *_: {"BLOCK_N": 512, "num_warps": 4})
+        forget()
+
+    yield fill
+    monkeypatch.undo()
+    forget()
+
+
+def forget() -> None:
+    _tuned.Tuned._best.cache_clear()
+    _tuned.forget_plans()
+
+
+def same(got, wanted) -> None:
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+class ReductionLaws:
+    """Of tw.<op>(input, dim, keepdim): `formula` is torch's own, `values` make of normal numbers what suits the op."""
+
+    module: ModuleType
+    call: Callable[..., Any]
+    formula: Callable[..., Any]
+    dims = "any"  # or "one"
+    has_gradients = True
+    has_dtype = False
+
+    @pytest.fixture(autouse=True)
+    def fast_path(self, monkeypatch):
+        """The public function takes our kernels however small the input."""
+        monkeypatch.setattr(self.module, "SMALLEST", 0)
+
+    def mine(self, x, *args, **kwargs):
+        return type(self).call(x, *args, **kwargs)
+
+    def torchs(self, x, *args, **kwargs):
+        return type(self).formula(x, *args, **kwargs)
+
+    def values(self, x):
+        return x
+
+    def close(self, got, x, *args):
+        if got.is_floating_point():
+            assert_right(got, lambda x: self.torchs(x, *args), x)
+        else:
+            same(got, self.torchs(x, *args))
+
+    @pytest.mark.parametrize(
+        ("shape", "dim", "programs"),
+        [
+            ((300, 9), 1, 4224),  # short rows, several to a program
+            ((3, 1500), 1, 4),  # long rows, each by one program in a loop
+            ((1, 5003), 1, 2),  # one long row, cut into pieces of several blocks
+            ((2, 4096), 1, 4224),  # as many pieces as there are blocks
+            ((2, 61, 5), 1, 4),  # columns
+            ((1001, 3), 0, 16),  # and pieces of them
+        ],
+    )
+    def test_every_element_counts_once(self, shape, dim, programs, device, few_programs):
+        few_programs(programs)
+        for layout, dtype in (("contiguous", torch.float32), ("offset", torch.bfloat16)):
+            x = self.values(laid_out(shape, layout, device=device)).to(dtype)
+            self.close(self.mine(x, dim), x, dim)
+
+    def test_the_same_bits_every_time(self, device, few_programs):
+        few_programs(16)
+        x = self.values(laid_out((2, 5003), "contiguous", device=device))
+        same(self.mine(x, 1), self.mine(x.clone(), 1))
+
+    @pytest.mark.parametrize("programs", [2, 4224])
+    def test_extreme_values(self, programs, device, few_programs):
+        few_programs(programs)
+        x = torch.tensor(EXTREMES, device=device)
+        torch.testing.assert_close(self.mine(x, -1), self.torchs(x, -1), equal_nan=True)
+        torch.testing.assert_close(self.mine(x.t(), 0), self.torchs(x.t(), 0), equal_nan=True)
+        long = torch.cat((x, x[:, 1:2].expand(-1, 1100)), dim=-1)
+        torch.testing.assert_close(self.mine(long, -1), self.torchs(long, -1), equal_nan=True)
+
+    @few_of_each
+    @given(shape=shapes, layout=layouts, data=st.data())
+    def test_any_shape_layout_and_dims(self, shape, layout, data, device):
+        x = self.values(laid_out(shape, layout, device=device))
+        rank = len(shape)
+        some = st.lists(st.integers(-rank, rank - 1), min_size=1, max_size=rank, unique_by=lambda d: d % rank)
+        one = st.integers(-rank, rank - 1)
+        dim = data.draw(one if self.dims == "one" else one | some.map(tuple))
+        keepdim = data.draw(st.booleans())
+        got = self.mine(x, dim, keepdim=keepdim)
+        assert got.shape == self.torchs(x, dim, keepdim=keepdim).shape
+        self.close(got, x, dim, keepdim)
+        if self.has_gradients:
+            assert_gradients_match(
+                lambda x: self.mine(x, dim, keepdim=keepdim), lambda x: self.torchs(x, dim, keepdim=keepdim), x
+            )
+
+    def test_gradients_of_long_rows_and_columns(self, device):
+        if not self.has_gradients:
+            pytest.skip("it has none")
+        for shape, dim in (((2, 5001), 1), ((2, 601, 9), 1)):
+            x = self.values(laid_out(shape, "contiguous", device=device))
+            assert_gradients_match(lambda x, dim=dim: self.mine(x, dim), lambda x, dim=dim: self.torchs(x, dim), x)
+
+    @pytest.mark.parametrize("dim", [(0, 2), (3, 0, 1)])
+    def test_dimensions_that_lie_apart(self, dim, device):
+        if self.dims == "one":
+            pytest.skip("it takes one")
+        x = self.values(laid_out((2, 3, 4, 5), "contiguous", device=device, dtype=torch.bfloat16))
+        for keepdim in (True, False):
+            got = self.mine(x, dim, keepdim=keepdim)
+            assert (got.shape, got.dtype) == (self.torchs(x, dim, keepdim=keepdim).shape, x.dtype)
+            self.close(got, x, dim, keepdim)
+        x = x.float().requires_grad_()
+        found = []
+        for fn in (self.mine, self.torchs):
+            (dx,) = torch.autograd.grad(fn(x, dim).square().sum(), x)
+            (again,) = torch.autograd.grad(fn(x, dim).square().sum(), x, create_graph=True)
+            found.append((dx, again.detach(), *torch.autograd.grad(again.square().sum(), x)))
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+    def test_gradients_of_gradients(self, device):
+        if not self.has_gradients:
+            pytest.skip("it has none")
+        x = self.values(laid_out((3, 4, 5), "contiguous", device=device)).requires_grad_()
+        for dim in (-1, 1):
+            found = []
+            for fn in (self.mine, self.torchs):
+                (dx,) = torch.autograd.grad(fn(x.pow(3), dim).square().sum(), x, create_graph=True)
+                found.append(torch.autograd.grad(dx.square().sum(), x))
+            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 4), (2, 3, 4)])
+    @pytest.mark.parametrize("dim", [-1, 0, (), None])
+    def test_whatever_torch_takes(self, shape, dim, device):
+        if self.dims == "one" and self.has_dtype and dim in ((), None):
+            pytest.skip("torch takes these only where they are not said")
+        x = torch.ones(shape, device=device)
+        kinds = [x, x.double(), x.half(), x.int(), x > 0]
+        for kind in kinds:
+            self.alike(lambda fn, kind=kind: fn(kind, dim))
+        for dtype in (torch.float32, torch.float16, torch.int32) if self.has_dtype else ():
+            self.alike(lambda fn, dtype=dtype: fn(x.half(), dim, dtype=dtype))
+            self.alike(lambda fn, dtype=dtype: fn(x, dim, dtype=dtype))
+
+    def test_errors_are_torchs_own(self, device):
+        x = torch.randn(4, 3, device=device)
+        for bad in ((x, 2), (x, -3), (x, (0, 0)), (x, (-1, 1)), (x, "rows"), (x, 0.5), (3, 0)):
+            self.alike(lambda fn, bad=bad: fn(*bad))
+
+    def alike(self, ask) -> None:
+        """The same result, or the same error."""
+        try:
+            wanted = ask(self.torchs)
+        except (RuntimeError, TypeError, IndexError) as theirs:
+            with pytest.raises(type(theirs)) as ours:
+                ask(self.mine)
+            # Of a call that fits no overload torch prints the arguments, and we name them all.
+            assert str(ours.value) == str(theirs) or type(theirs) is TypeError  # noqa: PT017
+        else:
+            torch.testing.assert_close(ask(self.mine), wanted, equal_nan=True)
+
+    def test_autocast_and_functional_transforms_as_torch(self, device):
+        x = self.values(torch.randn(4, 8, device=device))
+        with torch.autocast(device, dtype=torch.bfloat16):
+            assert self.mine(x.half(), -1).dtype == self.torchs(x.half(), -1).dtype
+        torch.testing.assert_close(torch.func.vmap(lambda x: self.mine(x, 0))(x), self.torchs(x, -1))
+        if self.has_gradients:
+            ours = torch.func.jvp(lambda x: self.mine(x, -1), (x,), (x,))
+            torch.testing.assert_close(ours, torch.func.jvp(lambda x: self.torchs(x, -1), (x,), (x,)))
+
+    def test_small_inputs_go_to_torch(self, device, monkeypatch):
+        monkeypatch.setattr(self.module, "SMALLEST", 33)
+        x = self.values(torch.randn(4, 8, device=device))
+        same(self.mine(x, -1), self.torchs(x, -1))
+
+    def test_compiles(self, device):
+        x = self.values(torch.randn(4, 33, device=device))
+        if not self.has_gradients:
+            assert_compiles(lambda x: self.mine(x, -1), x)
+        else:
+            torch._dynamo.reset()
+            compiled = torch.compile(lambda x: self.mine(x, 0), fullgraph=True, dynamic=True, backend="aot_eager")
+            assert_gradients_match(compiled, lambda x: self.torchs(x, 0), x)
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize(("M", "N"), [(1, 2**31 + 9), (2**25 + 1, 65), (2**16 + 1, 2**15 + 1)])
+    def test_more_than_2_31_elements(self, M, N, device):
+        x = torch.ones(M, N, device=device, dtype=torch.float16)
+        x[-1, -9:] = torch.arange(9) / 8
+        torch.testing.assert_close(self.mine(x, -1)[-1], self.torchs(x[-1].float(), -1).to(self.mine(x, -1).dtype))
+
+
+def registered(kind: str, device: str, p: float = 0.0) -> None:
+    """What torch asks of registered operators."""
+    x = torch.rand(4, 33, device=device, requires_grad=True)
+    torch.library.opcheck(_reduce.reduce_forward.registered, (x, 1, 2, False, kind, p, None))
