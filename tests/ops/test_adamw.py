@@ -1,0 +1,601 @@
+"""Laws of AdamW: it is torch's, over many tensors at once, clipped, and with moments in 8 bits."""
+
+import copy
+import io
+import itertools
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import tilewright as tw
+from tilewright.interpreter.memory import ORIGIN, SLOT
+from tilewright.ops import _adamw
+from tilewright.ops import adamw as module
+
+SHAPES = [(33, 70), (1,), (5,), (0,), (2, 3, 4), (1025,), ()]
+nan = float("nan")
+
+
+def tensors(device: str, shapes=SHAPES, dtype=torch.float32, seed=0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    made = [torch.randn(shape, generator=generator) for shape in shapes]
+    return [t.to(device, dtype).requires_grad_() for t in made]
+
+
+def give_grads(params: list[Tensor], step: int) -> None:
+    generator = torch.Generator().manual_seed(1000 + step)
+    for p in params:
+        p.grad = torch.empty_like(p, requires_grad=False).copy_(torch.randn(p.shape, generator=generator))
+
+
+def run(make, params: list[Tensor], steps: int, *, first: int = 0, before=None) -> Any:
+    optimizer = make(params)
+    for step in range(first, first + steps):
+        give_grads(params, step)
+        if before is not None:
+            before(optimizer, params)
+        optimizer.step()
+    return optimizer
+
+
+def assert_same(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-6) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.float(), b.float(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """How often the kernel was launched."""
+    seen = []
+    launch = _adamw._launch_update
+    monkeypatch.setattr(_adamw, "_launch_update", lambda *args, **more: (seen.append(1), launch(*args, **more)))
+    return seen
+
+
+OTHERS = {"maximize": True, "betas": (0.6, 0.9), "eps": 1e-3, "weight_decay": 0.2}
+
+
+@pytest.mark.parametrize(("options", "shapes"), [({}, SHAPES), (OTHERS, SHAPES[:2])])
+def test_twenty_steps_as_torch(options, shapes, device, launches):
+    ours, theirs = tensors(device, shapes), tensors(device, shapes)
+    mine = run(lambda p: tw.AdamW(p, lr=0.01, **options), ours, 20)
+    other = run(lambda p: torch.optim.AdamW(p, lr=0.01, **options), theirs, 20)
+    assert_same(ours, theirs)
+    assert len(launches) >= 20
+    for p, q in zip(ours, theirs, strict=True):
+        assert mine.state[p]["step"] == other.state[q]["step"] == 20
+        assert_same([mine.state[p]["exp_avg_sq"]], [other.state[q]["exp_avg_sq"]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_fp32_that_is_rounded_to_nearest(dtype, device):
+    ours = tensors(device, dtype=dtype)
+    wide = [p.detach().float() for p in ours]
+    means = [(torch.zeros_like(p), torch.zeros_like(p)) for p in wide]
+    optimizer = tw.AdamW(ours, lr=0.01)
+    for step in range(5):
+        give_grads(ours, step)
+        optimizer.step()
+        by = _adamw.Numbers.of(step + 1, 0.01, (0.9, 0.999), 1e-8, 1e-2)
+        for n, p in enumerate(ours):
+            assert p.grad is not None
+            wide[n], m, v = _adamw.stepped(wide[n], p.grad, *means[n], by)
+            means[n] = m, v
+            wide[n] = wide[n].to(dtype).float()
+            torch.testing.assert_close(p.float(), wide[n], rtol=torch.finfo(dtype).eps, atol=1e-7)
+            assert (p.float() == wide[n]).float().mean() > 0.99 or p.numel() < 100
+            assert optimizer.state[p]["exp_avg"].dtype == torch.float32
+
+
+def test_groups_have_numbers_of_their_own(device):
+    def make(kind):
+        def made(params):
+            return kind([{"params": params[:3], "lr": 0.1, "weight_decay": 0.0}, {"params": params[3:]}], lr=0.01)
+
+        return made
+
+    ours, theirs = tensors(device), tensors(device)
+    run(make(tw.AdamW), ours, 3)
+    run(make(torch.optim.AdamW), theirs, 3)
+    assert_same(ours, theirs)
+
+
+@pytest.mark.parametrize("limit", [0.5, 1e4])
+def test_clipping_as_torch(limit, device):
+    ours, theirs = tensors(device), tensors(device)
+    norms = []
+    mine = run(lambda p: tw.AdamW(p, lr=0.01, max_grad_norm=limit), ours, 4)
+    run(
+        lambda p: torch.optim.AdamW(p, lr=0.01),
+        theirs,
+        4,
+        before=lambda _, params: norms.append(torch.nn.utils.clip_grad_norm_(params, limit)),
+    )
+    assert_same(ours, theirs)
+    assert mine.grad_norm is not None
+    torch.testing.assert_close(mine.grad_norm, norms[-1])
+    assert all((p.grad == q.grad).all() for p, q in zip(ours, theirs, strict=True)) is (limit > 100)
+
+
+def test_clipping_counts_gradients_that_only_torch_takes(device):
+    ours, theirs = ([*tensors(device, [(300,)]), *tensors(device, [(40,)], torch.float64)] for _ in range(2))
+    run(lambda p: tw.AdamW(p, max_grad_norm=0.1), ours, 2)
+    clip = torch.nn.utils.clip_grad_norm_
+    run(lambda p: torch.optim.AdamW(p), theirs, 2, before=lambda _, params: clip(params, 0.1))
+    assert_same(ours, theirs)
+
+
+def test_schedulers_change_the_rate(device):
+    ours, theirs = tensors(device, [(50,)]), tensors(device, [(50,)])
+    for kind, params in ((tw.AdamW, ours), (torch.optim.AdamW, theirs)):
+        optimizer = kind(params, lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for step in range(4):
+            give_grads(params, step)
+            optimizer.step()
+            scheduler.step()
+    assert_same(ours, theirs)
+
+
+def test_params_without_gradient_are_left_alone(device):
+    """Also where some have one in some steps alone, so that they have counted different numbers of steps."""
+    ours, theirs = tensors(device), tensors(device)
+    for kind, params in ((tw.AdamW, ours), (torch.optim.AdamW, theirs)):
+        optimizer = kind(params, lr=0.01)
+        for step in range(4):
+            give_grads(params, step)
+            params[step].grad = None
+            optimizer.step()
+            optimizer.zero_grad()
+        assert [float(optimizer.state[p]["step"]) for p in params] == [3, 3, 3, 3, 4, 4, 4]
+    assert_same(ours, theirs)
+    tw.AdamW(ours).step()
+
+
+def test_closures(device):
+    (p,) = tensors(device, [(5,)])
+    optimizer = tw.AdamW([p], lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = p.square().sum()
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(5)]
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_the_same_steps_give_the_same(bits, device):
+    shapes = [(70, 71), (300,)]
+    twice = [tensors(device, shapes) for _ in range(2)]
+    for params in twice:
+        run(lambda p: tw.AdamW(p, max_grad_norm=1.0, state_bits=bits), params, 3)
+    assert all(torch.equal(a, b) for a, b in zip(*twice, strict=True))
+
+
+def saved(optimizer) -> dict[str, Any]:
+    """Through a file."""
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    return torch.load(file)
+
+
+@pytest.mark.parametrize("kinds", [*itertools.product([tw.AdamW, torch.optim.AdamW], repeat=2)])
+def test_either_goes_on_where_the_other_stopped(kinds, device):
+    params, whole = tensors(device, SHAPES[:4]), tensors(device, SHAPES[:4])
+    start = run(lambda p: kinds[0](p, lr=0.02), params, 3)
+
+    def goes_on(p):
+        optimizer = kinds[1](p)
+        optimizer.load_state_dict(saved(start))
+        return optimizer
+
+    end = run(goes_on, params, 3, first=3)
+    run(lambda p: torch.optim.AdamW(p, lr=0.02), whole, 6)
+    assert_same(params, whole)
+    assert end.param_groups[0]["lr"] == 0.02
+    assert {*end.state_dict()["state"][0]} == {"step", "exp_avg", "exp_avg_sq"}
+    assert start.state[params[0]]["step"] == 3
+
+
+def test_a_state_keeps_fp32_moments_of_bf16(device):
+    params = tensors(device, dtype=torch.bfloat16)
+    first = run(tw.AdamW, params, 2)
+    second = tw.AdamW(params)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first.state[params[0]]["exp_avg"], second.state[params[0]]["exp_avg"])
+
+
+def test_codes_come_back_as_they_were(device):
+    params = tensors(device, [(70, 71), (64, 3, 8, 8), (10,)])
+    params[1] = params[1].detach().to(memory_format=torch.channels_last).requires_grad_()
+    first = run(lambda p: tw.AdamW(p, state_bits=8), params, 3)
+    state = saved(first)["state"]
+    assert state[0]["exp_avg"].dtype == torch.float32
+    assert state[1]["exp_avg_sq"].shape == params[1].shape
+    second = tw.AdamW(params, state_bits=8)
+    second.load_state_dict(saved(first))
+    for p in params:
+        assert first.state[p].keys() == second.state[p].keys()
+        for name, value in first.state[p].items():
+            torch.testing.assert_close(value, second.state[p][name], rtol=1e-6, atol=0)
+    assert first.state[params[0]]["exp_avg"].dtype == torch.uint8
+    assert first.state[params[2]]["exp_avg"].dtype == torch.float32  # too small to be worth it
+
+
+def test_torch_goes_on_from_codes(device):
+    params = tensors(device, [(70, 71)])
+    first = run(lambda p: tw.AdamW(p, state_bits=8), params, 2)
+    torchs = torch.optim.AdamW(params)
+    torchs.load_state_dict(saved(first))
+    give_grads(params, 2)
+    torchs.step()
+
+
+@pytest.mark.parametrize("size", [256, 1000])
+def test_codes_are_within_a_step_of_the_moments(size, device):
+    generator = torch.Generator().manual_seed(0)
+    m = torch.randn(size, generator=generator) * torch.logspace(-3, 2, size)
+    v = torch.rand(size, generator=generator) * torch.logspace(-6, 2, size)
+    v[3] = 0.0
+    for seed in (None, 5):
+        codes = _adamw.encoded(m, v, seed)
+        back_m, back_v = _adamw.decoded(*codes)
+        share = 1.0 if seed else 0.5
+        scale = _adamw._spread(codes[2], size)
+        assert ((back_m - m).abs() <= share * m.abs() / 8 + scale * 2.0**-15).all()
+        scale = _adamw._spread(codes[3], size)
+        assert ((back_v.sqrt() - v.sqrt()).abs() <= share * v.sqrt() / 16 + scale * 2.0**-15).all()
+        assert (back_v > 0).all()  # never zero, or a step would be endless
+    assert all((c == 0).all() for c in _adamw.encoded(0 * v, 0 * v, 5)[::2])
+    assert (_adamw.decoded(*_adamw.encoded(0 * v, 0 * v, 5))[1] == 0).all()
+
+
+def test_rounding_is_right_on_average():
+    generator = torch.Generator().manual_seed(0)
+    m, v = (torch.rand(256, generator=generator) + 0.01 for _ in range(2))
+    m[1::4] *= -1
+    m[2::4] *= 2.0**-17  # where codes are evenly spaced, down to zero
+    back = [_adamw.decoded(*_adamw.encoded(m, v, 2 * seed + 3)) for seed in range(400)]
+    mean = torch.stack([b[0] for b in back]).mean(0)
+    root = torch.stack([b[1].sqrt() for b in back]).mean(0)
+    assert ((mean - m).abs() <= 0.015 * m.abs() + m.max() * 2.0**-20).all()
+    assert (root / v.sqrt() - 1).abs().max() < 0.0075
+
+
+def test_what_is_drawn_is_even_and_of_its_own():
+    """For each element, beside each other, and from step to step."""
+    drawn = torch.stack([_adamw._drawn(64, 2 * step + 3, torch.device("cpu")) for step in range(4000)]).double() / 2**32
+    assert (drawn.mean(0) - 0.5).abs().max() < 0.02
+    assert (drawn.var(0) - 1 / 12).abs().max() < 0.005
+    others = torch.cat([drawn[:-1], drawn[1:]], 1).T.corrcoef().fill_diagonal_(0.0)
+    assert others.abs().max() < 0.08
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_kernel_writes_the_codes_that_torch_would(dtype, device, launches):
+    shapes = [(4099,)]
+    ours, theirs = tensors(device, shapes, dtype), tensors(device, shapes, dtype)
+    mine, other = (tw.AdamW(p, state_bits=8, max_grad_norm=3.0) for p in (ours, theirs))
+    for step in range(3):
+        give_grads(ours, step)
+        give_grads(theirs, step)
+        mine.step()
+        by = _adamw.Numbers.of(step + 1, 1e-3, (0.9, 0.999), 1e-8, 1e-2)
+        state = other._state_of(theirs[0])
+        assert theirs[0].grad is not None
+        grad = theirs[0].grad.float()
+        with torch.no_grad():
+            module._step_by_torch(theirs[0], grad * (3.0 / (grad.norm() + 1e-6)).clamp(max=1.0), state, by)
+        assert_same(ours, theirs, 2e-2 if dtype == torch.bfloat16 else 1e-3)
+        for name in module.MOMENTS:
+            assert (mine.state[ours[0]][name] == state[name]).float().mean() > 0.98
+        for name in module.SCALES:
+            torch.testing.assert_close(mine.state[ours[0]][name], state[name])
+        for name in (*module.MOMENTS, *module.SCALES):  # and from the same place again
+            state[name].copy_(mine.state[ours[0]][name])
+    assert launches
+
+
+def test_neither_width_nor_the_conversion_changes_a_bit(device, monkeypatch):
+    """A GPU that knows no float8_e4m3fn writes the same codes as one that does."""
+    found, dtype = [], torch.bfloat16
+    for width, block, has_fp8 in ((4, 512, True), (8, 256, True), (8, 512, False)):
+        monkeypatch.setattr(_adamw, "_has_fp8", lambda _, has_fp8=has_fp8: has_fp8)
+        params = tensors(device, [(4999,)], dtype)
+        config = {"block": block, "width": width, "num_warps": block // 256}
+        with _adamw.CONFIG.trying(("8 bits", dtype.itemsize), config):
+            optimizer = run(lambda p: tw.AdamW(p, lr=0.1, state_bits=8), params, 2)
+        found.append([params[0].detach(), *(value for name, value in optimizer.state[params[0]].items())])
+    for others in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+
+
+def trained(kind, device: str, steps: int = 40, **options) -> float:
+    """The loss of a small network after so many steps."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, 64, generator=generator).to(device)
+    y = torch.tanh(x @ torch.randn(64, 8, generator=generator).to(device) / 8)
+    first = (torch.randn(64, 96, generator=generator) / 8).to(device).requires_grad_()
+    second = (torch.randn(96, 8, generator=generator) / 10).to(device).requires_grad_()
+    optimizer = kind([first, second], lr=3e-3, **options)
+    loss = x.new_zeros(())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (torch.tanh(x @ first) @ second - y).square().mean()
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+def test_training_in_8_bits_as_in_fp32(device, monkeypatch):
+    monkeypatch.setattr(module, "SMALLEST", 512)
+    theirs, start = trained(torch.optim.AdamW, device), trained(torch.optim.AdamW, device, 1)
+    ours = trained(tw.AdamW, device, state_bits=8)
+    assert theirs < start / 50
+    assert 0.9 < ours / theirs < 1.1
+
+
+def test_moments_that_decay_do_so_in_8_bits():
+    """To the nearest code, a second moment would stay for ever where one large gradient has put it."""
+    m, v = torch.zeros(512), torch.ones(512)
+    v[::2] = 0.25
+    codes = _adamw.encoded(m, v)
+    for step in range(300):
+        back = _adamw.decoded(*codes)
+        codes = _adamw.encoded(back[0], back[1] * torch.where(v < 1, 0.99, 1.0), 2 * step + 3)
+    left = _adamw.decoded(*codes)[1][::2].mean() / 0.25
+    assert 0.8 < left / 0.99**300 < 1.25
+
+
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_table_leads_to_the_same_places(coded, device):
+    """The interpreter knows no addresses but its own: those of tensors that lie in one argument are told it here."""
+    case = next(c for c in module.op.check if c["coded"] == coded and c["N"] in (781, 5000))
+    one: tuple[Any, ...] = module.op.make(case, device)
+    two: tuple[Any, ...] = tuple(a.clone() if isinstance(a, Tensor) else a for a in one)
+    module.triton_adamw(*one)
+    if device == "cpu":
+        flat = [a for a in two if isinstance(a, Tensor)]
+        parts = module.split(two[6], *two[:6])
+        tables = [list(part) for part in parts if part[0].numel()]
+        rows = [
+            [(n + 1 << SLOT) + ORIGIN + part.storage_offset() * part.element_size() for n, part in enumerate(row)]
+            + [0] * (6 - len(flat))
+            + [row[0].numel(), 0, 0]
+            for row in tables
+        ]
+        grads = torch.tensor([row.pop(1) for row in rows])
+        sizes = tuple(row[0].numel() for row in tables)
+        chunks = _adamw._chunks(sizes, 512, flat[0].device)
+        by = module.STEP
+        clip = None
+        if two[7]:
+            norm = two[1].float().norm()
+            clip = torch.stack([(module.LIMIT / (norm + 1e-6)).clamp(max=1.0), norm])
+        numbers = (by.decay, by.rate, by.root, by.eps, by.near, by.beta2, by.rest, by.seed)
+        _adamw._launch_update(
+            (len(chunks),), *two[:6], clip, torch.tensor(rows), grads, chunks, 0, *numbers,
+            MAXIMIZE=False, ALIGNED=False, FP8=True, WIDTH=4, BLOCK=512,
+        )  # fmt: skip
+    else:
+        module.triton_adamw(*two)
+    for a, b in zip(one[:6], two[:6], strict=True):
+        if isinstance(a, Tensor):
+            torch.testing.assert_close(a.float(), b.float(), rtol=1e-5, atol=1.0 if a.dtype == torch.uint8 else 1e-6)
+
+
+def test_a_long_gradient_is_added_piece_by_piece(device):
+    g = torch.randn(2 * _adamw.PIECE.value + 1001, device=device)
+    batch = _adamw.Batch([g], [g], [(g, g)])
+    scale, norm = _adamw.clipping([(batch, [g])], 1.0)
+    torch.testing.assert_close(norm, g.norm())
+    torch.testing.assert_close(scale, 1 / g.norm())
+
+
+@pytest.mark.parametrize(
+    "kind", ["transposed", "channels_last", "strided", "offset", "other grad", "double", "complex"]
+)
+def test_any_parameter_that_torch_takes(kind, device, launches):
+    def made() -> list[Tensor]:
+        base = torch.arange(1200, dtype=torch.float32, device=device).sin()
+        p = {
+            "transposed": lambda: base.view(30, 40).t(),
+            "channels_last": lambda: base.view(5, 4, 6, 10).to(memory_format=torch.channels_last),
+            "strided": lambda: base.view(30, 40)[:, ::2],
+            "offset": lambda: base[1:],
+            "other grad": lambda: base.view(30, 40),
+            "double": lambda: base.double(),
+            "complex": lambda: torch.complex(base, base.cos()),
+        }[kind]()
+        return [p.detach().requires_grad_()]
+
+    def before(_, params: list[Tensor]) -> None:
+        if kind == "other grad":
+            params[0].grad = torch.zeros(40, 30, device=device).t().copy_(params[0].detach())
+
+    ours, theirs = made(), made()
+    run(tw.AdamW, ours, 3, before=before)
+    run(torch.optim.AdamW, theirs, 3, before=before)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+    assert bool(launches) is (kind in ("transposed", "channels_last", "offset"))
+
+
+def test_without_interpreter_cpu_tensors_go_to_torch(monkeypatch):
+    """In 8 bits as well."""
+    monkeypatch.setattr(module, "interpreted", lambda _: False)
+    monkeypatch.setattr(_adamw, "_launch_update", lambda *_, **__: pytest.fail("our kernel was launched"))
+    ours, theirs = tensors("cpu"), tensors("cpu")
+    run(lambda p: tw.AdamW(p, max_grad_norm=1.0), ours, 3)
+    clip = torch.nn.utils.clip_grad_norm_
+    run(lambda p: torch.optim.AdamW(p), theirs, 3, before=lambda _, params: clip(params, 1.0))
+    assert_same(ours, theirs)
+    run(lambda p: tw.AdamW(p, state_bits=8), tensors("cpu", [(80, 90)]), 2)
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """The plans that were made."""
+    seen = []
+    make = module._Plan.__init__
+    monkeypatch.setattr(module._Plan, "__init__", lambda self, *args: (seen.append(self), make(self, *args))[1])
+    return seen
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_gradients_that_move_need_no_new_plan(bits, device, plans):
+    shapes = [(70, 71), ()]
+    ours, theirs = tensors(device, shapes), tensors(device, shapes)
+    mine, kept = tw.AdamW(ours, state_bits=bits), tw.AdamW(theirs, state_bits=bits)
+    alive = []
+    for step in range(3):
+        give_grads(ours, step)
+        alive += [p.grad for p in ours]  # so that the next ones are elsewhere
+        for p, q in zip(ours, theirs, strict=True):
+            assert p.grad is not None
+            q.grad = p.grad.clone() if q.grad is None else q.grad.copy_(p.grad)
+        mine.step()
+        kept.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert len(plans) == 2
+
+
+def test_addresses_are_sent_when_gradients_move(plans, monkeypatch):
+    """Into memory of their own: a copy of the former ones may still be under way."""
+    monkeypatch.setattr(_adamw, "interpreted", lambda _: False)
+    sent = []
+    monkeypatch.setattr(_adamw, "_launch_update", lambda _, *args, **__: sent.append(args[7:9]))
+    params = tensors("cpu", [(30, 40), (7,), (500,)])
+    optimizer, alive = tw.AdamW(params), []
+    for step in (0, 1, 1):
+        if step == len(alive):
+            alive.append([torch.zeros_like(p) for p in params])
+        for p, g in zip(params, alive[step], strict=True):
+            p.grad = g
+        optimizer.step()
+    assert len(plans) == 1
+    assert [places.tolist() for _, places in sent] == [[g.data_ptr() for g in alive[n]] for n in (0, 1, 1)]
+    assert sent[0][1] is not sent[1][1]
+    assert sent[1][1] is sent[2][1]
+    assert sent[0][0] is sent[2][0]
+    assert sent[0][0][:, 0].tolist() == [p.data_ptr() for p in params]
+
+
+def changed(kind: str, p: Tensor) -> None:
+    assert p.grad is not None
+    flat = torch.zeros(p.numel() + 1, device=p.device)
+    if kind == "alignment":
+        p.grad = flat[1:].view(p.shape).copy_(p.grad)
+    elif kind == "strides":
+        p.grad = flat[1:].view(p.shape[::-1]).t().copy_(p.grad)
+    elif kind == "data":
+        p.data = p.data.clone()
+    elif kind == "layout of data":
+        p.data = p.data.t().contiguous().t()
+        p.grad = p.grad.t().contiguous().t()
+
+
+@pytest.mark.parametrize("kind", ["alignment", "strides", "data", "layout of data", "steps", "group"])
+def test_what_needs_a_new_plan(kind, device, plans):
+    found = []
+    for make in (tw.AdamW, torch.optim.AdamW):
+        params = tensors(device, [(30, 41), (60,)])
+        optimizer = make([{"params": params[:1]}, {"params": params[1:], "lr": 0.1}])
+        for step in range(3):
+            give_grads(params, step)
+            if step == 1:
+                changed(kind, params[0])
+            if step == 1 and kind == "steps":
+                optimizer.state[params[0]]["step"].fill_(7)
+            if step == 1 and kind == "group":
+                optimizer.param_groups[0]["params"].append(optimizer.param_groups[1]["params"].pop())
+            optimizer.step()
+        found.append(params)
+    assert_same(*found)
+    assert len(plans) >= 2
+
+
+def test_a_new_dtype_needs_a_new_plan(device, plans):
+    (p,) = tensors(device, [(30, 41)])
+    optimizer = run(lambda p: tw.AdamW(p, lr=0.5), [p], 1)
+    p.grad, grad = None, p.grad
+    p.data = p.data.double()
+    assert grad is not None
+    p.grad = grad.double()
+    before = p.detach().clone()
+    optimizer.step()
+    assert len(plans) == 2
+    assert (before - p).abs().min() > 0.4
+
+
+def test_not_a_number_shows(device):
+    for bits in (32, 8):
+        (p,) = tensors(device, [(5000,)])
+        optimizer = tw.AdamW([p], state_bits=bits)
+        give_grads([p], 0)
+        assert p.grad is not None
+        p.grad[7] = nan
+        optimizer.step()
+        assert p.isnan().sum() == 1
+        optimizer = tw.AdamW([p], state_bits=bits, max_grad_norm=1.0)
+        optimizer.step()
+        assert p.isnan().all()
+
+
+@pytest.mark.gpu  # the interpreter keeps them
+def test_gradients_are_not_kept_alive(device):
+    (p,) = tensors(device, [(50,)])
+    optimizer = run(tw.AdamW, [p], 1)
+    grad = weakref.ref(p.grad)
+    optimizer.zero_grad()
+    assert grad() is None
+
+
+def test_copies_and_versions(device):
+    (p,) = tensors(device, [(50,)])
+    version = p._version
+    optimizer = run(lambda p: tw.AdamW(p, max_grad_norm=1.0, state_bits=8), [p], 1)
+    assert p._version > version
+    twin = copy.deepcopy(optimizer)
+    assert (twin.max_grad_norm, twin.state_bits) == (1.0, 8)
+    (q,) = twin.param_groups[0]["params"]
+    give_grads([p], 1)
+    give_grads([q], 1)
+    optimizer.step()
+    twin.step()
+    assert torch.equal(p, q)
+
+
+def test_errors_take_one_line(device):
+    (p,) = tensors(device, [(5,)])
+    options: Any
+    for options in ({"state_bits": 16}, {"max_grad_norm": 0.0}, {"lr": -1.0}):
+        with pytest.raises(ValueError, match=r"^[^\n]+$"):
+            tw.AdamW([p], **options)
+    p.grad = torch.zeros(5, device=device).to_sparse()
+    with pytest.raises(RuntimeError, match="sparse"):
+        tw.AdamW([p]).step()
+    other = torch.optim.AdamW([p], amsgrad=True)
+    with pytest.raises(ValueError, match="amsgrad"):
+        tw.AdamW([p]).load_state_dict(other.state_dict())
+
+
+def test_registered_operator(device):
+    case = module.op.check[2]
+    torch.library.opcheck(module.adamw_.registered, module.op.make(case, device))
+
+
+@pytest.mark.gpu
+def test_more_than_2_31_elements(device):
+    p = torch.zeros(2**31 + 9, device=device, dtype=torch.bfloat16, requires_grad=True)
+    p.grad = torch.zeros_like(p)
+    p.grad[-9:] = 1.0
+    tw.AdamW([p], lr=0.5, state_bits=8, weight_decay=0.0).step()
+    assert (p[-9:] == -0.5).all()
+    assert not p[:-9].any()
