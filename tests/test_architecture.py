@@ -32,6 +32,15 @@ MAY_IMPORT = {
     "tools": set(),
     "tools.check": {"errors", "registry", "sandbox", "source", "spec", "worker", "tools.check"},
     "tools.audit": {"cost", "errors", "hardware", "interpreter", "registry", "spec", "tools.audit"},
+    "tools.inspect": {
+        "errors",
+        "hardware",
+        "ops._cuda",
+        "settings",
+        "spec",
+        "tools.inspect",
+        "worker",
+    },
     "tools.tune": {"ops._tuned", "spec", "timer", "tools.check", "worker"},
     "tools.bench": {
         "errors",
@@ -55,6 +64,7 @@ MAY_IMPORT = {
         "spec",
         "tools.audit",
         "tools.check",
+        "tools.inspect",
         "report",
     },
     "pytest_plugin": {"interpreter"},

@@ -175,6 +175,44 @@ class NothingAudited(TilewrightError):
         super().__init__(f"{target}: no Triton kernel was launched; try another --case, --kernel or --function")
 
 
+class NothingLaunched(TilewrightError):
+    def __init__(self, target: str):
+        super().__init__(
+            f"{target}: no Triton or CUDA C++ kernel was launched; try another --case, --kernel or --function"
+        )
+
+
+class LauncherFailed(TilewrightError):
+    def __init__(self, name: str, why: str):
+        super().__init__(
+            f"{name} fails before it launches ({why}); its tensors have sizes and no values, as nothing is run"
+        )
+
+
+class CompilerRefused(TilewrightError):
+    """A kernel that does not compile for a target: where, and what the compiler says."""
+
+    def __init__(self, file: object, line: int | None, what: str, arch: str):
+        where = f"{file}, line {line}" if line else str(file)
+        super().__init__(f"{where}: does not compile for {arch}: {what}")
+        self.line, self.what = line, what
+
+
+class NoSuchCode(TilewrightError):
+    def __init__(self, kernel: str, form: str, known: Iterable[str]):
+        super().__init__(f"{kernel} has no {form}; it has {', '.join(known)}")
+
+
+class UnknownSetting(TilewrightError):
+    def __init__(self, kernel: str, name: str, known: Iterable[str]):
+        super().__init__(f"{kernel} takes no setting named '{name}'; {_nearest(name, known)}")
+
+
+class MissingTool(TilewrightError):
+    def __init__(self, what: str, tool: str, package: str):
+        super().__init__(f"{what} needs the program '{tool}'; install {package}, or put it on the PATH")
+
+
 class CountersFailed(TilewrightError):
     def __init__(self, why: str):
         super().__init__(f"the hardware's counters could not be read: {why}")

@@ -39,6 +39,10 @@ class GPU:
     tera: Mapping[str, float] = field(default_factory=dict)  # TFLOP/s by unit
     source: str = ""
 
+    @property
+    def is_amd(self) -> bool:
+        return self.arch.startswith("gfx")
+
     def rates(self) -> dict[str, float]:
         """The most of each unit per second, keyed as in Cost."""
         memory = dict.fromkeys(("copy", "read", "write"), self.bandwidth)
@@ -129,15 +133,33 @@ DATASHEETS: dict[str, GPU] = {
             source="AMD Instinct MI300X datasheet; CDNA 3 whitepaper and instruction set guide "
             "(L2 per die, beside 256 MB of Infinity Cache; a wave is a warp, a compute unit is an SM)",
         ),
+        GPU(
+            name="rtx-5090", arch="sm_120", matches=("RTX 5090",), sms=170, clock_mhz=2407,
+            memory=32 * GB, bandwidth=1792e9, l2=96 * MIB, shared_per_sm=100 * KIB, shared_per_block=99 * KIB,
+            warps_per_sm=48, blocks_per_sm=24, tera=_tensor(209.5, 104.8, 419, 838, 104.8, 1.64),
+            source=f"NVIDIA RTX Blackwell architecture whitepaper, appendix A; {_OCCUPANCY}",
+        ),
+        GPU(
+            name="mi355x", arch="gfx950", matches=("MI355X", "MI355X OAM"), sms=256, clock_mhz=2400, warp=64,
+            memory=288 * GB, bandwidth=8000e9, l2=4 * MIB, shared_per_sm=160 * KIB, shared_per_block=160 * KIB,
+            warps_per_sm=32, blocks_per_sm=32, registers_per_sm=131072,
+            tera=_tensor(2516.6, 157.3, 5033.2, 5033.2, 157.3, 78.6),
+            source="AMD Instinct MI355X datasheet; CDNA 4 whitepaper and instruction set guide "
+            "(no TF32 unit: its rate is that of fp32; L2 per die, beside 256 MB of Infinity Cache)",
+        ),
     )
 }  # fmt: skip
 
 
+MEANT = {"a100": "a100-80gb", "h100": "h100-sxm"}  # by a name that several have
+
+
 def datasheet(name: str) -> GPU:
     """The datasheet of a GPU by our short name."""
-    if name.lower() not in DATASHEETS:
-        raise UnknownGPU(name, DATASHEETS)
-    return DATASHEETS[name.lower()]
+    full = MEANT.get(name.lower(), name.lower())
+    if full not in DATASHEETS:
+        raise UnknownGPU(name, [*DATASHEETS, *MEANT])
+    return DATASHEETS[full]
 
 
 def has_gpu() -> bool:

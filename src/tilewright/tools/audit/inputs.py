@@ -23,6 +23,8 @@ def make(text: str, device: str = "cpu") -> Any:
     sizes = [int(n) if n.isdecimal() else -1 for n in shape.split("x")]
     if min(sizes) < 0:
         raise BadInput(text, f"'{shape}' is no shape")
+    if device == "meta":
+        return torch.empty(sizes, dtype=dtype, device=device)
     if (count := math.prod(sizes)) > ELEMENTS:
         raise TooLarge(count, ELEMENTS)
     generator = torch.Generator(device).manual_seed(0)

@@ -1,0 +1,185 @@
+"""`tilewright inspect`"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilewright import source
+from tilewright.cli.shared import (
+    AsJson,
+    CaseText,
+    DtypeName,
+    Kernels,
+    cases_of,
+    console,
+    dtypes_of,
+    load_op,
+    progress,
+    say_next,
+)
+from tilewright.errors import FileMissing, NothingLaunched
+
+if TYPE_CHECKING:
+    from tilewright.hardware import GPU
+    from tilewright.spec import Kernel, Op
+    from tilewright.tools.inspect import Inspection, Refused
+
+    Found = list[Inspection | Refused]
+
+DIRECTIONS = {"forward": ("forward",), "backward": ("backward",), "both": ("forward", "backward")}
+THREADS = 256  # of a block, where a .cu file is read without a launch
+
+
+def inspect(
+    target: Annotated[str, typer.Argument(metavar="OP|FILE", help="An operation, or a .py or .cu file with kernels.")],
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your kernels of OP.")] = None,
+    kernel: Kernels = None,
+    case: CaseText = None,
+    dtype: DtypeName = None,
+    gpu: Annotated[str, typer.Option(help="Whom to compile for: one or more, as h200,a100,mi300x.")] = "h200",
+    direction: Annotated[str, typer.Option(help="forward, backward or both.")] = "forward",
+    function: Annotated[str | None, typer.Option("--function", "-f", help="Of FILE: the one to call.")] = None,
+    given: Annotated[
+        list[str] | None, typer.Option("--input", "-i", help="Of FILE: 64x1000:bfloat16, 7 or 0.5; may be repeated.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of a .cu file: threads of a block.")] = THREADS,
+    shared: Annotated[int, typer.Option(min=0, help="Of a .cu file: bytes of shared memory a launch asks for.")] = 0,
+    ttgir: Annotated[bool, typer.Option("--ttgir", help="Print Triton's GPU code beside its source lines.")] = False,
+    llir: Annotated[bool, typer.Option("--llir", help="LLVM's code.")] = False,
+    ptx: Annotated[bool, typer.Option("--ptx", help="PTX; for AMD its assembly.")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="Machine code.")] = False,
+    diff: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="What changes between two kernels of OP, as triton triton:num_warps=8."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What does it compile to? Registers, occupancy and instructions of a launch, for GPUs that need not be here."""
+    from tilewright import hardware
+    from tilewright.report import inspection as report
+
+    gpus = [hardware.datasheet(name.strip()) for name in gpu.split(",")]
+    forms = [name for name, wanted in (("ttgir", ttgir), ("llir", llir), ("ptx", ptx), ("sass", sass)) if wanted]
+    if direction not in DIRECTIONS:
+        raise typer.BadParameter(f"'{direction}' is none of {', '.join(DIRECTIONS)}.")
+    is_file = target not in source.op_files() and target.endswith((".py", ".cu"))
+    if is_file and (kernel or case or dtype or files or diff):
+        raise typer.BadParameter("--kernel, --case, --dtype, --diff and more files are for an OP: a FILE has --input.")
+    if not is_file and (function or given):
+        raise typer.BadParameter("--function and --input are for a FILE: an operation has its own inputs.")
+    if target.endswith(".cu") and is_file:
+        jobs = [lambda one=one: _of_cuda_file(Path(target), one, threads, shared) for one in gpus]
+    elif is_file:
+        jobs = [lambda one=one: _of_file(Path(target), function, given or [], one) for one in gpus]
+    else:
+        chosen = _Chosen(target, files or [], case, dtype, DIRECTIONS[direction])
+        if diff:
+            for one in gpus:
+                _show_difference(chosen, one, diff, forms, as_json)
+            return
+        jobs = [
+            lambda one=one, each=each: chosen.inspected(each, one) for each in chosen.kernels(kernel) for one in gpus
+        ]
+    found = _run(jobs)
+    if not found:
+        raise NothingLaunched(target)
+    if as_json:
+        for one in found:
+            print(json.dumps(one.as_json()))
+    elif forms:
+        screen = console()
+        for one in found:  # cut off at the edge of a terminal, whole in a file
+            screen.print(report.code(one, forms), soft_wrap=not screen.is_terminal)
+    else:
+        console().print(report.overview(found))
+        say_next(f"tilewright inspect {target} --sass  (or --ttgir, --llir, --ptx)")
+    if any(report.is_bad(one) for one in found):
+        raise typer.Exit(1)
+
+
+def _run(jobs: list[Callable[[], Found]]) -> Found:
+    found: Found = []
+    with progress("compiling", len(jobs)) as advance:
+        for job in jobs:
+            with contextlib.redirect_stdout(sys.stderr):  # what a launcher prints is not ours to say
+                found += job()
+            advance("")
+    return found
+
+
+class _Chosen:
+    """An operation, with what was said of its cases."""
+
+    def __init__(
+        self, name: str, files: list[Path], cases: list[str] | None, dtypes: list[str] | None, directions: tuple
+    ):
+        self.op: Op = load_op(name, files)
+        self.files, self.directions = files, directions
+        wanted = dtypes_of(self.op, dtypes) or [self.op.bench_dtype]
+        self._cases = [case.with_dtype(d) for case in cases_of(self.op, cases) or [] for d in wanted]
+        self._defaults = [case.with_dtype(wanted[0]) for case in (*self.op.bench, *self.op.check)]
+
+    def kernels(self, names: list[str] | None) -> list[Kernel]:
+        """Those named, those of files, or all that are compiled."""
+        from tilewright import hardware, registry
+        from tilewright.tools.inspect.stand_in import standing_in
+
+        picked = registry.pick(self.op, names or []) if names or not self.files else []
+        with standing_in(hardware.datasheet("h200")):  # a file may ask for a GPU when it is read
+            mine = [registry.load_file(path, self.op) for path in self.files]
+        return [*(k for k in picked if names or k.language in ("triton", "cuda")), *mine]
+
+    def inspected(self, kernel: Kernel, gpu: GPU) -> Found:
+        """On the cases asked for, or on the first of the op's own that the kernel takes."""
+        from tilewright.tools.inspect import inspect_kernel
+
+        found: Found = []
+        for case in self._cases or self._defaults:
+            found += inspect_kernel(self.op, kernel, case, gpu, self.directions)
+            if found and not self._cases:
+                break
+        return found
+
+
+def _of_file(path: Path, name: str | None, given: list[str], gpu: GPU) -> Found:
+    from tilewright import registry
+    from tilewright.tools.audit.inputs import make
+    from tilewright.tools.inspect import inspect_launch
+    from tilewright.tools.inspect.launches import of_call
+
+    def load() -> tuple[Callable[..., Any], list[Any]]:
+        return registry.launcher(path, name), [make(text, "meta") for text in given]
+
+    title = f"{path.name}({', '.join(given)})"
+    return [inspect_launch(launch, title) for launch in of_call(load, gpu)]
+
+
+def _of_cuda_file(path: Path, gpu: GPU, threads: int, shared: int) -> Found:
+    from tilewright.tools.inspect import inspect_cuda_file
+
+    if not path.is_file():
+        raise FileMissing(path, "a CUDA C++ file")
+    return list(inspect_cuda_file(path, gpu, threads, shared))
+
+
+def _show_difference(chosen: _Chosen, gpu: GPU, names: tuple[str, str], forms: list[str], as_json: bool) -> None:
+    from tilewright.report import inspection as report
+    from tilewright.tools.inspect.difference import Difference, Variant
+
+    sides = []
+    for name in names:
+        variant = Variant.parse(name)
+        (kernel,) = chosen.kernels([variant.kernel])
+        sides.append(variant.applied(chosen.inspected(kernel, gpu)))
+    found = Difference(*sides)
+    if as_json:
+        print(json.dumps({"gpu": gpu.name, "a": names[0], "b": names[1], **found.as_json()}))
+    else:
+        console().print(report.difference(found, names, gpu, forms))

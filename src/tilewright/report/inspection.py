@@ -1,0 +1,167 @@
+"""Inspected kernels for a terminal: tables, compiled code beside its source, differences."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from tilewright.cost import size
+from tilewright.tools.inspect import Inspection, Refused
+from tilewright.tools.inspect.instructions import MOVES
+from tilewright.tools.inspect.listing import listing
+
+if TYPE_CHECKING:
+    from tilewright.hardware import GPU
+    from tilewright.tools.inspect.difference import Difference
+
+BAD = "bold red"
+CODE_WIDTH = 88
+TOKENS = {
+    r"(//|;|#).*$": "dim",
+    r"/\*.*?\*/": "dim",
+    r"@!?U?P\w+": "magenta",
+    r"\b[A-Z][A-Z0-9]+(\.[\w.]+)?\b(?=\s)": "bold cyan",
+    r"^\s+[a-z]+[._][\w.:]+": "cyan",
+    r"[%$][\w.]+|\bU?R\d+\b|\b[vs]\d+\b|\b[vs]\[\d+:\d+\]": "green",
+    r"\b(\d+|0x[0-9a-f]+)\b": "yellow",
+}
+
+
+def is_bad(found: Inspection | Refused) -> bool:
+    return isinstance(found, Refused) or found.obstacle is not None
+
+
+def overview(found: Sequence[Inspection | Refused]) -> Group:
+    """A line for each launch and GPU, then its instructions, then what a reader should know."""
+    parts: list[Any] = []
+    for title, together in groupby(found, key=lambda one: one.title):
+        group = list(together)
+        good = [one for one in group if isinstance(one, Inspection)]
+        parts.append(_figures(good, title) if good else Text(title, "bold"))
+        for name in dict.fromkeys(one.name for one in good):
+            parts += ["", _instructions([one for one in good if one.name == name])]
+        parts += ["", *(Text(line) for one in good for line in _sentences(one))]
+        parts += [Text(f"{one.gpu.name}: {one.error}", BAD) for one in group if isinstance(one, Refused)]
+    return Group(*parts)
+
+
+def _figures(found: Sequence[Inspection], title: str) -> Table:
+    table = Table(title=Text(title, "bold"), title_justify="left", box=None, pad_edge=False, header_style="dim")
+    table.add_column("launch", no_wrap=True)
+    table.add_column("gpu", no_wrap=True)
+    names = ("grid", "threads", "registers", "spilled", "shared", "blocks an SM", "occupancy", "waves", "last idle")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("limited by")
+    for one in found:
+        used, held = one.resources, one.occupancy
+        grid = "x".join(str(n) for n in one.launch.grid if n > 1) or "1" if one.launch else ""
+        table.add_row(
+            one.name + (f" ({one.launch.direction})" if one.launch and one.launch.direction != "forward" else ""),
+            one.gpu.name,
+            grid + (f" of {one.made.cluster}" if one.made.cluster > 1 else ""),
+            str(one.made.threads),
+            str(used.registers),
+            Text(size(used.spills), BAD) if used.spills else "0",
+            size(used.shared),
+            str(held.blocks),
+            f"{held.share:.0%}",
+            f"{one.waves:.1f}" if one.waves else "",
+            f"{one.idle:.0%}" if one.idle is not None else "",
+            held.limiter,
+        )
+    return table
+
+
+def _instructions(found: Sequence[Inspection]) -> Table:
+    """By kind, a column for each GPU."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(f"{found[0].name}: instructions", no_wrap=True)
+    for one in found:
+        table.add_column(one.gpu.name)
+    mixes = [one.mix.as_json() for one in found]
+    for kind in dict.fromkeys(kind for mix in mixes for kind in mix):
+        table.add_row(kind, *(_cell(kind, mix.get(kind, {})) for mix in mixes))
+    return table
+
+
+def _cell(kind: str, details: dict[str, int]) -> str:
+    if kind in MOVES or kind in ("tensor core", "special function", "atomic", "bulk copy"):
+        return ", ".join(f"{count} x {what}" for what, count in details.items())
+    return str(sum(details.values()) or "")
+
+
+def _sentences(one: Inspection) -> Iterator[str]:
+    who = f"{one.name} on {one.gpu.name}"
+    if one.obstacle:
+        yield f"{who} cannot be launched: {one.obstacle}."
+    if one.launch and one.launch.note:
+        yield f"{who}: {one.launch.note}."
+    widths = [
+        f"{count:.1f} B a {what}"
+        for what, count in (
+            ("load", one.mix.bytes_each("global load", "async copy")),
+            ("store", one.mix.bytes_each("global store")),
+        )
+        if count
+    ]
+    if widths:
+        yield f"{who}: a thread moves {' and '.join(widths)}; the widest access is 16 B."
+    if (work := one.work) and work.unit:
+        side = "below" if work.intensity < work.ridge else "above"
+        binds = "memory" if work.intensity < work.ridge else work.unit
+        yield (
+            f"{who}: at least {size(work.bytes_each)} and {work.flops_each:.4g} operations a program; "
+            f"{work.intensity:.3g} operations a byte on {work.unit}, {side} the ridge of {work.ridge:.3g}: "
+            f"{binds} binds."
+        )
+
+
+def code(found: Inspection | Refused, forms: Sequence[str]) -> Group:
+    """The code with the source line of each stretch beside it."""
+    if isinstance(found, Refused):
+        return Group(Text(f"{found.gpu.name}: {found.error}", BAD))
+    parts: list[Text] = []
+    for form in forms:
+        parts.append(Text(f"{found.name}, {found.gpu.name}, {form}", "bold"))
+        before = None
+        for line in listing(found.made, form):
+            shown = _coloured(line.code)
+            if line.place and line.place != before:
+                shown.pad_right(max(0, CODE_WIDTH - len(shown)))
+                file, number = line.place
+                shown.append(f" │ {Path(file).name}:{number} ", "blue")
+                shown.append(linecache.getline(file, number).strip(), "italic")
+            before = line.place or before
+            parts.append(shown)
+    return Group(*parts)
+
+
+def _coloured(text: str) -> Text:
+    shown = Text(text, no_wrap=True)
+    for pattern, style in reversed(TOKENS.items()):
+        shown.highlight_regex(pattern, style)
+    return shown
+
+
+def difference(found: Difference, names: tuple[str, str], gpu: GPU, forms: Sequence[str]) -> Group:
+    """What is not the same, by name; of the code, where asked for, the lines."""
+    table = Table(title=Text(f"{gpu.name}: what differs", "bold"), title_justify="left", box=None, pad_edge=False)
+    table.add_column("")
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_column("change", justify="right")
+    for name, (a, b) in found.numbers.items():
+        if a != b:
+            change = f"{b - a:+d}" if isinstance(a, int) and isinstance(b, int) else ""
+            table.add_row(name, str(a), str(b), change)
+    colours = {"+": "green", "-": "red", "@": "dim"}
+    lines = [Text(line, colours.get(line[:1], "")) for form in forms for line in found.code(form)]
+    return Group(table if table.row_count else Text("Nothing differs."), *lines)

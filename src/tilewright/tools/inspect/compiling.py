@@ -1,0 +1,168 @@
+"""Machine code for a launch, without a driver. Triton keeps what it has compiled on disk, and so do we."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.compiler import ASTSource
+from triton.compiler.errors import CompilationError
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from tilewright.errors import CompilerRefused, MissingTool, TilewrightError, first_line
+from tilewright.tools.inspect.code import CudaCode, TritonCode
+from tilewright.tools.inspect.kept import kept
+
+DIAGNOSTIC = re.compile(
+    r"^(?P<file>[^\s:(][^:(\n]*)[:(](?P<line>\d+)(?::\d+|\))?: (?:fatal )?error\s*: (?P<what>.+)$", re.M
+)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Machine code of one kernel, and what it needs of a launch."""
+
+    symbol: str  # its name in the binary
+    binary: bytes = field(repr=False)
+    arch: str
+    threads: int  # of a block
+    shared: int = 0  # bytes that a launch asks for, beside those the binary declares
+    cluster: int = 1  # blocks
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)  # ttir, ttgir, llir, ptx or amdgcn
+
+
+def compiled(code: TritonCode | CudaCode) -> Compiled:
+    """The machine code. Raises CompilerRefused."""
+    try:
+        return _by_triton(code) if isinstance(code, TritonCode) else _by_nvrtc(code)
+    except TilewrightError:
+        raise
+    except Exception as error:
+        raise _refused(code, error) from error
+
+
+def _by_triton(code: TritonCode) -> Compiled:
+    is_gluon = code.function.is_gluon()
+    source = (GluonASTSource if is_gluon else ASTSource)(code.function, code.signature, code.constants, code.attributes)
+    with _stderr_of_the_compiler() as said:
+        try:
+            made: Any = triton.compile(source, target=code.target, options=dict(code.options))
+        except Exception as error:
+            raise _Said(said(), error) from error
+    binary = made.asm.get("cubin") or made.asm["hsaco"]
+    texts = {name: text for name, text in made.asm.items() if isinstance(text, str)}
+    threads = made.metadata.num_warps * code.target.warp_size
+    return Compiled(made.metadata.name, binary, code.arch, threads, made.metadata.shared, code.cluster, texts)
+
+
+def _by_nvrtc(code: CudaCode) -> Compiled:
+    binary, symbols = code.source.cubin(code.arch, (code.instance,))
+    return Compiled(symbols[code.instance], binary, code.arch, code.threads, code.shared, code.cluster)
+
+
+def cuda_file(path: Path, arch: str, threads: int, shared: int) -> list[Compiled]:
+    """Every kernel of a `.cu` file, compiled by nvcc as if launched with so many threads and bytes."""
+    question = repr(([*_with_includes(path)], arch, _nvcc_version())).encode()
+    binary = kept(question, "cubin", lambda: _by_nvcc(path, arch))
+    names = re.findall(rb"\0\.text\.(\w+)", binary)
+    return [Compiled(n.decode(), binary, arch, threads, shared) for n in dict.fromkeys(names)]
+
+
+def _with_includes(path: Path) -> Iterator[bytes]:
+    text = path.read_bytes()
+    yield text
+    for name in re.findall(rb'^\s*#\s*include\s+"([^"]+)"', text, re.M):
+        included = path.parent / name.decode()
+        if included.is_file() and included.resolve() != path.resolve():
+            yield from _with_includes(included)
+
+
+def readable(symbol: str) -> str:
+    """A C++ name as it was written, where there is a tool that knows."""
+    if not symbol.startswith("_Z") or not (tool := shutil.which("cu++filt") or shutil.which("c++filt")):
+        return symbol
+    return subprocess.run([tool, symbol], capture_output=True, text=True, check=False).stdout.partition("(")[0].strip()
+
+
+def _by_nvcc(path: Path, arch: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "code.cubin"
+        command = ["nvcc", "-cubin", "-lineinfo", "-std=c++17", f"-arch={arch}", "-o", str(made), str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            found = DIAGNOSTIC.search(done.stderr)
+            what = found["what"] if found else done.stderr.strip().partition("\n")[0]
+            raise CompilerRefused(path, int(found["line"]) if found else None, what, arch)
+        return made.read_bytes()
+
+
+def _nvcc_version() -> str:
+    try:
+        return subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+    except FileNotFoundError:
+        raise MissingTool("a .cu file", "nvcc", "the CUDA toolkit") from None
+
+
+class _Said(Exception):
+    """What the compiler wrote on its way to an error."""
+
+    def __init__(self, text: str, error: Exception):
+        super().__init__(text)
+        self.text, self.error = text, error
+
+
+@contextlib.contextmanager
+def _stderr_of_the_compiler() -> Iterator[Any]:
+    """Its passes write there, past Python: for a reader that is noise, until an error is to be explained."""
+    sys.stderr.flush()
+    before = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+
+        def said() -> str:
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
+        os.dup2(file.fileno(), 2)
+        try:
+            yield said
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+
+
+def _refused(code: TritonCode | CudaCode, error: Exception) -> CompilerRefused:
+    """An error of a compiler as one line, with the line of the source where there is one."""
+    text = ""
+    if isinstance(error, _Said):
+        text, error = error.text, error.error
+    if isinstance(error, CompilationError):
+        return CompilerRefused(code.file, *_innermost(error, Path(code.file).read_text()), code.arch)
+    found = DIAGNOSTIC.search(text) or DIAGNOSTIC.search(str(error))
+    if found:
+        return CompilerRefused(found["file"], int(found["line"]), found["what"], code.arch)
+    return CompilerRefused(code.file, None, first_line(error), code.arch)
+
+
+def _innermost(error: Any, text: str) -> tuple[int | None, str]:
+    """Line and message of the first error of a chain; helpers are found by their source, in the file's text."""
+    line, what = None, ""
+    step: Any = error
+    while step is not None:
+        if isinstance(step, CompilationError):
+            if step.src and step.src in text and hasattr(step.node, "lineno"):
+                line = text[: text.index(step.src)].count("\n") + step.node.lineno
+            what = step.error_message or what
+        else:
+            what = first_line(step)
+        step = step.__cause__
+    return line, (what or str(error).strip().splitlines()[-1]).strip().partition("\n")[0]

@@ -1,0 +1,159 @@
+"""A GPU that is not here: meta tensors that say they are on it, and answers to what a launcher asks about it.
+
+Nothing is allocated or launched. A function called in `standing_in(gpu)` goes the way it would go on that GPU, as far
+as sizes, dtypes and the GPU's properties decide it; reading a value of a tensor raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+from torch.overrides import TorchFunctionMode
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from tilewright.hardware import DATASHEETS, GPU
+
+META = torch.device("meta")
+FIRST_NUMBER = 64  # past those that real GPUs have: what an op remembers of one is not taken for another
+_NUMBERS = {name: FIRST_NUMBER + place for place, name in enumerate(DATASHEETS)}
+
+
+def target(gpu: GPU) -> GPUTarget:
+    """What Triton compiles for."""
+    if gpu.is_amd:
+        return GPUTarget("hip", gpu.arch, gpu.warp)
+    return GPUTarget("cuda", int(gpu.arch.removeprefix("sm_")), gpu.warp)
+
+
+@contextmanager
+def standing_in(gpu: GPU) -> Iterator[torch.device]:
+    """While the context is open, `gpu` is the only GPU, and tensors made on it are meta tensors."""
+    with answering(gpu) as device, ExitStack() as stack:
+        stack.enter_context(patch.object(CustomOpDef, "__call__", _called_on(device)))
+        stack.enter_context(patch.object(torch.autograd, "_engine_run_backward", _backward_on(device)))
+        stack.enter_context(_OnGPU(device))
+        yield device
+
+
+@contextmanager
+def answering(gpu: GPU, *others: Any) -> Iterator[torch.device]:
+    """While the context is open, torch.cuda, and `others` with functions of the same names, tell about `gpu`."""
+    device = torch.device("cuda", _NUMBERS[gpu.name])
+    with ExitStack() as stack:
+        for name, answer in _answers(gpu, device).items():
+            stack.enter_context(patch.object(torch.cuda, name, answer))
+            for other in others:
+                if hasattr(other, name):
+                    stack.enter_context(patch.object(other, name, staticmethod(answer)))
+        stack.enter_context(patch.object(torch.version, "hip", "stand-in" if gpu.is_amd else None))
+        stack.enter_context(patch.object(driver, "_active", _driver(gpu, device)))
+        yield device
+
+
+class _OnGPU(TorchFunctionMode):
+    """Meta tensors answer as tensors of the GPU do, and what is asked for on a GPU is made of meta tensors."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        where = {Tensor.is_cuda: True, Tensor.device: device}
+        self._said = {getter.__get__: answer for getter, answer in where.items()} | {Tensor.get_device: device.index}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in self._said and args[0].is_meta:
+            return self._said[func]
+        if func is Tensor.pin_memory:
+            return args[0]
+        if func is Tensor.cuda:
+            return args[0].to(META)
+        if kwargs.get("device") is not None:
+            kwargs["device"] = _really(kwargs["device"])
+        return func(*(_really(a) if isinstance(a, torch.device | str) else a for a in args), **kwargs)
+
+
+def _called_on(device: torch.device) -> Any:
+    """How a custom operator is called: torch would have its fake, which makes the results and launches nothing."""
+
+    def call(operator: Any, *args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with _OnGPU(device):  # torch turns it off for what it calls itself
+                return operator._init_fn(*args, **kwargs)
+
+        with patch.object(operator, "_abstract_fn", run):
+            return operator._opoverload(*args, **kwargs)
+
+    return call
+
+
+def _backward_on(device: torch.device) -> Any:
+    run_backward = torch.autograd._engine_run_backward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with _OnGPU(device):
+            return run_backward(*args, **kwargs)
+
+    return run
+
+
+def _really(device: Any) -> Any:
+    """Where a tensor is made that is asked for on `device`."""
+    is_gpu = isinstance(device, int) or str(device).partition(":")[0] == "cuda"
+    return META if is_gpu else device
+
+
+def _answers(gpu: GPU, device: torch.device) -> dict[str, Any]:
+    """What functions of torch.cuda say."""
+    digits = gpu.arch.removeprefix("sm_").removeprefix("gfx")
+    major, minor = (digits[0], digits[1]) if gpu.is_amd else (digits[:-1], digits[-1])
+    properties = SimpleNamespace(
+        name=gpu.matches[0],
+        major=int(major),
+        minor=int(minor),
+        gcnArchName=gpu.arch,
+        multi_processor_count=gpu.sms,
+        total_memory=gpu.memory,
+        L2_cache_size=gpu.l2,
+        regs_per_multiprocessor=gpu.registers_per_sm,
+        shared_memory_per_multiprocessor=gpu.shared_per_sm,
+        shared_memory_per_block_optin=gpu.shared_per_block,
+        max_threads_per_multi_processor=gpu.warps_per_sm * gpu.warp,
+        warp_size=gpu.warp,
+    )
+    return {
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: device.index,
+        "get_device_name": lambda *_, **__: properties.name,
+        "get_device_capability": lambda *_, **__: (properties.major, properties.minor),
+        "get_device_properties": lambda *_, **__: properties,
+        "synchronize": lambda *_, **__: None,
+        "_exchange_device": lambda *_: device.index,
+        "_maybe_exchange_device": lambda *_: device.index,
+    }
+
+
+def _driver(gpu: GPU, device: torch.device) -> Any:
+    """What launchers ask of Triton's driver."""
+    properties = {
+        "multiprocessor_count": gpu.sms,
+        "max_shared_mem": gpu.shared_per_block,
+        "max_num_regs": gpu.registers_per_sm,
+        "warpSize": gpu.warp,
+        "sm_clock_rate": gpu.clock_mhz * 1000,
+    }
+    return SimpleNamespace(
+        get_current_target=lambda: target(gpu),
+        get_current_device=lambda: device.index,
+        get_active_torch_device=lambda: device,
+        get_device_interface=lambda: torch.cuda,
+        get_current_stream=lambda *_: 0,
+        utils=SimpleNamespace(get_device_properties=lambda *_: properties),
+    )

@@ -1,0 +1,75 @@
+"""`tilewright inspect` as a user types it."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cli.command import assert_one_line, run
+from tilewright.cli import main
+
+KERNELS = Path(__file__).parent.parent / "tools" / "inspected.py"
+SMALL = ("relu", "-k", "triton", "--case", "N=4096")
+
+
+@pytest.fixture
+def inspect(capsys, monkeypatch):
+    """The command in this process, where torch is loaded."""
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["tilewright", "inspect", *map(str, args)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=end.value.code, stdout=said.out, stderr=said.err)
+
+    return call
+
+
+def test_an_op_for_two_gpus_as_json():
+    done = run("inspect", *SMALL, "--gpu", "h200,mi300x", "--json")
+    assert done.returncode == 0, done.stderr
+    nvidia, amd = map(json.loads, done.stdout.splitlines())
+    assert (nvidia["arch"], amd["arch"]) == ("sm_90", "gfx942")
+    assert nvidia["bytes_per_load"] == 16
+    assert nvidia["registers"] > 0
+    assert nvidia["spills"] == 0
+    assert set(nvidia["instructions"]) >= {"global load", "global store", "branch"}
+    assert 0 < nvidia["idle"] < 1
+    assert nvidia["work"]["intensity"] < nvidia["work"]["ridge"]
+
+
+def test_a_table_and_code_beside_its_source(inspect):
+    done = inspect(*SMALL)
+    assert done.returncode == 0, done.stderr
+    for words in ("registers", "global load", "below the ridge", "Next: tilewright inspect relu --sass"):
+        assert words in done.stdout
+    done = inspect(*SMALL, "--sass", "--ttgir")
+    assert "LDG" in done.stdout
+    assert any("│" in line and "tl.load(" in line.rpartition("│")[2] for line in done.stdout.splitlines())
+
+
+def test_other_gpus_go_on_where_one_compiler_refuses(inspect):
+    done = inspect(KERNELS, "-f", "for_nvidia", "-i", "128:fp32", "--gpu", "mi300x,h200")
+    assert done.returncode == 1, done.stderr
+    assert "does not compile for gfx942" in done.stdout
+    assert f"{KERNELS.name}, line" in done.stdout.replace("\n", "")
+    assert "_warps_of_32  h200" in done.stdout
+
+
+def test_a_difference(inspect):
+    done = inspect("relu", "--case", "N=4096", "--diff", "triton", "triton:num_warps=8")
+    assert done.returncode == 0, done.stderr
+    assert any(line.split() == ["num_warps", "4", "8"] for line in done.stdout.splitlines()), done.stdout
+
+
+def test_mistakes_are_one_line(inspect, tmp_path):
+    assert_one_line(inspect("relu", "--gpu", "h200,h20"), 2, "did you mean 'h200'?")
+    assert_one_line(inspect(KERNELS, "-f", "of_values", "-i", "9x9"), 2, "of_values fails before it launches")
+    assert_one_line(inspect(tmp_path / "no.cu"), 2, "no file at")
+    assert_one_line(inspect("relu", "-k", "eager"), 2, "no Triton or CUDA C++ kernel was launched")
+    assert_one_line(inspect("relu", "--diff", "triton", "triton:BLOK=8"), 2, "did you mean 'BLOCK")
+    assert_one_line(inspect(KERNELS, "-k", "triton"), 2, "for an OP")
+    assert_one_line(inspect("relu", "--direction", "up"), 2, "none of forward, backward, both")

@@ -1,0 +1,229 @@
+"""What launches compile to: resources, instructions, code beside its source, and refusals."""
+
+import functools
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tilewright import registry
+from tilewright.errors import NoSuchCode
+from tilewright.hardware import datasheet
+from tilewright.spec import Cost
+from tilewright.tools.inspect import Inspection, Refused, Work, inspect_cuda_file, inspect_kernel, inspect_launch
+from tilewright.tools.inspect.difference import Difference, Variant
+from tilewright.tools.inspect.instructions import _COMPILED, _width
+from tilewright.tools.inspect.launches import of_call
+from tilewright.tools.inspect.listing import FORMS, listing
+from tilewright.tools.inspect.portability import TARGETS, compiled_everywhere
+
+FILE = Path(__file__).parent / "inspected.py"
+
+
+@functools.cache
+def inspected(name, size, gpu="h200"):
+    def load():
+        return registry.launcher(FILE, name), [torch.empty(size, device="meta")]
+
+    (found,) = [inspect_launch(launch, name) for launch in of_call(load, datasheet(gpu))]
+    return found
+
+
+def marked(words: str) -> int:
+    return next(n for n, line in enumerate(FILE.read_text().splitlines(), 1) if line.endswith(f"# {words}"))
+
+
+@pytest.mark.parametrize("gpu", ["h200", "mi300x"])
+def test_wide_and_narrow_loads(gpu):
+    wide, narrow = inspected("copy", 2**20, gpu), inspected("copy_from_the_second", 2**20, gpu)
+    assert wide.mix.bytes_each("global load") == 16
+    assert narrow.mix.bytes_each("global load") == 4
+    assert {place[1] for place in wide.mix.by_place("global load")} == {marked("the load")}
+    assert wide.resources.spills == wide.resources.stack == wide.resources.shared == 0
+    assert 0 < wide.resources.registers < narrow.resources.registers <= 64
+
+
+def test_waves_and_the_last_one():
+    found = inspected("copy", 1024 * 16 * 132 * 5 // 2)
+    assert found.occupancy.blocks == 16
+    assert (found.waves, found.idle) == (2.5, 0.5)
+
+
+def test_spills_atomics_fp64_and_special_functions_are_seen():
+    found = inspected("crowded", 1024)
+    assert found.resources.spills > 0
+    kinds = found.mix.kinds
+    assert kinds["local load"] > 0
+    assert kinds["local store"] > 0
+    assert kinds["atomic"] > 0
+    assert kinds["fp64"] >= 32
+    assert found.mix.details("special function")["MUFU.EX2"] == 32
+    assert found.mix.details("global load") == {"16 B": 8}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "opcode"), [("h200", "HGMMA.64x"), ("a100", "HMMA.16816.F32.BF16"), ("mi300x", "v_mfma_f32")]
+)
+def test_tensor_cores_by_shape(gpu, opcode):
+    op = registry.load("linear")
+    (found,) = inspect_kernel(op, op.kernels["triton"], op.bench[0].with_dtype("bfloat16"), datasheet(gpu))
+    assert isinstance(found, Inspection)
+    assert any(name.startswith(opcode) for name in found.mix.details("tensor core"))
+    assert found.work
+    assert found.work.unit == "tensor.bfloat16"
+    said = found.as_json()
+    assert said["work"]["intensity"] == found.work.intensity > 1
+    assert said["occupancy"]["limits"]["registers"] >= found.occupancy.blocks
+
+
+def test_occupancy_of_amd_is_what_llvm_says():
+    found = inspected("copy", 2**20, "mi300x")
+    said = int(re.search(r"; Occupancy: (\d+)", found.made.texts["amdgcn"])[1])
+    assert found.occupancy.warps == 4 * said
+
+
+@pytest.mark.parametrize(
+    ("opcode", "is_amd", "kind", "width"),
+    [
+        ("LDG.E.128", False, "global load", 16),
+        ("LDG.E.LTC128B.64", False, "global load", 8),
+        ("LDG.E", False, "global load", 4),
+        ("LDG.E.U16.CONSTANT", False, "global load", 2),
+        ("STG.E.U8", False, "global store", 1),
+        ("LDGSTS.E.BYPASS.LTC128B.128", False, "async copy", 16),
+        ("UTMALDG.2D", False, "bulk copy", 0),
+        ("UBLKCP.S.G", False, "bulk copy", 0),
+        ("LDSM.16.M88.4", False, "shared load", 16),
+        ("LDL.LU.64", False, "local load", 8),
+        ("HFMA2.MMA.BF16_V2", False, "fp16", 0),
+        ("HMMA.16816.F32.BF16", False, "tensor core", 0),
+        ("QGMMA.64x128x32.F32.E4M3.E4M3", False, "tensor core", 0),
+        ("IMMA.16832.S8.S8", False, "tensor core", 0),
+        ("UTCHMMA", False, "tensor core", 0),
+        ("REDG.E.ADD.F32.FTZ.RN.STRONG.GPU", False, "atomic", 0),
+        ("RED.E.ADD.STRONG.GPU", False, "atomic", 0),
+        ("REDUX.SUM", False, "shuffle", 0),
+        ("ATOMS.CAS", False, "atomic", 0),
+        ("BAR.SYNC.DEFER_BLOCKING", False, "barrier", 0),
+        ("DEPBAR.LE", False, "wait", 0),
+        ("SYNCS.PHASECHK.TRANS64.TRYWAIT", False, "wait", 0),
+        ("DFMA", False, "fp64", 0),
+        ("FFMA", False, "fp32", 0),
+        ("LDC.64", False, "constant load", 0),
+        ("global_load_dwordx4", True, "global load", 16),
+        ("buffer_load_ushort", True, "global load", 2),
+        ("buffer_store_dwordx2", True, "global store", 8),
+        ("global_load_lds_dwordx4", True, "async copy", 16),
+        ("ds_read2_b64", True, "shared load", 16),
+        ("ds_write_b128", True, "shared store", 16),
+        ("ds_read_u16", True, "shared load", 2),
+        ("ds_bpermute_b32", True, "shuffle", 0),
+        ("scratch_load_dword", True, "local load", 4),
+        ("v_mfma_f32_32x32x8_bf16", True, "tensor core", 0),
+        ("v_exp_f32_e32", True, "special function", 0),
+        ("global_atomic_add_f32", True, "atomic", 0),
+        ("v_fma_f64", True, "fp64", 0),
+        ("s_cbranch_vccnz", True, "branch", 0),
+    ],
+)
+def test_what_an_opcode_is(opcode, is_amd, kind, width):
+    found = next(name for name, matches in _COMPILED[is_amd].items() if matches(opcode))
+    assert found == kind
+    assert width == (_width(opcode, is_amd) if width else 0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("gpu", ["h200", "mi300x"])
+def test_code_knows_its_source(gpu, form):
+    found = inspected("copy", 2**20, gpu)
+    lines = listing(found.made, form)
+    loads = {"ttir": "tt.load", "ttgir": "tt.load", "llir": "ld.global", "ptx": "ld.global", "sass": "LDG"}
+    word = loads[form] if gpu == "h200" or form == "ttir" else "buffer" if form == "llir" else "buffer_load"
+    hits = [line for line in lines if word in line.code and line.place == (str(FILE), marked("the load"))]
+    assert hits, lines
+    assert not any("loc(" in line.code or line.code.strip().startswith((".loc", "//##")) for line in lines)
+
+
+def test_what_torch_compile_would_write():
+    op = registry.load("dot")
+    found = [*inspect_kernel(op, op.kernels["compile"], op.bench[0].with_dtype("float32"), datasheet("h200"))]
+    assert [one.launch.code.function.fn.__name__[:10] for one in found] == ["triton_red", "triton_per"]
+    assert found[0].mix.bytes_each("global load") == 16
+    assert found[0].launch.programs > 1 == found[1].launch.programs
+    (file,) = {file for file, _ in found[0].mix.by_place("global load")}
+    assert "tl.load(" in Path(file).read_text()
+
+
+def test_a_mistake_is_told_with_its_line_though_a_helper_made_it():
+    for gpu in ("h200", "mi300x"):
+        found = inspected("mistaken", 128, gpu)
+        assert isinstance(found, Refused)
+        assert found.error.line == marked("the mistake")
+        assert "equal ranks" in str(found.error)
+        assert found.as_json()["line"] == found.error.line
+
+
+def test_gluon_compiles_and_is_refused_where_it_cannot_be():
+    assert isinstance(inspected("for_nvidia", 128), Inspection)
+    found = inspected("for_nvidia", 128, "mi300x")
+    assert isinstance(found, Refused)
+    assert found.error.line == marked("the layout")
+
+
+def test_what_does_not_fit_is_said():
+    op = registry.load("softmax")
+    case = op.bench[-1].with_dtype("bfloat16")
+    (found,) = inspect_kernel(op, op.kernels["triton-three-pass"], case, datasheet("mi300x"))
+    assert found.obstacle == "2048 threads a block, the most are 1024"
+    assert found.waves is None
+
+
+def test_work_is_held_against_the_ridge():
+    work = Work(Cost(read=600, written=400, flops={"fp32": 5000.0, "special": 10.0}), datasheet("h200"), 10)
+    assert (work.unit, work.intensity, work.bytes_each, work.flops_each) == ("fp32", 5.0, 100, 501)
+    assert work.ridge == pytest.approx(66.9e12 / 4.8e12)
+
+
+def test_a_difference_of_configurations():
+    first = inspected("copy", 2**20)
+    same = Difference(first, Variant.parse("copy").applied([first]))
+    assert all(a == b for a, b in same.numbers.values())
+    other = Difference(first, Variant.parse("copy:BLOCK=256,num_warps=8").applied([first]))
+    assert other.numbers["BLOCK"] == ("1024", "256")
+    assert other.numbers["blocks an SM"] == (16, 8)
+    assert any(line.startswith("+") for line in other.code("ttgir"))
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_a_cuda_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    file = tmp_path / "two.cu"
+    file.write_text(
+        "__global__ void turn(float* x) {\n  __shared__ float s[512];\n  s[threadIdx.x] = x[threadIdx.x];\n"
+        "  __syncthreads();\n  x[threadIdx.x] = s[511 - threadIdx.x];\n}\n"
+        "__global__ void plain(float4* x) { x[threadIdx.x].x += 1; }\nint main() { turn<<<1, 512>>>(nullptr); }\n"
+    )
+    found = {one.name: one for one in inspect_cuda_file(file, datasheet("h200"), 512, 1024)}
+    assert set(found) == {"turn", "plain"}
+    assert found["turn"].resources.shared == 512 * 4 + 1024
+    assert found["turn"].occupancy.blocks == 4
+    assert found["turn"].mix.kinds["barrier"] == 1
+    assert [*found["plain"].mix.by_place("global load")] == [(str(file), 7)]
+    with pytest.raises(NoSuchCode, match="it has sass"):
+        listing(found["plain"].made, "ttgir")
+    file.write_text("__global__ void f(float* x) {\n  x[0] = ;\n}\n")
+    (refused,) = inspect_cuda_file(file, datasheet("h200"), 512, 0)
+    assert refused.error.line == 2
+    (refused,) = inspect_cuda_file(file, datasheet("mi300x"), 512, 0)
+    assert "NVIDIA" in str(refused.error)
+
+
+def test_every_kernel_of_two_ops_compiles_everywhere():
+    found = [*compiled_everywhere([registry.load("relu"), registry.load("dot")])]
+    assert {one.gpu.name for one in found} == set(TARGETS)
+    for one in found:
+        assert isinstance(one, Inspection), one.error
+        assert not one.obstacle
+        assert not one.resources.spills, f"{one.name} spills on {one.gpu.name}"

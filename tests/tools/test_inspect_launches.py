@@ -1,0 +1,115 @@
+"""What a call would launch on a GPU that is not here."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from triton.runtime.jit import JITFunction
+
+from tilewright import registry, source
+from tilewright.errors import LauncherFailed, UnknownSetting
+from tilewright.hardware import datasheet
+from tilewright.ops._cuda import is_installed
+from tilewright.spec import Case
+from tilewright.tools.inspect.launches import of_call, of_kernel, with_config
+from tilewright.tools.inspect.stand_in import standing_in
+
+FILE = Path(__file__).parent / "inspected.py"
+
+
+def launches(name, *sizes, gpu="h200"):
+    def load():
+        return registry.launcher(FILE, name), [torch.empty(sizes, device="meta")]
+
+    return of_call(load, datasheet(gpu))
+
+
+def softmax(kernel, gpu, directions=("forward",), **point):
+    op = registry.load("softmax")
+    return of_kernel(op, op.kernels[kernel], Case(tuple(point.items()), "bfloat16"), datasheet(gpu), directions)
+
+
+def attributes(launch):
+    names = [*launch.code.signature]
+    return {names[path[0]] for path, given in launch.code.attributes.items() if ["tt.divisibility", 16] in given}
+
+
+def test_a_launch_is_specialised_as_triton_does_it():
+    (launch,) = launches("copy", 4096)
+    assert attributes(launch) == {"x_ptr", "y_ptr", "N"}
+    assert launch.code.signature == {"x_ptr": "*fp32", "y_ptr": "*fp32", "N": "i32", "BLOCK": "constexpr"}
+    assert launch.grid == (4, 1, 1)
+    (moved,) = launches("copy_from_the_second", 4096)
+    assert attributes(moved) == {"y_ptr"}, "neither the pointer nor 4095 is a multiple of 16"
+    (one,) = launches("copy_one", 4096)
+    assert one.code.signature["N"] == "constexpr"
+    (long,) = launches("copy", 2**32)  # 16 GiB that are never asked for
+    assert long.code.signature["N"] == "i64"
+
+
+def test_each_gpu_has_its_own_winners_and_target():
+    winner = json.loads((source.TUNED / "softmax.json").read_text())["h200"]["bwd 2 256"]
+    (mine,), (default,) = (softmax("triton", gpu, ("backward",), M=4096, N=256) for gpu in ("h200", "a100"))
+    assert {name: mine.code.config[name] for name in winner} == winner
+    assert {name: default.code.config[name] for name in winner} != winner
+    assert (mine.code.target.arch, default.code.target.arch) == (90, 80)
+    (amd,) = softmax("triton", "mi300x", M=4096, N=256)
+    assert (amd.code.target.backend, amd.code.target.warp_size) == ("hip", 64)
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs cuda-core")
+def test_cuda_takes_a_cluster_where_there_are_clusters():
+    (launch,) = softmax("cuda", "h200", M=512, N=262144)
+    assert launch.code.cluster > 1
+    assert launch.blocks == launch.programs * launch.code.cluster
+    assert "<bfloat16" in launch.name
+    (fallen_back,) = softmax("cuda", "a100", M=512, N=262144)
+    assert "fwd" in fallen_back.name
+    assert fallen_back.code.cluster == 1
+
+
+def test_registered_operators_launch_in_both_directions():
+    op = registry.load("attention")
+    found = of_kernel(op, op.kernels["triton"], op.bench[0], datasheet("h200"), ("forward", "backward"))
+    assert [launch.direction for launch in found][:2] == ["forward", "backward"]
+    assert len({launch.name for launch in found}) == len(found) >= 3
+    only = of_kernel(op, op.kernels["triton"], op.bench[0], datasheet("h200"), ("backward",))
+    assert only == found[1:]
+
+
+def test_a_search_shows_its_first_configuration_and_says_so():
+    (launch,) = launches("searched", 128)
+    assert (launch.code.config["BLOCK"], launch.code.options["num_warps"], launch.grid) == (64, 2, (2, 1, 1))
+    assert "the first of 2" in launch.note
+
+
+def test_a_call_that_needs_values_is_known_as_far_as_it_goes():
+    (launch,) = launches("until_a_value", 4096)
+    assert "the last launch that is known" in launch.note
+    with pytest.raises(LauncherFailed, match="of_values fails before it launches"):
+        launches("of_values", 4096)
+
+
+def test_another_configuration():
+    (launch,) = launches("copy", 4096)
+    other = with_config(launch, {"BLOCK": 256, "num_warps": 8})
+    assert other.code.config | {"BLOCK": 256, "num_warps": 8} == other.code.config
+    with pytest.raises(UnknownSetting, match="did you mean 'BLOCK'"):
+        with_config(launch, {"BLOK": 1})
+
+
+def test_nothing_stays_behind():
+    before = JITFunction.run, torch.cuda.is_available, torch.cuda.get_device_name
+    with standing_in(datasheet("h200")) as device:
+        x = torch.empty(3, device="cuda")
+        assert x.is_cuda
+        assert x.device == device == x.cuda().device
+        assert torch.cuda.get_device_capability() == (9, 0)
+        assert x.new_empty(2).get_device() == device.index
+        assert not torch.empty(3).is_cuda
+    with pytest.raises(LauncherFailed):
+        launches("of_values", 4096)
+    assert x.is_meta
+    assert not x.is_cuda
+    assert (JITFunction.run, torch.cuda.is_available, torch.cuda.get_device_name) == before
