@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from support import assert_compiles, assert_gradients_match, assert_right, laid_out
-from tilewright.ops import _norm, add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from tilewright.ops import _norm, _norm_cuda, _norm_triton, add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from tilewright.ops._tuned import forget_plans
 
 NORMS = (rms_norm, layer_norm, add_rms_norm, add_layer_norm)
@@ -81,7 +81,7 @@ class NormLaws:
     @pytest.mark.parametrize("shape", [(37, 200), (3, 8192), (3, 8200)], ids=str)
     def test_every_configuration(self, shape, device, monkeypatch):
         """With so few programs that each has several turns."""
-        monkeypatch.setattr(_norm, "WINS", dict.fromkeys(_norm.WINS, (1, 0)))  # no clusters
+        monkeypatch.setattr(_norm_cuda, "WINS", dict.fromkeys(_norm_cuda.WINS, (1, 0)))  # no clusters
         forget_plans()
         tensors = [t.requires_grad_() for t in self.tensors(shape, device)]
 
@@ -92,11 +92,11 @@ class NormLaws:
         expected = run(self.torchs)
         for direction in ("forward", "backward"):
             key = (self.module.op.name, direction, 4, triton.next_power_of_2(shape[1]))
-            choices = [{**config, "PROGRAMS": 2} for config in _norm.CONFIG.choices(*key)]
+            choices = [{**config, "PROGRAMS": 2} for config in _norm_triton.CONFIG.choices(*key)]
             if device == "cpu":  # where warps and stages mean nothing
                 choices = [{**config, "num_warps": 4, "STAGES": 1} for config in choices]
             for config in (c for n, c in enumerate(choices) if c not in choices[:n]):
-                with _norm.CONFIG.trying(key, config):
+                with _norm_triton.CONFIG.trying(key, config):
                     torch.testing.assert_close(run(self.mine), expected, rtol=1e-4, atol=1e-4)
 
     def test_gradients_of_gradients(self, device):
@@ -251,8 +251,8 @@ class NormLaws:
         expected = run(lambda *t: self.torchs(*t, eps=1e-5))
         for direction in ("cuda-forward", "cuda-backward"):
             key = (self.module.op.name, direction, 4, triton.next_power_of_2(N // 4))
-            for config in _norm.CLUSTER.choices(*key):
-                with _norm.CLUSTER.trying(key, config):
+            for config in _norm_cuda.CLUSTER.choices(*key):
+                with _norm_cuda.CLUSTER.trying(key, config):
                     torch.testing.assert_close(run(self.by_clusters), expected, rtol=1e-4, atol=1e-3)
 
 

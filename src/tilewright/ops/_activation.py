@@ -120,10 +120,10 @@ def _activation_fwd(x_ptr, y_ptr, N, ACT: tl.constexpr, BLOCK_N: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK_N  # int64: N may pass 2**31
     offs_n = start + tl.arange(0, BLOCK_N)
     if start + BLOCK_N <= N:  # without a mask the accesses stay 16 bytes wide whatever N is
-        x = tl.load(x_ptr + offs_n).to(tl.float32)
+        x = tl.load(x_ptr + offs_n, eviction_policy="evict_last").to(tl.float32)
         tl.store(y_ptr + offs_n, activated(x, ACT).to(y_ptr.dtype.element_ty))
     else:
-        x = tl.load(x_ptr + offs_n, mask=offs_n < N).to(tl.float32)
+        x = tl.load(x_ptr + offs_n, mask=offs_n < N, eviction_policy="evict_last").to(tl.float32)
         tl.store(y_ptr + offs_n, activated(x, ACT).to(y_ptr.dtype.element_ty), mask=offs_n < N)
 
 
@@ -132,13 +132,13 @@ def _activation_bwd(x_ptr, dy_ptr, dx_ptr, N, ACT: tl.constexpr, BLOCK_N: tl.con
     start = tl.program_id(0).to(tl.int64) * BLOCK_N
     offs_n = start + tl.arange(0, BLOCK_N)
     if start + BLOCK_N <= N:
-        x = tl.load(x_ptr + offs_n).to(tl.float32)
-        dy = tl.load(dy_ptr + offs_n).to(tl.float32)
+        x = tl.load(x_ptr + offs_n, eviction_policy="evict_last").to(tl.float32)
+        dy = tl.load(dy_ptr + offs_n, eviction_policy="evict_last").to(tl.float32)
         _, dx = pulled_back(x, dy, ACT)
         tl.store(dx_ptr + offs_n, dx.to(dx_ptr.dtype.element_ty))
     else:
-        x = tl.load(x_ptr + offs_n, mask=offs_n < N).to(tl.float32)
-        dy = tl.load(dy_ptr + offs_n, mask=offs_n < N).to(tl.float32)
+        x = tl.load(x_ptr + offs_n, mask=offs_n < N, eviction_policy="evict_last").to(tl.float32)
+        dy = tl.load(dy_ptr + offs_n, mask=offs_n < N, eviction_policy="evict_last").to(tl.float32)
         _, dx = pulled_back(x, dy, ACT)
         tl.store(dx_ptr + offs_n, dx.to(dx_ptr.dtype.element_ty), mask=offs_n < N)
 
@@ -151,7 +151,7 @@ def _bias_activation_fwd(x_ptr, bias_ptr, y_ptr, M, N, ACT: tl.constexpr, BLOCK_
     offs = offs_m * N + offs_n
     mask = (offs_m < M) & (offs_n < N)
     bias = tl.load(bias_ptr + offs_n, mask=offs_n < N).to(tl.float32)
-    x = tl.load(x_ptr + offs, mask=mask).to(tl.float32) + bias
+    x = tl.load(x_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32) + bias
     tl.store(y_ptr + offs, activated(x, ACT).to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -181,8 +181,8 @@ def _bias_activation_bwd(
         offs_m = m + tl.arange(0, BLOCK_M)[:, None]
         offs = offs_m * N + offs_n
         mask = (offs_m < end) & (offs_n < N)
-        x = tl.load(x_ptr + offs, mask=mask).to(tl.float32)
-        dy = tl.load(dy_ptr + offs, mask=mask).to(tl.float32)
+        x = tl.load(x_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
+        dy = tl.load(dy_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
         if bias_ptr is not None:
             x += bias
         _, dx = pulled_back(x, dy, ACT)

@@ -12,7 +12,7 @@ from lse and A.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +24,8 @@ from triton.language.extra import libdevice
 from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import LARGEST_INT32, Launcher
-from tilewright.ops._rows import PACK, PACKS, Rows, cluster_choices, cluster_default
-from tilewright.ops._tuned import Tuned
+from tilewright.ops._rows import PACK, PACKS, Rows, cluster_choices, cluster_default, clusters
+from tilewright.ops._tuned import Tuned, planned
 
 IGNORED = -100  # the target that torch ignores unless told otherwise
 REDUCTIONS = ("none", "mean", "sum")
@@ -198,7 +198,7 @@ def _cross_entropy_tile(
             zy = _logits(x_ptr + offs_m * N + y, is_class, cap, "")[0]
         y = tl.where(is_class, y, N).to(tl.int32)
     mask = counts[:, None] & (offs_n < N)[None, :]
-    z, slope = _logits(x_ptr + offs, mask, cap, "evict_first")
+    z, slope = _logits(x_ptr + offs, mask, cap, "evict_last")
     if PROBS or SMOOTH:
         r = _spread(target_ptr, weight_ptr, offs, offs_n[None, :], mask, smoothing, smoothing / N, PROBS)
     if loss_ptr is not None:
@@ -481,13 +481,18 @@ def _triton_rows(mode: str, probs: bool, logits: Tensor, options: Options, args:
         _launch_loop((M,), logits, *args, M, N, *options, **flags, VECTOR=vector, IS_ALIGNED=is_aligned, **blocks)
 
 
-CUDA = Source("cross_entropy.cu", *[f"cross_entropy_both<T, {PACKS[1]}, {edges}>" for edges in ("false", "true")])
+CUDA = Source("cross_entropy.cu", f"cross_entropy_both<T, {PACKS[1]}>", f"cross_entropy_both_stream<T, {PACKS[1]}, 2>")
 SHORTEST_CLUSTER = 4096  # elements of a row; shorter ones are as fast in a program's registers
 CLUSTER = Tuned(
     "cross_entropy.json",
-    lambda direction, size, packs: cluster_default(1, packs),
-    lambda direction, size, packs: cluster_choices(1, packs),
+    lambda kernel, size, packs, streams: cluster_default(1, packs, streams),
+    lambda kernel, size, packs, streams: cluster_choices(1, packs, streams),
 )
+
+
+@planned
+def _clusters(rows: Rows) -> Callable[..., None]:
+    return clusters(CLUSTER, CUDA, "cross_entropy_both", rows, 1)
 
 
 def _cluster_rows(mode: str, probs: bool, logits: Tensor, options: Options, args: tuple[Any, ...]) -> None:
@@ -503,12 +508,9 @@ def _cluster_rows(mode: str, probs: bool, logits: Tensor, options: Options, args
     if N < SHORTEST_CLUSTER or not found.fit_a_cluster(tensors=1):
         _triton_rows(mode, probs, logits, options, args)
         return
-    config = CLUSTER(found.device, "cluster", found.size, found.packs)
-    name = f"cross_entropy_both<T, {PACKS[1]}, {'true' if found.has_edges else 'false'}>"
     pointers = [0 if t is None else t for t in (divisor, dloss, losses, stats, dlogits)]
     numbers = (stride, M, N, options.ignore_index, float(options.z_loss))
-    tensors = (logits, target, *pointers)
-    CUDA.launch(name, logits.dtype, (M,), config["threads"], *tensors, *numbers, cluster=config["blocks"])
+    _clusters(found)(logits, target, *pointers, *numbers)
 
 
 FORMS = {"triton": _triton_rows, "best": _cluster_rows}

@@ -19,7 +19,7 @@ from tilewright.errors import MissingPackage
 FOLDER = Path(__file__).parent / "cuda"
 SPELLED = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # as in cuda/dtypes.cuh
 PORTABLE_CLUSTER = 8  # blocks
-PORTABLE_SHARED = 48 * 1024  # bytes a block
+PORTABLE_SHARED = 32 * 1024  # bytes a block, beside those that a kernel declares
 
 
 class Source:
@@ -68,6 +68,19 @@ class Source:
         stream = _stream(device, torch._C._cuda_getCurrentRawStream(device), threading.get_ident())
         config = _config(grid, block, shared, cluster)
         _core().launch(stream, config, self._kernel(kernel, dtype, device, shared, cluster), *values)
+
+    @functools.cache  # noqa: B019  sources are module-level constants
+    def resident(
+        self, kernel: str, dtype: torch.dtype, device: int, block: int, *, shared: int = 0, cluster: int = 1
+    ) -> int:
+        """How many clusters of such blocks the GPU has at a time."""
+        with torch.cuda.device(device):
+            found = self._kernel(kernel, dtype, device, shared, cluster).occupancy
+            if cluster > 1:
+                stream = _stream(device, torch._C._cuda_getCurrentRawStream(device), threading.get_ident())
+                return found.max_active_clusters(_config((1,), block, shared, cluster), stream=stream)
+            multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+            return multiprocessors * found.max_active_blocks_per_multiprocessor(block, shared)
 
     @functools.cache  # noqa: B019  sources are module-level constants
     def _kernel(self, kernel: str, dtype: torch.dtype, device: int, shared: int, cluster: int) -> Any:

@@ -48,8 +48,8 @@ def backward_cost_of(act: str, gate: Tensor, up: Tensor | None) -> Cost:
 
 @triton.jit
 def _gate_tile(gate_ptrs, up_ptrs, y_ptrs, mask, ACT: tl.constexpr):
-    gate = tl.load(gate_ptrs, mask=mask).to(tl.float32)
-    up = tl.load(up_ptrs, mask=mask).to(tl.float32)
+    gate = tl.load(gate_ptrs, mask=mask, eviction_policy="evict_last").to(tl.float32)
+    up = tl.load(up_ptrs, mask=mask, eviction_policy="evict_last").to(tl.float32)
     tl.store(y_ptrs, (activated(gate, ACT) * up).to(y_ptrs.dtype.element_ty), mask=mask)
 
 
@@ -81,9 +81,9 @@ def _gated_fwd(
 
 @triton.jit
 def _gate_tile_back(gate_ptrs, up_ptrs, dy_ptrs, dgate_ptrs, dup_ptrs, mask, ACT: tl.constexpr):
-    gate = tl.load(gate_ptrs, mask=mask).to(tl.float32)
-    up = tl.load(up_ptrs, mask=mask).to(tl.float32)
-    dy = tl.load(dy_ptrs, mask=mask).to(tl.float32)
+    gate = tl.load(gate_ptrs, mask=mask, eviction_policy="evict_last").to(tl.float32)
+    up = tl.load(up_ptrs, mask=mask, eviction_policy="evict_last").to(tl.float32)
+    dy = tl.load(dy_ptrs, mask=mask, eviction_policy="evict_last").to(tl.float32)
     y, dgate = pulled_back(gate, dy * up, ACT)
     tl.store(dgate_ptrs, dgate.to(dgate_ptrs.dtype.element_ty), mask=mask)
     tl.store(dup_ptrs, (dy * y).to(dup_ptrs.dtype.element_ty), mask=mask)

@@ -1,21 +1,28 @@
-"""Rows that the blocks of a cluster hold between them (`cuda/rows.cuh`): how they are shared out."""
+"""Rows that the blocks of a cluster hold between them (`cuda/rows.cuh`): how they are shared out.
+
+Each row has a cluster; or, where rows are whole packs of 16 bytes and long, clusters stay and have the next rows on
+their way to shared memory.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 
-from tilewright.ops._cuda import is_installed
-from tilewright.ops._tuned import Config
+from tilewright.ops._cuda import Source, is_installed
+from tilewright.ops._tuned import Config, Tuned
 
 PACK = 16  # bytes of an access
 MOST_BLOCKS = 16  # of a cluster
 THREADS = (128, 256, 512, 1024)  # of a block
-LARGEST_ALONE = 4096  # packs of a row that one block takes
 PACKS = {1: 8, 2: 4}  # a thread, of so many tensors at once: their rows are held in registers
+LARGEST_ALONE = 4096  # packs of a row that one block takes
+LONGEST_ALONE = 16384  # packs of rows, of all tensors, that have a cluster each
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,11 @@ class Rows:
         return triton.next_power_of_2(triton.cdiv(self.N * self.size + edge, PACK))
 
     def fit_a_cluster(self, tensors: int) -> bool:
-        return self.is_aligned and self.packs <= most_packs(tensors) * _most_blocks(self.device)
+        return self.is_aligned and self.packs <= most_packs(tensors) * most_blocks(self.device)
+
+    @property
+    def can_stream(self) -> bool:
+        return not self.has_edges and has_clusters(self.device)
 
 
 def most_packs(tensors: int) -> int:
@@ -55,23 +66,58 @@ def most_packs(tensors: int) -> int:
     return PACKS[tensors] * THREADS[-1]
 
 
-def cluster_choices(tensors: int, packs: int) -> list[Config]:
-    """Every way to share out a row of each of so many tensors."""
-    each = PACKS[tensors]
-    fitting = [threads for threads in THREADS if 1 <= packs // (each * threads) <= MOST_BLOCKS] or [THREADS[0]]
-    return [{"threads": threads, "blocks": max(1, packs // (each * threads))} for threads in fitting]
+def cluster_choices(tensors: int, packs: int, streams: bool) -> list[Config]:
+    """Ways to share out a row of each of so many tensors. Without stages a cluster has one row."""
+    each, found = PACKS[tensors], []
+    for threads in THREADS:
+        blocks = packs // (each * threads)
+        if blocks in (1, 2, 4, 8, MOST_BLOCKS):
+            row = {"threads": threads, "blocks": blocks}
+            found += [{**row, "stages": 0, "waves": 0}]
+            if streams and 256 <= threads <= 512:
+                found += [{**row, "stages": 2, "waves": waves} for waves in (1, 16)]
+    return found or [{"threads": THREADS[0], "blocks": 1, "stages": 0, "waves": 0}]
 
 
-def cluster_default(tensors: int, packs: int) -> Config:
-    """One block, then clusters of small blocks, which hide each other's waiting."""
-    choices = cluster_choices(tensors, packs)
-    alone = next((c for c in choices if c["blocks"] == 1 and packs <= LARGEST_ALONE), None)
-    return alone or next((c for c in choices if c["threads"] >= 256 * tensors), choices[-1])
+def cluster_default(tensors: int, packs: int, streams: bool) -> Config:
+    """One block, then clusters of small blocks, which hide each other's waiting; streams of rows that need many."""
+    choices = cluster_choices(tensors, packs, streams)
+    if packs * tensors > LONGEST_ALONE and choices[-1]["stages"]:
+        return max(choices, key=lambda c: (c["stages"], -c["waves"], c["threads"]))
+    single = [c for c in choices if not c["stages"]]
+    alone = next((c for c in single if c["blocks"] == 1 and packs <= LARGEST_ALONE), None)
+    return alone or next((c for c in single if c["threads"] >= 256 * tensors), single[-1])
+
+
+def clusters(table: Tuned, source: Source, kernel: str, rows: Rows, tensors: int, *flags: bool) -> Callable[..., None]:
+    """A launch of `kernel<T, EACH, …>` for a cluster a row, or of `kernel_stream<T, EACH, STAGES, …>`."""
+    config = table(rows.device, kernel, rows.size, rows.packs, rows.can_stream)
+    threads, blocks, stages = config["threads"], config["blocks"], config["stages"]
+    kinds = ["T", PACKS[tensors], *([stages] if stages else []), *("true" if flag else "false" for flag in flags)]
+    name = f"{kernel}{'_stream' if stages else ''}<{', '.join(map(str, kinds))}>"
+    piece = triton.cdiv(rows.N * rows.size // PACK, blocks) * PACK
+    how: dict[str, Any] = {"shared": stages * tensors * piece, "cluster": blocks}
+    count = rows.M
+    if stages:
+        at_once = max(1, source.resident(name, rows.dtype, rows.device, threads, **how))
+        count = shared_out(rows.M, at_once * config["waves"])
+    return lambda *args: source.launch(name, rows.dtype, (count,), threads, *args, **how)
+
+
+def shared_out(rows: int, clusters: int) -> int:
+    """The fewest clusters that are done as soon as so many: of each as many rows as the most that any has."""
+    return triton.cdiv(rows, triton.cdiv(rows, clusters))
 
 
 @functools.cache
-def _most_blocks(device: int) -> int:
+def has_clusters(device: int) -> bool:
+    is_nvidia = device >= 0 and torch.version.hip is None and is_installed()
+    return is_nvidia and torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@functools.cache
+def most_blocks(device: int) -> int:
     """The largest cluster of this GPU; 0 without CUDA C++."""
     if device < 0 or torch.version.hip is not None or not is_installed():
         return 0
-    return MOST_BLOCKS if torch.cuda.get_device_capability(device)[0] >= 9 else 1
+    return MOST_BLOCKS if has_clusters(device) else 1

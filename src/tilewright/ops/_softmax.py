@@ -19,7 +19,7 @@ from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
-from tilewright.ops._rows import MOST_BLOCKS, PACK, PACKS, Rows, cluster_choices, cluster_default, most_packs
+from tilewright.ops._rows import MOST_BLOCKS, PACK, PACKS, Rows, cluster_choices, cluster_default, clusters, most_packs
 from tilewright.ops._tuned import Config, Tuned, planned
 
 LONGEST_TILE = 32768  # elements of a row that one program can hold in registers; twice as many spill
@@ -61,7 +61,7 @@ def _tile_fwd(x_ptr, y_ptr, M, N, LOG: tl.constexpr, BLOCK_M: tl.constexpr, BLOC
     offs_n = tl.arange(0, BLOCK_N)
     offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
     mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
-    x = tl.load(x_ptr + offs, mask=mask, other=-float("inf")).to(tl.float32)
+    x = tl.load(x_ptr + offs, mask=mask, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
     m = tl.max(x, axis=1)[:, None]
     total = tl.sum(tl.exp(x - m), axis=1)[:, None]
     tl.store(y_ptr + offs, _softmax_of(x, m, total, LOG).to(y_ptr.dtype.element_ty), mask=mask)
@@ -137,8 +137,8 @@ def _tile_bwd(
     offs_n = tl.arange(0, BLOCK_N)
     offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
     mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
-    y = tl.load(y_ptr + offs, mask=mask, other=0.0).to(tl.float32)
-    dy = tl.load(dy_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    dy = tl.load(dy_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
     total = tl.sum(_gradient_term(y, dy, LOG), axis=1)[:, None]
     tl.store(dx_ptr + offs, (_gradient(y, dy, total, LOG, HIDES) * scale).to(dx_ptr.dtype.element_ty), mask=mask)
 
@@ -152,7 +152,7 @@ def _twice_bwd(y_ptr, dy_ptr, dx_ptr, N, scale, LOG: tl.constexpr, HIDES: tl.con
     total = tl.zeros([BLOCK_N], tl.float32)
     for start in range(0, N, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N)
-        y = tl.load(y_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)
+        y = tl.load(y_ptr + offs_n, mask=offs_n < N, other=0.0, eviction_policy="evict_last").to(tl.float32)
         total += _gradient_term(y, tl.load(dy_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32), LOG)
     inner = tl.sum(total, axis=0)
     for start in range(0, N, BLOCK_N):
@@ -204,32 +204,33 @@ def _tile_choices(direction: str, size: int, block: int) -> list[Config]:
 
 TILE = Tuned("softmax.json", _tile_default, _tile_choices)
 
-FLAGS = ("false, false", "false, true", "true, false", "true, true")  # LOG, EDGES
-TENSORS = {"cluster-fwd": 1, "cluster-bwd": 2}  # whose rows are held
+TENSORS = {"fwd": 1, "bwd": 2}  # whose rows are held
 CUDA = Source(
     "softmax.cu",
-    *[f"softmax_{way[-3:]}<T, {PACKS[tensors]}, {flags}>" for way, tensors in TENSORS.items() for flags in FLAGS],
+    *[
+        f"softmax_{way}{how}, {log}>"
+        for way, tensors in TENSORS.items()
+        for how in (f"<T, {PACKS[tensors]}", f"_stream<T, {PACKS[tensors]}, 2")
+        for log in ("false", "true")
+    ],
 )
 
 
-def _cluster_default(direction: str, size: int, packs: int) -> Config:
-    return cluster_default(TENSORS[direction], packs)
+def _cluster_default(kernel: str, size: int, packs: int, streams: bool) -> Config:
+    return cluster_default(TENSORS[kernel[-3:]], packs, streams)
 
 
-def _cluster_choices(direction: str, size: int, packs: int) -> list[Config]:
-    return cluster_choices(TENSORS[direction], packs)
+def _cluster_choices(kernel: str, size: int, packs: int, streams: bool) -> list[Config]:
+    return cluster_choices(TENSORS[kernel[-3:]], packs, streams)
 
 
 CLUSTER = Tuned("softmax.json", _cluster_default, _cluster_choices)
 Launch = Callable[..., None]  # of the tensors
 
 
-def _cluster(direction: str, rows: Rows, log: bool) -> Launch:
-    config = CLUSTER(rows.device, direction, rows.size, rows.packs)
-    flags = ", ".join("true" if flag else "false" for flag in (log, rows.has_edges))
-    name = f"softmax_{direction[-3:]}<T, {PACKS[TENSORS[direction]]}, {flags}>"
-    threads, blocks = config["threads"], config["blocks"]
-    return lambda *tensors: CUDA.launch(name, rows.dtype, (rows.M,), threads, *tensors, rows.N, cluster=blocks)
+def _cluster(way: str, rows: Rows, log: bool) -> Launch:
+    launch = clusters(CLUSTER, CUDA, f"softmax_{way}", rows, TENSORS[way], log)
+    return lambda *tensors: launch(*tensors, rows.M, rows.N)
 
 
 _tile_forward = Launcher(_tile_fwd)
@@ -251,11 +252,11 @@ def _online(rows: Rows, log: bool) -> Launch:
 
 
 def _long(rows: Rows, log: bool) -> Launch:
-    return _cluster("cluster-fwd", rows, log) if rows.fit_a_cluster(TENSORS["cluster-fwd"]) else _online(rows, log)
+    return _cluster("fwd", rows, log) if rows.fit_a_cluster(TENSORS["fwd"]) else _online(rows, log)
 
 
 def _best(rows: Rows, log: bool) -> Launch:
-    is_long = rows.N > LONGEST_TILE or (rows.N >= SHORTEST_CLUSTER and rows.fit_a_cluster(TENSORS["cluster-fwd"]))
+    is_long = rows.N > LONGEST_TILE or (rows.N >= SHORTEST_CLUSTER and rows.fit_a_cluster(TENSORS["fwd"]))
     return _long(rows, log) if is_long else _tile(rows, log)
 
 
@@ -307,9 +308,9 @@ def _plan_backward(
         return _columns_backward.prepare((outer * tiles,), N, inner, tiles, LOG=log, **config)
     rows = Rows(outer, N, dtype, device, is_aligned)
     flags = {"LOG": log, "HIDES": form == "masked"}
-    fits = form in ("best", "cluster") and scale == 1.0 and rows.fit_a_cluster(TENSORS["cluster-bwd"])
+    fits = form in ("best", "cluster") and scale == 1.0 and rows.fit_a_cluster(TENSORS["bwd"])
     if fits and (form == "cluster" or N >= SHORTEST_CLUSTER):
-        return _cluster("cluster-bwd", rows, log)
+        return _cluster("bwd", rows, log)
     if N <= LONGEST_TILE:
         config = TILE(device, "bwd", rows.size, rows.block)
         return _tile_backward.prepare((triton.cdiv(outer, config["BLOCK_M"]),), outer, N, scale, **flags, **config)
@@ -361,7 +362,7 @@ softmax_forward.differentiate(_save, _backward)
 
 def fits_a_cluster(x: Tensor) -> bool:
     """Whether the largest clusters can hold a row."""
-    return Rows(1, x.shape[-1], x.dtype, -1, True).packs <= most_packs(TENSORS["cluster-fwd"]) * MOST_BLOCKS
+    return Rows(1, x.shape[-1], x.dtype, -1, True).packs <= most_packs(TENSORS["fwd"]) * MOST_BLOCKS
 
 
 def takes_dim(smallest: float, x: Any, dim: Any) -> bool:

@@ -52,12 +52,12 @@ def _add_fwd(x_ptr, y_ptr, out_ptr, N, BLOCK_N: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK_N  # int64: N may pass 2**31
     offs_n = start + tl.arange(0, BLOCK_N)
     if start + BLOCK_N <= N:  # without a mask the accesses stay 16 bytes wide whatever N is
-        x = tl.load(x_ptr + offs_n).to(tl.float32)
-        y = tl.load(y_ptr + offs_n).to(tl.float32)
+        x = tl.load(x_ptr + offs_n, eviction_policy="evict_last").to(tl.float32)
+        y = tl.load(y_ptr + offs_n, eviction_policy="evict_last").to(tl.float32)
         tl.store(out_ptr + offs_n, (x + y).to(out_ptr.dtype.element_ty))
     else:
-        x = tl.load(x_ptr + offs_n, mask=offs_n < N).to(tl.float32)
-        y = tl.load(y_ptr + offs_n, mask=offs_n < N).to(tl.float32)
+        x = tl.load(x_ptr + offs_n, mask=offs_n < N, eviction_policy="evict_last").to(tl.float32)
+        y = tl.load(y_ptr + offs_n, mask=offs_n < N, eviction_policy="evict_last").to(tl.float32)
         tl.store(out_ptr + offs_n, (x + y).to(out_ptr.dtype.element_ty), mask=offs_n < N)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tilewright.ops._norm import add_normalize, fits_a_cluster, plain_layer_norm, require_alike, takes
+from tilewright.ops._norm import add_normalize, plain_layer_norm, require_alike, takes
+from tilewright.ops._norm_cuda import fits_a_cluster
 from tilewright.spec import Cost, Draw, Op, grid, points
 
 EPS = 1e-5  # that of torch's layer_norm

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tilewright.ops._norm import EPS, add_normalize, fits_a_cluster, plain_rms_norm, require_alike, takes
+from tilewright.ops._norm import EPS, add_normalize, plain_rms_norm, require_alike, takes, without_infinities
+from tilewright.ops._norm_cuda import fits_a_cluster
 from tilewright.spec import Cost, Draw, Op, grid, points
 
 
@@ -36,7 +37,8 @@ def _inputs(draw: Draw) -> tuple[Tensor, Tensor, Tensor | None, float, float]:
     weight = None if draw["weight"] == "none" else draw.randn("N")
     if weight is not None and draw["weight"] == "fp32":
         weight = weight.float()
-    return draw.randn("M", "N"), draw.randn("M", "N"), weight, 1e-6, 1.0 if draw["weight"] == "offset" else 0.0
+    x, residual = (without_infinities(draw, draw.randn("M", "N")) for _ in range(2))
+    return x, residual, weight, 1e-6, 1.0 if draw["weight"] == "offset" else 0.0
 
 
 op = Op(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tilewright.ops._norm import fits_a_cluster, normalize, plain_layer_norm, takes
+from tilewright.ops._norm import normalize, plain_layer_norm, takes
+from tilewright.ops._norm_cuda import fits_a_cluster
 from tilewright.spec import Cost, Draw, Op, grid, points
 
 EPS = 1e-5  # torch's own

@@ -99,7 +99,10 @@ def _masked_softmax_tile(
     inside = (row < M) & (offs_n < N)
     keys = tl.where(row < M, offs_n, N)  # past the last row nothing is seen
     seen = _seen(mask_ptr, row, keys, N, Q, H, stride_b, stride_h, stride_q, stride_k, HAS_MASK, CAUSAL)
-    x = tl.load(x_ptr + row * N + offs_n, mask=seen, other=-float("inf")).to(tl.float32) * scale
+    x = (
+        tl.load(x_ptr + row * N + offs_n, mask=seen, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
+        * scale
+    )
     x = tl.where(seen, x, -float("inf"))
     m = tl.max(x, axis=1)[:, None]
     e = tl.exp(x - tl.where(m == -float("inf"), 0.0, m))

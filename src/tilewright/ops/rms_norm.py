@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tilewright.ops._norm import EPS, fits_a_cluster, normalize, plain_rms_norm, takes
+from tilewright.ops._norm import EPS, normalize, plain_rms_norm, takes, without_infinities
+from tilewright.ops._norm_cuda import fits_a_cluster
 from tilewright.spec import Cost, Draw, Op, grid, points
 
 
@@ -32,7 +33,7 @@ def _inputs(draw: Draw) -> tuple[Tensor, Tensor | None, float, float]:
     weight = None if draw["weight"] == "none" else draw.randn("N")
     if weight is not None and draw["weight"] == "fp32":
         weight = weight.float()
-    return draw.randn("M", "N"), weight, 1e-6, 1.0 if draw["weight"] == "offset" else 0.0
+    return without_infinities(draw, draw.randn("M", "N")), weight, 1e-6, 1.0 if draw["weight"] == "offset" else 0.0
 
 
 op = Op(

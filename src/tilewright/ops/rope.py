@@ -120,21 +120,21 @@ def _turn_heads(
     if INTERLEAVED:
         offs = tl.arange(0, 2 * BLOCK_R)[None, :]
         mask = (offs_h < H) & (offs < 2 * R)
-        x = tl.load(x_ptrs + offs, mask=mask).to(tl.float32)
+        x = tl.load(x_ptrs + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
         a, b = tl.split(tl.reshape(x, (BLOCK_H, BLOCK_R, 2)))
         y = tl.reshape(tl.join(a * cos - b * sin, b * cos + a * sin), (BLOCK_H, 2 * BLOCK_R))
         tl.store(y_ptrs + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
     else:
         offs = tl.arange(0, BLOCK_R)[None, :]
         mask = (offs_h < H) & (offs < R)
-        a = tl.load(x_ptrs + offs, mask=mask).to(tl.float32)
-        b = tl.load(x_ptrs + R + offs, mask=mask).to(tl.float32)
+        a = tl.load(x_ptrs + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
+        b = tl.load(x_ptrs + R + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
         tl.store(y_ptrs + offs, (a * cos - b * sin).to(y_ptr.dtype.element_ty), mask=mask)
         tl.store(y_ptrs + R + offs, (b * cos + a * sin).to(y_ptr.dtype.element_ty), mask=mask)
     if COPIES:
         offs = 2 * R + tl.arange(0, BLOCK_REST)[None, :]
         mask = (offs_h < H) & (offs < D)
-        tl.store(y_ptrs + offs, tl.load(x_ptrs + offs, mask=mask), mask=mask)
+        tl.store(y_ptrs + offs, tl.load(x_ptrs + offs, mask=mask, eviction_policy="evict_last"), mask=mask)
 
 
 @triton.jit

@@ -18,7 +18,7 @@ __device__ __forceinline__ void map(const T* const (&in)[INPUTS], T* out, long l
             for (int p = 0; p < PACKS; ++p)
 #pragma unroll
                 for (int i = 0; i < INPUTS; ++i)
-                    packs[p][i] = ((const Pack<T>*)(in[i] + start))[p * blockDim.x + threadIdx.x];
+                    packs[p][i] = loaded((const Pack<T>*)(in[i] + start) + p * blockDim.x + threadIdx.x);
 #pragma unroll
             for (int p = 0; p < PACKS; ++p) {
                 Pack<T> result;

@@ -35,70 +35,141 @@ __device__ __forceinline__ unsigned cluster_rank() { return 0; }
 __device__ __forceinline__ unsigned cluster_blocks() { return 1; }
 #endif
 
-// Where the warps of a cluster leave a value for each other, once a kernel: every block has a slot for each of them. A slot
-// that is written also counts down a barrier of the block that owns it, so nobody waits for more than what it needs.
-struct Exchange {
-    float2* slots;
-    unsigned long long* counter;
+__device__ __forceinline__ void init_barrier(const void* barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+
+// That so many bytes are to come before the barrier's phase ends.
+__device__ __forceinline__ void expect_bytes(const void* barrier, int bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+#endif
+}
+
+__device__ __forceinline__ void wait_for(const void* barrier, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again_%=:\n"
+                 "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+                 "@!done bra again_%=;\n"
+                 "}" ::"r"(shared_address(barrier)),
+                 "r"(parity)
+                 : "memory");
+#endif
+}
+
+// Where the warps of a cluster leave values for each other, any number of times. Every block has slots for them all.
+// Turns alternate between two sets: a warp that writes a set again has seen the turn between, for which every warp had
+// to be done with reading this set. A slot written from afar counts its bytes on the barrier of the block that owns it,
+// so nobody waits for more than what it needs.
+template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP> struct Exchange {
+    float2 (*slots)[SLOTS];
+    unsigned long long* barriers;
+    unsigned turn = 0;
 
     __device__ __forceinline__ Exchange() {
-        __shared__ float2 all_slots[MOST_BLOCKS * MOST_THREADS / WARP];
-        __shared__ unsigned long long barrier;
+        __shared__ float2 all_slots[2][SLOTS];
+        __shared__ unsigned long long all_barriers[2];
         slots = all_slots;
-        counter = &barrier;
+        barriers = all_barriers;
 #if __CUDA_ARCH__ >= 900
         if (cluster_blocks() == 1) return;
         if (threadIdx.x == 0) {
-            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(counter)) : "memory");
+            init_barrier(&barriers[0]);
+            init_barrier(&barriers[1]);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
     }
 
+    // Returns when every block of the cluster is ready for the first turn.
+    __device__ __forceinline__ void open() {
+#if __CUDA_ARCH__ >= 900
+        if (cluster_blocks() > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+    }
+
     // Combines one value of every thread of the cluster; each gets the result. `Fold` combines two, and has a neutral one.
     template <typename Fold> __device__ __forceinline__ float2 combine(float2 value) {
-        int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP, blocks = cluster_blocks();
-        float2* mine = &slots[cluster_rank() * warps + warp];
+        int lane = threadIdx.x % WARP, warps = blockDim.x / WARP, blocks = cluster_blocks();
+        float2* mine = &slots[turn % 2][cluster_rank() * warps + threadIdx.x / WARP];
         value = across_warp<Fold>(value);
         if (blocks == 1) {
             if (lane == 0) *mine = value;
             __syncthreads();
         } else {
-            send(value, mine);
+            expect_all();
+#if __CUDA_ARCH__ >= 900
+            if (lane < blocks)
+                asm volatile("{\n"
+                             ".reg .b32 there, counter;\n"
+                             "mapa.shared::cluster.u32 there, %0, %2;\n"
+                             "mapa.shared::cluster.u32 counter, %1, %2;\n"
+                             "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [counter];\n"
+                             "}" ::"r"(shared_address(mine)),
+                             "r"(shared_address(&barriers[turn % 2])), "r"(lane), "f"(value.x), "f"(value.y)
+                             : "memory");
+#endif
+            wait_for(&barriers[turn % 2], turn / 2 % 2);
         }
         value = Fold::neutral();
-        for (int n = lane; n < blocks * warps; n += WARP) value = Fold::of(value, slots[n]);
+        for (int n = lane; n < blocks * warps; n += WARP) value = Fold::of(value, slots[turn % 2][n]);
+        turn++;
         return across_warp<Fold>(value);
     }
 
-  private:
-    // To the same slot of every block of the cluster; returns when all warps' values have come here.
-    __device__ __forceinline__ void send(float2 value, float2* slot) {
+    // The sums of a and of b over all threads of the cluster. Half of a warp's lanes see to each.
+    __device__ __forceinline__ float2 sum(float a, float b) {
+        int lane = threadIdx.x % WARP, kind = lane / HALF, part = lane % HALF;
+        int warps = blockDim.x / WARP, blocks = cluster_blocks();
+        float value = (kind ? b : a) + __shfl_xor_sync(~0u, kind ? a : b, HALF);
+        value = across_half(value);
+        float* all = &slots[turn % 2][0].x + kind;
+        float* mine = &all[2 * (cluster_rank() * warps + threadIdx.x / WARP)];
+        if (blocks == 1) {
+            if (part == 0) *mine = value;
+            __syncthreads();
+        } else {
+            expect_all();
 #if __CUDA_ARCH__ >= 900
-        int lane = threadIdx.x % WARP, warps = blockDim.x / WARP, blocks = cluster_blocks();
-        asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); // every block is ready
-        if (threadIdx.x == 0)
-            asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(counter)),
-                         "r"(blocks * warps * (int)sizeof(float2))
-                         : "memory");
-        if (lane < blocks)
-            asm volatile("{\n"
-                         ".reg .b32 there, counter;\n"
-                         "mapa.shared::cluster.u32 there, %0, %2;\n"
-                         "mapa.shared::cluster.u32 counter, %1, %2;\n"
-                         "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [counter];\n"
-                         "}" ::"r"(shared_address(slot)),
-                         "r"(shared_address(counter)), "r"(lane), "f"(value.x), "f"(value.y)
-                         : "memory");
-        asm volatile("{\n"
-                     ".reg .pred done;\n"
-                     "again_%=:\n"
-                     "mbarrier.try_wait.parity.shared.b64 done, [%0], 0;\n"
-                     "@!done bra again_%=;\n"
-                     "}" ::"r"(shared_address(counter))
-                     : "memory");
+            if (part < blocks)
+                asm volatile("{\n"
+                             ".reg .b32 there, counter;\n"
+                             "mapa.shared::cluster.u32 there, %0, %2;\n"
+                             "mapa.shared::cluster.u32 counter, %1, %2;\n"
+                             "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %3, [counter];\n"
+                             "}" ::"r"(shared_address(mine)),
+                             "r"(shared_address(&barriers[turn % 2])), "r"(part), "f"(value)
+                             : "memory");
 #endif
+            wait_for(&barriers[turn % 2], turn / 2 % 2);
+        }
+        value = 0.0f;
+#pragma unroll 1
+        for (int n = part; n < blocks * warps; n += HALF) value += all[2 * n];
+        value = across_half(value);
+        turn++;
+        return {__shfl_sync(~0u, value, 0), __shfl_sync(~0u, value, HALF)};
+    }
+
+  private:
+    static constexpr int HALF = WARP / 2;
+
+    static __device__ __forceinline__ float across_half(float value) {
+#pragma unroll
+        for (int step = HALF / 2; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+        return value;
+    }
+
+    // A value of every warp of the cluster.
+    __device__ __forceinline__ void expect_all() {
+        int warps = cluster_blocks() * blockDim.x / WARP;
+        if (threadIdx.x == 0) expect_bytes(&barriers[turn % 2], warps * (int)sizeof(float2));
     }
 };
 
@@ -145,6 +216,17 @@ struct alignas(16) Words {
     unsigned at[4];
 };
 
+// A load where `is_there`, at the place in the program where it is written.
+__device__ __forceinline__ void load_words(const void* pointer, bool is_there, Words& words) {
+    asm volatile("{\n"
+                 ".reg .pred is_there;\n"
+                 "setp.ne.s32 is_there, %5, 0;\n"
+                 "@is_there ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n"
+                 "}"
+                 : "+r"(words.at[0]), "+r"(words.at[1]), "+r"(words.at[2]), "+r"(words.at[3])
+                 : "l"(pointer), "r"((int)is_there), "l"(kept_longest()));
+}
+
 // This thread's part of a row of N. The blocks of a cluster take pieces of it, one after the other, their threads packs in
 // turn. With EDGES rows begin anywhere and end anywhere: packs lie on 16-byte boundaries, and of the first and the last
 // only the elements of the row count. Without, a pack is in the row or past its end.
@@ -163,18 +245,15 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
 
     // Whether this thread has the element of that index.
     __device__ __forceinline__ bool holds(int at) const {
-        int from = start - (int)threadIdx.x * VECTOR<T>; // where this block's piece begins
-        return at >= from && at < end && (at - from) / VECTOR<T> % (int)blockDim.x == threadIdx.x;
+        return at >= before() && at < end && (at - before()) / VECTOR<T> % (int)blockDim.x == threadIdx.x;
     }
 
     // Elements outside of the row are `other`.
     __device__ __forceinline__ void load(const T* row, float other) {
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
-            if (is_whole(e)) {
-                packs[e] = *reinterpret_cast<const Words*>(row + first(e));
-                continue;
-            }
+            load_words(row + first(e), is_whole(e), packs[e]);
+            if (is_whole(e)) continue;
 #pragma unroll
             for (int w = 0; w < 4; w++) {
                 float pair[2];
@@ -187,6 +266,20 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
             }
         }
     }
+
+    // The same of this block's piece in shared memory.
+    __device__ __forceinline__ void take(const Words* piece, float other) {
+        unsigned filler = word_of<T>(other, other);
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            if (is_whole(e)) packs[e] = piece[e * blockDim.x + threadIdx.x];
+            else packs[e] = {filler, filler, filler, filler};
+        }
+    }
+
+    // Elements of the row before this block's piece, and those in it.
+    __device__ __forceinline__ int before() const { return start - (int)threadIdx.x * VECTOR<T>; }
+    __device__ __forceinline__ int length() const { return end > before() ? end - before() : 0; }
 
     __device__ __forceinline__ float max() const {
         unsigned largest = packs[0].at[0];
@@ -262,6 +355,83 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
 
     __device__ __forceinline__ bool is_whole(int e) const {
         return EDGES ? first(e) >= 0 && first(e) + VECTOR<T> <= end : first(e) < end;
+    }
+};
+
+// The memory that the launch gives.
+__device__ __forceinline__ Words* launch_memory() {
+    extern __shared__ Words memory[];
+    return memory;
+}
+
+// Pieces of the rows of some tensors on their way to shared memory, those of the next rows while one is used. A block has
+// the piece of each row that begins at `before` and is `length` long, whole packs; a cluster has rows at the same
+// distance. There are STAGES such pieces of each tensor in `memory`.
+template <typename T, int TENSORS, int STAGES> struct Stream {
+    const T* from[TENSORS];
+    Words* memory;
+    long long row, rows, step, N;
+    int length, stage = 0;
+    unsigned parity = 0;
+
+    __device__ __forceinline__ Stream(const T* const (&tensors)[TENSORS], long long M, long long N, int before,
+                                      int length, Words* memory)
+        : memory(memory), row(blockIdx.x / cluster_blocks()), rows(M), step(gridDim.x / cluster_blocks()), N(N),
+          length(length) {
+#pragma unroll
+        for (int k = 0; k < TENSORS; k++) from[k] = tensors[k] + before;
+#if __CUDA_ARCH__ >= 900
+        if (threadIdx.x == 0) {
+            for (int s = 0; s < STAGES; s++) init_barrier(barrier(s));
+            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            for (int s = 0; s < STAGES; s++) fetch(row + s * step, s);
+        }
+        __syncthreads();
+#endif
+    }
+
+    __device__ __forceinline__ bool has_row() const { return row < rows; }
+
+    // Returns when this row's pieces have come.
+    __device__ __forceinline__ void wait() const { wait_for(barrier(stage), parity); }
+
+    __device__ __forceinline__ const Words* piece(int k) const { return at(stage, k); }
+
+    // To the next row. Every thread of the block must be done with the pieces of this one.
+    __device__ __forceinline__ void advance() {
+        if (threadIdx.x == 0) fetch(row + STAGES * step, stage);
+        row += step;
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+
+  private:
+    static __device__ __forceinline__ void* barrier(int s) {
+        __shared__ unsigned long long barriers[STAGES];
+        return &barriers[s];
+    }
+
+    __device__ __forceinline__ Words* at(int s, int k) const {
+        return memory + (s * TENSORS + k) * (length / VECTOR<T>);
+    }
+
+    __device__ __forceinline__ void fetch(long long which, int s) const {
+#if __CUDA_ARCH__ >= 900
+        if (which >= rows) return;
+        int bytes = length * (int)sizeof(T);
+        expect_bytes(barrier(s), TENSORS * bytes);
+#pragma unroll
+        for (int k = 0; k < TENSORS; k++)
+            if (bytes)
+                asm volatile(
+                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+                    "[%3], %4;" ::"r"(shared_address(at(s, k))),
+                    "l"(from[k] + which * N), "r"(bytes), "r"(shared_address(barrier(s))), "l"(kept_longest())
+                    : "memory");
+#endif
     }
 };
 

@@ -1,0 +1,143 @@
+"""The norms in CUDA C++ (`cuda/norm.cu`): a cluster of blocks holds a row, however long."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from tilewright.ops._cuda import Source
+from tilewright.ops._rows import PACK, has_clusters, most_blocks, shared_out
+from tilewright.ops._tuned import Config, Tuned, planned
+
+CUDA = Source(  # a few of the many instances; each is compiled when it is first called
+    "norm.cu",
+    "norm_fwd<T, T, 4, true, false, true>",
+    "norm_fwd<T, float, 2, false, true, false>",
+    "norm_bwd<T, T, 2, true, false>",
+    "norm_bwd<T, float, 1, false, true>",
+)
+WARP = 32  # threads
+EVERY = 2**20  # waves: a cluster for each row
+LARGEST_CLUSTER = 8  # blocks
+LARGEST_BLOCK = {  # threads, by packs a thread; as in norm.cu
+    "forward": {1: 512, 2: 512, 4: 256, 8: 512},
+    "backward": {1: 512, 2: 512},
+}
+SHARED = 222 * 1024  # bytes that weights may take of a multiprocessor's memory
+WINS = {  # elements of rows, from and to, with which "cuda" beats "triton" on an H200
+    ("forward", "rms_norm"): (8192, 8192),
+    ("forward", "layer_norm"): (4096, 8192),
+    ("backward", "rms_norm"): (1024, 32768),
+    ("backward", "layer_norm"): (1024, 32768),
+}
+
+
+def _cluster_choices(op: str, direction: str, size: int, packs: int) -> list[Config]:
+    """A row held by so many blocks, so many packs a thread. Largest blocks last."""
+    found, way = [], direction.removeprefix("cuda-")
+    for each, largest in LARGEST_BLOCK[way].items():
+        if each == 8 and op.startswith("add_"):  # two tensors do not fit the registers
+            continue
+        if way == "forward" and each == 1 and packs > 512:  # too little for a thread to do
+            continue
+        fits = [n for n in (8, 4, 2, 1) if (64 if n == 1 else 128) <= packs // (each * n) <= largest]
+        waves = (1, 4, EVERY) if way == "forward" else (1, 2)  # the more, the more shares there are to add up
+        found += [{"each": each, "blocks": blocks, "waves": n} for blocks in fits for n in waves]
+    return found or [{"each": 1, "blocks": 1, "waves": 1}]
+
+
+def _cluster_default(op: str, direction: str, size: int, packs: int) -> Config:
+    """Small blocks hide each other's waiting; large clusters wait long."""
+
+    def distance(config: Config) -> tuple[float, int]:
+        threads = packs / (config["each"] * config["blocks"])
+        return abs(math.log2(config["each"] / 2)) + abs(math.log2(threads / 256)), -config["waves"]
+
+    return min(_cluster_choices(op, direction, size, packs), key=distance)
+
+
+CLUSTER = Tuned("norm.json", _cluster_default, _cluster_choices)
+
+
+def _most_packs(direction: str) -> int:
+    """That a block can hold."""
+    return max(each * threads for each, threads in LARGEST_BLOCK[direction].items())
+
+
+class Plan(NamedTuple):
+    """A launch of norm.cu, for so many rows at a time."""
+
+    kernel: str
+    threads: int
+    blocks: int
+    shared: int
+    rows: int
+
+    def clusters(self, M: int) -> int:
+        """As few as let each take as many rows as the most that any has to take."""
+        return shared_out(M, min(M, self.rows))
+
+
+@planned
+def _plan(op: str, dtype: torch.dtype, weights: torch.dtype, device: int, direction: str, N: int) -> Plan | None:
+    """How clusters take such rows, if they can."""
+    packs, rest = divmod(N * dtype.itemsize, PACK)
+    if rest or packs > _most_packs(direction) * min(LARGEST_CLUSTER, most_blocks(device)):
+        return None
+    key = (op, f"cuda-{direction}", dtype.itemsize, triton.next_power_of_2(packs))
+    alone = [config for config in _cluster_choices(*key) if config["blocks"] == 1]
+    if not has_clusters(device) and not alone:
+        return None
+    config = CLUSTER(device, *key) if has_clusters(device) else alone[-1]
+    each, blocks, is_rms = config["each"], config["blocks"], op.endswith("rms_norm")
+    flags = [is_rms, op.startswith("add_"), *([config["waves"] < EVERY] if direction == "forward" else [])]
+    kinds = ("T" if weights == dtype else "float", each, *("true" if flag else "false" for flag in flags))
+    kernel = f"norm_{'fwd' if direction == 'forward' else 'bwd'}<T, {', '.join(map(str, kinds))}>"
+    threads = WARP * triton.cdiv(packs, WARP * each * blocks)
+    kept = 0 if direction == "backward" else each * PACK * (weights.itemsize // dtype.itemsize) * (1 if is_rms else 2)
+    if threads * kept > SHARED:
+        return None
+    how = {"shared": threads * kept, "cluster": blocks}
+    at_once = max(1, CUDA.resident(kernel, dtype, device, threads, **how))
+    return Plan(kernel, threads, blocks, threads * kept, at_once * config["waves"])
+
+
+def clusters_for(
+    op: str,
+    x: Tensor,
+    weights: Sequence[Tensor | None],
+    others: Sequence[Tensor | None],
+    direction: str,
+    N: int,
+    only_where_best: bool,
+) -> Plan | None:
+    """How clusters take these tensors, which must be aligned, if they can and should."""
+    shortest, longest = WINS[direction, op.removeprefix("add_")]
+    if only_where_best and not (shortest <= N <= longest and has_clusters(x.get_device())):
+        return None
+    kinds = {w.dtype for w in weights if w is not None} or {x.dtype}
+    if len(kinds) > 1:
+        return None
+    found = _plan(op, x.dtype, *kinds, x.get_device(), direction, N)
+    tensors = (x, *weights, *others)
+    return found if found and not any(t.data_ptr() % PACK for t in tensors if t is not None) else None
+
+
+def by_clusters(plan: Plan, tensors: Sequence[Tensor | None], M: int, N: int, eps: float, offset: float) -> None:
+    """Forward takes x, residual, weight, bias, y, sum; backward x, weight, dy, dsum, dx and the shares of dw and db."""
+    pointers = [0 if t is None else t for t in tensors]
+    grid, numbers = (plan.clusters(M),), (M, N, float(eps), float(offset))
+    first: Any = tensors[0]
+    how = {"cluster": plan.blocks, "shared": plan.shared}
+    CUDA.launch(plan.kernel, first.dtype, grid, plan.threads, *pointers, *numbers, **how)
+
+
+def fits_a_cluster(x: Tensor) -> bool:
+    """Whether clusters can hold the rows of x in either direction."""
+    packs, rest = divmod(x.shape[-1] * x.element_size(), PACK)
+    return not rest and 0 < packs <= _most_packs("backward") * LARGEST_CLUSTER

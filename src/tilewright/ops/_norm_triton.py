@@ -1,0 +1,469 @@
+"""The norms in Triton: whole rows in registers, or, where they are too long, in blocks, twice.
+
+Backward has each of a fixed number of programs take rows at a fixed distance and keep its share of dw and db in
+registers; a second kernel adds up the shares. Long rows have the columns cut into blocks with programs of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tilewright.ops._launch import Launcher
+from tilewright.ops._tuned import Config, Tuned
+
+LONGEST_ROW = 32768  # elements that one program can hold in registers
+
+
+@triton.jit
+def _add_pairs(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def _add_triples(a, b, c, d, e, f):
+    return a + d, b + e, c + f
+
+
+@triton.jit
+def _scaled(x, w_ptr, offs_n, N, offset):
+    """Rows times offset + weight."""
+    if w_ptr is not None:
+        x *= tl.load(w_ptr + offs_n[None, :], mask=(offs_n < N)[None, :], other=0.0).to(tl.float32) + offset
+    return x
+
+
+@triton.jit
+def _moved(x, b_ptr, offs_n, N):
+    """Rows plus bias."""
+    if b_ptr is not None:
+        x += tl.load(b_ptr + offs_n[None, :], mask=(offs_n < N)[None, :], other=0.0).to(tl.float32)
+    return x
+
+
+@triton.jit
+def _norm_fwd(
+    x_ptr,
+    r_ptr,
+    w_ptr,
+    b_ptr,
+    y_ptr,
+    s_ptr,
+    M,
+    N,
+    eps,
+    offset,
+    IS_RMS: tl.constexpr,
+    FILLED: tl.constexpr,
+    HELD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    offs_n = tl.arange(0, BLOCK_N)
+    in_row = offs_n < N
+    if HELD:  # the weights, in registers; else they come from the cache for each row
+        w = _scaled(tl.full([1, BLOCK_N], 1.0, tl.float32), w_ptr, offs_n, N, offset)
+        b = _moved(tl.zeros([1, BLOCK_N], tl.float32), b_ptr, offs_n, N)
+    first = tl.program_id(0).to(tl.int64) * BLOCK_M  # int64: M * N may pass 2**31
+    for start in tl.range(first, M, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):
+        offs_m = start + tl.arange(0, BLOCK_M)
+        offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
+        mask = (offs_m < M)[:, None] & in_row[None, :]
+        x = tl.load(x_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        if r_ptr is not None:
+            r = tl.load(r_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last")
+            s = (x + r.to(tl.float32)).to(s_ptr.dtype.element_ty)
+            tl.store(s_ptr + offs, s, mask=mask)
+            x = s.to(tl.float32)
+        if not IS_RMS:
+            x -= (tl.sum(x, axis=1) / N)[:, None]
+            if not FILLED:
+                x = tl.where(mask, x, 0.0)
+        y = x * (1.0 / tl.sqrt(tl.sum(x * x, axis=1) / N + eps))[:, None]
+        y = y * w + b if HELD else _moved(_scaled(y, w_ptr, offs_n, N, offset), b_ptr, offs_n, N)
+        tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _norm_fwd_long(
+    x_ptr,
+    r_ptr,
+    w_ptr,
+    b_ptr,
+    y_ptr,
+    s_ptr,
+    N,
+    eps,
+    offset,
+    IS_RMS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64) * N
+    lanes = tl.arange(0, CHUNK)
+    centre = tl.zeros([CHUNK], tl.float32)
+    if not IS_RMS:  # each lane's sums are around what it meets first; the row is longer than a chunk
+        centre = tl.load(x_ptr + row + lanes, eviction_policy="evict_last").to(tl.float32)
+        if r_ptr is not None:
+            centre += tl.load(r_ptr + row + lanes, eviction_policy="evict_last").to(tl.float32)
+    totals = tl.zeros([CHUNK], tl.float32)
+    squares = tl.zeros([CHUNK], tl.float32)
+    for start in tl.range(0, N, CHUNK, num_stages=STAGES):
+        offs_n = start + lanes
+        mask = offs_n < N
+        x = tl.load(x_ptr + row + offs_n, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        if r_ptr is not None:
+            r = tl.load(r_ptr + row + offs_n, mask=mask, other=0.0, eviction_policy="evict_first")
+            s = (x + r.to(tl.float32)).to(s_ptr.dtype.element_ty)
+            tl.store(s_ptr + row + offs_n, s, mask=mask)
+            x = s.to(tl.float32)
+        x = tl.where(mask, x - centre, 0.0)
+        totals += x
+        squares += x * x
+    if IS_RMS:
+        mean = 0.0
+        square = tl.sum(squares, axis=0) / N
+    else:
+        counts = tl.cdiv(N - lanes, CHUNK).to(tl.float32)
+        centre += totals / counts
+        mean = tl.sum(centre * counts, axis=0) / N
+        squares += counts * (centre - mean) * (centre - mean) - totals * totals / counts
+        square = tl.maximum(tl.sum(squares, axis=0) / N, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    rstd = 1.0 / tl.sqrt(square + eps)
+    normed_ptr = x_ptr
+    if r_ptr is not None:
+        normed_ptr = s_ptr
+    # Last chunk first: the end of the row is what the first pass left in the cache.
+    for start in range(0, N, CHUNK):
+        offs_n = (tl.cdiv(N, CHUNK) - 1) * CHUNK - start + lanes
+        mask = offs_n < N
+        x = tl.load(normed_ptr + row + offs_n, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+        y = (x - mean) * rstd
+        if w_ptr is not None:
+            w = tl.load(w_ptr + offs_n, mask=mask, other=0.0, eviction_policy="evict_last")
+            y *= w.to(tl.float32) + offset
+        if b_ptr is not None:
+            y += tl.load(b_ptr + offs_n, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        tl.store(y_ptr + row + offs_n, y.to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _load_pair(x_ptr, dy_ptr, offs_m, offs_n, M, N):
+    offs = offs_m.to(tl.int64)[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
+    mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
+    x = tl.load(x_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last")
+    return x, tl.load(dy_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last")
+
+
+@triton.jit
+def _row_sums(x, dy, w_ptr, offs_n, N, eps, offset, IS_RMS: tl.constexpr, FILLED: tl.constexpr):
+    """mean, 1 / sqrt(...), mean(g h) and mean(g) of each row."""
+    x = x.to(tl.float32)
+    g = _scaled(dy.to(tl.float32), w_ptr, offs_n, N, offset)  # from the cache: registers are worth more
+    if IS_RMS:
+        square, gx = tl.reduce((x * x, g * x), 1, _add_pairs)
+        mean = tl.zeros_like(square)
+        g_sum = tl.zeros_like(square)
+    else:
+        mean = tl.sum(x, axis=1) / N
+        x -= mean[:, None]
+        if not FILLED:
+            x = tl.where((offs_n < N)[None, :], x, 0.0)
+        square, gx, g_sum = tl.reduce((x * x, g * x, g), 1, _add_triples)
+    rstd = 1.0 / tl.sqrt(square / N + eps)
+    return mean, rstd, gx * rstd / N, g_sum / N
+
+
+@triton.jit
+def _norm_bwd(
+    x_ptr,
+    w_ptr,
+    dy_ptr,
+    ds_ptr,
+    dx_ptr,
+    dw_ptr,
+    db_ptr,
+    M,
+    N,
+    eps,
+    offset,
+    IS_RMS: tl.constexpr,
+    FILLED: tl.constexpr,
+    AHEAD: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """dw_ptr and db_ptr take the shares of the programs, [programs, N].
+
+    AHEAD: while the gradients of some rows are written, the next rows are on their way to be summed up. Only sums live
+    from one to the other, so few registers are needed; the rows are read again, from the cache.
+    """
+    offs_n = tl.arange(0, BLOCK_N)
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    step = tl.num_programs(0) * BLOCK_M
+    dw = tl.zeros([BLOCK_N], tl.float32)
+    db = tl.zeros([BLOCK_N], tl.float32)
+    if AHEAD:
+        first_x, first_dy = _load_pair(x_ptr, dy_ptr, offs_m, offs_n, M, N)
+        mean, rstd, gh, g_mean = _row_sums(first_x, first_dy, w_ptr, offs_n, N, eps, offset, IS_RMS, FILLED)
+    for _ in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.num_programs(0), num_stages=STAGES):
+        if AHEAD:
+            next_x, next_dy = _load_pair(x_ptr, dy_ptr, offs_m + step, offs_n, M, N)
+        x, dy = _load_pair(x_ptr, dy_ptr, offs_m, offs_n, M, N)
+        if not AHEAD:
+            mean, rstd, gh, g_mean = _row_sums(x, dy, w_ptr, offs_n, N, eps, offset, IS_RMS, FILLED)
+        rstd = tl.where(offs_m < M, rstd, 0.0)  # no inf * 0 in rows that are not there
+        x = x.to(tl.float32)
+        dy = dy.to(tl.float32)
+        dx = _scaled(dy, w_ptr, offs_n, N, offset)
+        if IS_RMS:
+            h = x * rstd[:, None]
+        else:
+            h = (x - mean[:, None]) * rstd[:, None]
+            dx -= g_mean[:, None]
+        dx = (dx - h * gh[:, None]) * rstd[:, None]
+        offs = offs_m[:, None] * N + offs_n[None, :]
+        mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
+        if ds_ptr is not None:
+            dx += tl.load(ds_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        if dw_ptr is not None:
+            dw += tl.sum(dy * h, axis=0)
+        if db_ptr is not None:
+            db += tl.sum(dy, axis=0)
+        if AHEAD:
+            mean, rstd, gh, g_mean = _row_sums(next_x, next_dy, w_ptr, offs_n, N, eps, offset, IS_RMS, FILLED)
+        offs_m += step
+    share = tl.program_id(0).to(tl.int64) * N
+    if dw_ptr is not None:
+        tl.store(dw_ptr + share + offs_n, dw, mask=offs_n < N)
+    if db_ptr is not None:
+        tl.store(db_ptr + share + offs_n, db, mask=offs_n < N)
+
+
+@triton.jit
+def _norm_bwd_long(
+    x_ptr,
+    w_ptr,
+    dy_ptr,
+    ds_ptr,
+    dx_ptr,
+    dw_ptr,
+    db_ptr,
+    M,
+    N,
+    eps,
+    offset,
+    IS_RMS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """As above; each block of columns has programs of its own, which read whole rows, in chunks, for the sums."""
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_row = offs_n < N
+    dw = tl.zeros([BLOCK_N], tl.float32)
+    db = tl.zeros([BLOCK_N], tl.float32)
+    for m in range(tl.program_id(1).to(tl.int64), M, tl.num_programs(1)):
+        row = m * N
+        centre = 0.0
+        if not IS_RMS:  # the row is longer than a chunk
+            centre = tl.sum(tl.load(x_ptr + row + tl.arange(0, CHUNK)).to(tl.float32), axis=0) / CHUNK
+        totals = tl.zeros([CHUNK], tl.float32)
+        squares = tl.zeros([CHUNK], tl.float32)
+        gs = tl.zeros([CHUNK], tl.float32)
+        gxs = tl.zeros([CHUNK], tl.float32)
+        for start in tl.range(0, N, CHUNK, num_stages=STAGES):
+            offs_c = start + tl.arange(0, CHUNK)
+            mask = offs_c < N
+            x = tl.load(x_ptr + row + offs_c, mask=mask, other=0.0).to(tl.float32)
+            g = tl.load(dy_ptr + row + offs_c, mask=mask, other=0.0).to(tl.float32)
+            if w_ptr is not None:
+                g *= tl.load(w_ptr + offs_c, mask=mask, other=0.0).to(tl.float32) + offset
+            if not IS_RMS:
+                x = tl.where(mask, x - centre, 0.0)
+                totals += x
+                gs += g
+            squares += x * x
+            gxs += g * x
+        square, gx = tl.reduce((squares, gxs), 0, _add_pairs)
+        square /= N
+        g_mean = 0.0
+        if not IS_RMS:
+            moved, g_sum = tl.reduce((totals, gs), 0, _add_pairs)
+            moved /= N
+            centre += moved
+            square = tl.maximum(square - moved * moved, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            gx -= moved * g_sum
+            g_mean = g_sum / N
+        rstd = 1.0 / tl.sqrt(square + eps)
+        h = (tl.load(x_ptr + row + offs_n, mask=in_row, other=0.0).to(tl.float32) - centre) * rstd
+        dy = tl.load(dy_ptr + row + offs_n, mask=in_row, other=0.0).to(tl.float32)
+        dx = dy
+        if w_ptr is not None:
+            dx *= tl.load(w_ptr + offs_n, mask=in_row, other=0.0).to(tl.float32) + offset
+        dx = rstd * (dx - g_mean - h * (gx / N * rstd))
+        if ds_ptr is not None:
+            dx += tl.load(ds_ptr + row + offs_n, mask=in_row, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row + offs_n, dx.to(dx_ptr.dtype.element_ty), mask=in_row)
+        if dw_ptr is not None:
+            dw += dy * h
+        if db_ptr is not None:
+            db += dy
+    share = tl.program_id(1).to(tl.int64) * N
+    if dw_ptr is not None:
+        tl.store(dw_ptr + share + offs_n, dw, mask=in_row)
+    if db_ptr is not None:
+        tl.store(db_ptr + share + offs_n, db, mask=in_row)
+
+
+@triton.jit
+def _sum_shares(shares_ptr, out_ptr, P, N, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr):
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    total = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
+    for start in range(0, P, BLOCK_P):
+        offs_p = start + tl.arange(0, BLOCK_P)
+        offs = offs_p[:, None].to(tl.int64) * N + offs_n[None, :]  # [BLOCK_P, BLOCK_N]
+        total += tl.load(shares_ptr + offs, mask=(offs_p < P)[:, None] & (offs_n < N)[None, :], other=0.0)
+    tl.store(out_ptr + offs_n, tl.sum(total, axis=0).to(out_ptr.dtype.element_ty), mask=offs_n < N)
+
+
+@triton.jit
+def _norm_bwd_sum(
+    shares_ptr, out_ptr, more_shares_ptr, more_out_ptr, P, N, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """[N] = the sum of shares [P, N], for dw and, where both are wanted, db, by programs of its own."""
+    if tl.program_id(1) == 0:
+        _sum_shares(shares_ptr, out_ptr, P, N, BLOCK_P, BLOCK_N)
+    if more_out_ptr is not None:  # noqa: SIM102  settled when compiled
+        if tl.program_id(1) == 1:
+            _sum_shares(more_shares_ptr, more_out_ptr, P, N, BLOCK_P, BLOCK_N)
+
+
+SHARES, COLUMNS = 512, 16  # at most so many shares, of so many columns, does a program add up at a time
+EVERY = 2**31 - 1  # programs: one for each tile
+WAVE = 132  # programs: one for each of an H200's multiprocessors
+SHARED = 200 * 1024  # bytes that pipelined tiles may take
+
+
+def _rows(N: int, elements: int, per_thread: int, resident: int = 0, stages: int = 1, **more: Any) -> Config:
+    """Whole rows, about so many elements a program: one for each such tile, or what fills so many resident warps."""
+    rows = max(1, elements // N)
+    warps = min(32, max(1, rows * N // (32 * per_thread)))
+    programs = WAVE * max(1, resident // warps) if resident else EVERY
+    return {"PROGRAMS": programs, "BLOCK_M": rows, "BLOCK_N": N, "STAGES": stages, "num_warps": warps, **more}
+
+
+def _chunks(chunk: int, warps: int) -> Config:
+    """Forward by chunks of a row."""
+    return {"PROGRAMS": EVERY, "CHUNK": chunk, "STAGES": 3, "num_warps": warps}
+
+
+def _columns(N: int, block: int, chunk: int, warps: int) -> Config:
+    """Backward by blocks of columns."""
+    programs = max(1, WAVE * max(1, 16 // warps) * block // N)
+    return {"PROGRAMS": programs, "BLOCK_N": block, "CHUNK": chunk, "STAGES": 3, "num_warps": warps}
+
+
+def _default(op: str, direction: str, size: int, N: int) -> Config:
+    if direction == "forward":
+        return _rows(N, 2048, 16, HELD=N <= 8192) if N <= LONGEST_ROW else _chunks(8192, 16)
+    if N <= 8192:
+        return _rows(N, 2048, 16, resident=16, AHEAD=N > 4096)
+    return _columns(N, min(N, 16384 if "rms" in op else 8192), 4096, 16)
+
+
+def _choices(op: str, direction: str, size: int, N: int) -> list[Config]:
+    found = []
+    if direction == "forward":
+        if N <= LONGEST_ROW:
+            held = N <= 8192
+            found += [_rows(N, elements, per, HELD=held) for elements in (1024, 2048, 4096) for per in (8, 16, 32)]
+            found += [_rows(N, 4096, 16, 32, stages, HELD=held) for stages in (1, 2, 3)]
+            found += [_rows(N, 2048, 16, HELD=not held)]
+        chunks = [(2048, 8), (4096, 8), (4096, 16), (8192, 16), (8192, 32)]
+        found += [_chunks(chunk, warps) for chunk, warps in chunks if 2 * chunk <= N]  # rows are longer than N / 2
+    elif N <= 8192:
+        for elements, per in ((2048, 16), (4096, 16), (4096, 32)):
+            found += [_rows(N, elements, per, 16, stages, AHEAD=False) for stages in (1, 2)]
+            found += [_rows(N, elements, per, 16, AHEAD=True)]
+        found += [_rows(N, 2048, 16, resident=24, AHEAD=False)]
+    else:
+        found += [_columns(N, block, 4096, 16) for block in (8192, 16384)]
+        found += [_columns(N, block, 8192, 32) for block in (8192, 16384, 32768) if block <= N]
+        if N <= LONGEST_ROW:
+            found += [_rows(N, N, 16, 32, stages, AHEAD=False) for stages in (1, 2)]
+            found += [_rows(N, N, 16, 32, AHEAD=True)]
+    fits = [c for c in found if (c["STAGES"] - 1) * c.get("BLOCK_M", 0) * N * size * 4 <= SHARED]
+    return [c for i, c in enumerate(fits) if c not in fits[:i]]
+
+
+CONFIG = Tuned("norm.json", _default, _choices)
+_launch_fwd = Launcher(_norm_fwd)
+_launch_fwd_long = Launcher(_norm_fwd_long)
+_launch_bwd = Launcher(_norm_bwd)
+_launch_bwd_long = Launcher(_norm_bwd_long)
+_launch_bwd_sum = Launcher(_norm_bwd_sum)
+
+
+def _config(x: Tensor, op: str, direction: str, N: int) -> tuple[int, Config]:
+    """How many programs at most, and the kernel's constants."""
+    config = {
+        "IS_RMS": op.endswith("rms_norm"),
+        **CONFIG(x, op, direction, x.element_size(), triton.next_power_of_2(N)),
+    }
+    if "CHUNK" not in config:
+        config["FILLED"] = config["BLOCK_N"] == N
+    return config.pop("PROGRAMS"), config
+
+
+def forward_by_programs(op: str, tensors: Sequence[Tensor | None], M: int, N: int, eps: float, offset: float) -> None:
+    """Of x, residual, weight, bias: y and, with a residual, the sum."""
+    programs, config = _config(tensors[0], op, "forward", N)  # type: ignore[arg-type]
+    if "CHUNK" in config:
+        _launch_fwd_long((M,), *tensors, N, eps, offset, **config)
+    else:
+        programs = min(programs, triton.cdiv(M, config["BLOCK_M"]))
+        _launch_fwd((programs,), *tensors, M, N, eps, offset, **config)
+
+
+def backward_by_programs(
+    op: str, tensors: Sequence[Tensor | None], M: int, N: int, eps: float, offset: float, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Of x, weight, dy, dsum: dx, and the shares of the gradients of weight and bias that are wanted."""
+    programs, config = _config(tensors[0], op, "backward", N)  # type: ignore[arg-type]
+    programs = min(programs, triton.cdiv(M, config.get("BLOCK_M", 1)))
+    shares = shares_for(tensors[0], programs, N, wanted)  # type: ignore[arg-type]
+    if "CHUNK" in config:
+        grid = (triton.cdiv(N, config["BLOCK_N"]), programs)
+        _launch_bwd_long(grid, *tensors, *shares, M, N, eps, offset, **config)
+    else:
+        # Fused to dy * w - mean(dy * w), a difference that should be nothing would keep the product's rounding.
+        fuses = config["IS_RMS"]
+        _launch_bwd((programs,), *tensors, *shares, M, N, eps, offset, **config, enable_fp_fusion=fuses)
+    return shares
+
+
+def shares_for(x: Tensor, programs: int, N: int, wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Where each program leaves its share of dw and of db, if they are wanted."""
+    return [x.new_empty((programs, N), dtype=torch.float32) if is_wanted else None for is_wanted in wanted]
+
+
+def add_up(shares: Sequence[Tensor | None], gradients: Sequence[Tensor]) -> None:
+    """Each gradient is the sum of its shares."""
+    given = [share for share in shares if share is not None]
+    if not given:
+        return
+    programs, N = given[0].shape
+    sums = [*zip(given, gradients, strict=True), (None, None)][:2]
+    tile = min(SHARES, triton.next_power_of_2(programs))
+    columns = COLUMNS if N > 2048 else COLUMNS // 2  # so that there are programs enough
+    grid = (triton.cdiv(N, columns), len(given))
+    _launch_bwd_sum(grid, *sums[0], *sums[1], programs, N, BLOCK_P=tile, BLOCK_N=columns, num_warps=8)
