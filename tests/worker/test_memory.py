@@ -70,6 +70,15 @@ def test_fresh_memory_is_poisoned_and_guarded(make):
         size = made.untyped_storage().nbytes()
         ctypes.memset(made.data_ptr() + size, 0x55, 1)
         assert "behind" in guards.broken()
+
+
+def test_guards_of_memory_of_odd_size():
+    with guarded() as guards:
+        made = torch.empty(3, dtype=torch.uint8)
+        made.fill_(1)
+        assert guards.broken() is None
+        made.as_strided((4,), (1,))[3] = 1
+        assert "behind" in guards.broken()
         ctypes.memset(made.data_ptr() - 1, 0x55, 1)
         assert "before" in guards.broken()
     assert torch.empty is not make

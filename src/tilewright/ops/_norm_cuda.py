@@ -30,10 +30,14 @@ LARGEST_BLOCK = {  # threads, by packs a thread; as in norm.cu
 }
 SHARED = 222 * 1024  # bytes that weights may take of a multiprocessor's memory
 WINS = {  # elements of rows, from and to, with which "cuda" beats "triton" on an H200
-    ("forward", "rms_norm"): (8192, 8192),
-    ("forward", "layer_norm"): (4096, 8192),
+    ("forward", "rms_norm"): (2048, 32768),
+    ("forward", "layer_norm"): (8192, 32768),
+    ("forward", "add_rms_norm"): (1024, 32768),
+    ("forward", "add_layer_norm"): (1024, 32768),
     ("backward", "rms_norm"): (1024, 32768),
     ("backward", "layer_norm"): (1024, 32768),
+    ("backward", "add_rms_norm"): (1024, 32768),
+    ("backward", "add_layer_norm"): (1024, 32768),
 }
 
 
@@ -46,17 +50,19 @@ def _cluster_choices(op: str, direction: str, size: int, packs: int) -> list[Con
         if way == "forward" and each == 1 and packs > 512:  # too little for a thread to do
             continue
         fits = [n for n in (8, 4, 2, 1) if (64 if n == 1 else 128) <= packs // (each * n) <= largest]
-        waves = (1, 4, EVERY) if way == "forward" else (1, 2)  # the more, the more shares there are to add up
+        waves = (1, 4, EVERY) if way == "forward" else (1,)  # more would be more shares to add up
         found += [{"each": each, "blocks": blocks, "waves": n} for blocks in fits for n in waves]
     return found or [{"each": 1, "blocks": 1, "waves": 1}]
 
 
 def _cluster_default(op: str, direction: str, size: int, packs: int) -> Config:
-    """Small blocks hide each other's waiting; large clusters wait long."""
+    """Small blocks hide each other's waiting; clusters of several stay, with the next row ahead."""
+    wanted = 4 if direction == "cuda-forward" else 2
 
-    def distance(config: Config) -> tuple[float, int]:
+    def distance(config: Config) -> tuple[float, ...]:
         threads = packs / (config["each"] * config["blocks"])
-        return abs(math.log2(config["each"] / 2)) + abs(math.log2(threads / 256)), -config["waves"]
+        waves = config["waves"] == (EVERY if config["blocks"] == 1 else 4)
+        return abs(math.log2(config["each"] / wanted)) + abs(math.log2(threads / 256)), not waves
 
     return min(_cluster_choices(op, direction, size, packs), key=distance)
 
@@ -117,7 +123,7 @@ def clusters_for(
     only_where_best: bool,
 ) -> Plan | None:
     """How clusters take these tensors, which must be aligned, if they can and should."""
-    shortest, longest = WINS[direction, op.removeprefix("add_")]
+    shortest, longest = WINS[direction, op]
     if only_where_best and not (shortest <= N <= longest and has_clusters(x.get_device())):
         return None
     kinds = {w.dtype for w in weights if w is not None} or {x.dtype}

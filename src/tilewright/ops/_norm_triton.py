@@ -31,19 +31,27 @@ def _add_triples(a, b, c, d, e, f):
 
 
 @triton.jit
-def _scaled(x, w_ptr, offs_n, N, offset):
+def _scaled(x, w_ptr, offs_n, N, offset, FILLED: tl.constexpr):
     """Rows times offset + weight."""
     if w_ptr is not None:
-        x *= tl.load(w_ptr + offs_n[None, :], mask=(offs_n < N)[None, :], other=0.0).to(tl.float32) + offset
+        x *= _row_of(w_ptr, offs_n, N, FILLED) + offset
     return x
 
 
 @triton.jit
-def _moved(x, b_ptr, offs_n, N):
+def _moved(x, b_ptr, offs_n, N, FILLED: tl.constexpr):
     """Rows plus bias."""
     if b_ptr is not None:
-        x += tl.load(b_ptr + offs_n[None, :], mask=(offs_n < N)[None, :], other=0.0).to(tl.float32)
+        x += _row_of(b_ptr, offs_n, N, FILLED)
     return x
+
+
+@triton.jit
+def _row_of(ptr, offs_n, N, FILLED: tl.constexpr):
+    if FILLED:
+        return tl.load(ptr + offs_n[None, :]).to(tl.float32)
+    else:
+        return tl.load(ptr + offs_n[None, :], mask=(offs_n < N)[None, :], other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -60,34 +68,30 @@ def _norm_fwd(
     offset,
     IS_RMS: tl.constexpr,
     FILLED: tl.constexpr,
-    HELD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     offs_n = tl.arange(0, BLOCK_N)
-    in_row = offs_n < N
-    if HELD:  # the weights, in registers; else they come from the cache for each row
-        w = _scaled(tl.full([1, BLOCK_N], 1.0, tl.float32), w_ptr, offs_n, N, offset)
-        b = _moved(tl.zeros([1, BLOCK_N], tl.float32), b_ptr, offs_n, N)
-    first = tl.program_id(0).to(tl.int64) * BLOCK_M  # int64: M * N may pass 2**31
-    for start in tl.range(first, M, tl.num_programs(0) * BLOCK_M, num_stages=STAGES):
-        offs_m = start + tl.arange(0, BLOCK_M)
-        offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
-        mask = (offs_m < M)[:, None] & in_row[None, :]
-        x = tl.load(x_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
-        if r_ptr is not None:
-            r = tl.load(r_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last")
-            s = (x + r.to(tl.float32)).to(s_ptr.dtype.element_ty)
-            tl.store(s_ptr + offs, s, mask=mask)
-            x = s.to(tl.float32)
-        if not IS_RMS:
-            x -= (tl.sum(x, axis=1) / N)[:, None]
-            if not FILLED:
-                x = tl.where(mask, x, 0.0)
-        y = x * (1.0 / tl.sqrt(tl.sum(x * x, axis=1) / N + eps))[:, None]
-        y = y * w + b if HELD else _moved(_scaled(y, w_ptr, offs_n, N, offset), b_ptr, offs_n, N)
-        tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: M * N may pass 2**31
+    offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
+    mask = (offs_m < M)[:, None]
+    if not FILLED:
+        mask = mask & (offs_n < N)[None, :]
+    x = tl.load(x_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    if r_ptr is not None:
+        r = tl.load(r_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last")
+        s = (x + r.to(tl.float32)).to(s_ptr.dtype.element_ty)
+        tl.store(s_ptr + offs, s, mask=mask)
+        x = s.to(tl.float32)
+    # Before the sums: the weights come while those wait for each other.
+    w = _scaled(tl.full([1, BLOCK_N], 1.0, tl.float32), w_ptr, offs_n, N, offset, FILLED)
+    b = _moved(tl.zeros([1, BLOCK_N], tl.float32), b_ptr, offs_n, N, FILLED)
+    if not IS_RMS:
+        x -= (tl.sum(x, axis=1) / N)[:, None]
+        if not FILLED:
+            x = tl.where(mask, x, 0.0)
+    y = x * (1.0 / tl.sqrt(tl.sum(x * x, axis=1) / N + eps))[:, None] * w + b
+    tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -165,7 +169,7 @@ def _load_pair(x_ptr, dy_ptr, offs_m, offs_n, M, N):
 def _row_sums(x, dy, w_ptr, offs_n, N, eps, offset, IS_RMS: tl.constexpr, FILLED: tl.constexpr):
     """mean, 1 / sqrt(...), mean(g h) and mean(g) of each row."""
     x = x.to(tl.float32)
-    g = _scaled(dy.to(tl.float32), w_ptr, offs_n, N, offset)  # from the cache: registers are worth more
+    g = _scaled(dy.to(tl.float32), w_ptr, offs_n, N, offset, FILLED)  # from the cache: registers are worth more
     if IS_RMS:
         square, gx = tl.reduce((x * x, g * x), 1, _add_pairs)
         mean = tl.zeros_like(square)
@@ -222,7 +226,7 @@ def _norm_bwd(
         rstd = tl.where(offs_m < M, rstd, 0.0)  # no inf * 0 in rows that are not there
         x = x.to(tl.float32)
         dy = dy.to(tl.float32)
-        dx = _scaled(dy, w_ptr, offs_n, N, offset)
+        dx = _scaled(dy, w_ptr, offs_n, N, offset, FILLED)
         if IS_RMS:
             h = x * rstd[:, None]
         else:
@@ -348,22 +352,21 @@ def _norm_bwd_sum(
 
 
 SHARES, COLUMNS = 512, 16  # at most so many shares, of so many columns, does a program add up at a time
-EVERY = 2**31 - 1  # programs: one for each tile
 WAVE = 132  # programs: one for each of an H200's multiprocessors
 SHARED = 200 * 1024  # bytes that pipelined tiles may take
 
 
 def _rows(N: int, elements: int, per_thread: int, resident: int = 0, stages: int = 1, **more: Any) -> Config:
-    """Whole rows, about so many elements a program: one for each such tile, or what fills so many resident warps."""
+    """Whole rows, about so many elements a program. Backward has programs to fill so many resident warps."""
     rows = max(1, elements // N)
     warps = min(32, max(1, rows * N // (32 * per_thread)))
-    programs = WAVE * max(1, resident // warps) if resident else EVERY
-    return {"PROGRAMS": programs, "BLOCK_M": rows, "BLOCK_N": N, "STAGES": stages, "num_warps": warps, **more}
+    config = {"BLOCK_M": rows, "BLOCK_N": N, "num_warps": warps, **more}
+    return config | {"PROGRAMS": WAVE * max(1, resident // warps), "STAGES": stages} if resident else config
 
 
 def _chunks(chunk: int, warps: int) -> Config:
     """Forward by chunks of a row."""
-    return {"PROGRAMS": EVERY, "CHUNK": chunk, "STAGES": 3, "num_warps": warps}
+    return {"CHUNK": chunk, "STAGES": 3, "num_warps": warps}
 
 
 def _columns(N: int, block: int, chunk: int, warps: int) -> Config:
@@ -374,7 +377,7 @@ def _columns(N: int, block: int, chunk: int, warps: int) -> Config:
 
 def _default(op: str, direction: str, size: int, N: int) -> Config:
     if direction == "forward":
-        return _rows(N, 2048, 16, HELD=N <= 8192) if N <= LONGEST_ROW else _chunks(8192, 16)
+        return _rows(N, 4096, 32) if N <= LONGEST_ROW else _chunks(8192, 16)
     if N <= 8192:
         return _rows(N, 2048, 16, resident=16, AHEAD=N > 4096)
     return _columns(N, min(N, 16384 if "rms" in op else 8192), 4096, 16)
@@ -384,10 +387,7 @@ def _choices(op: str, direction: str, size: int, N: int) -> list[Config]:
     found = []
     if direction == "forward":
         if N <= LONGEST_ROW:
-            held = N <= 8192
-            found += [_rows(N, elements, per, HELD=held) for elements in (1024, 2048, 4096) for per in (8, 16, 32)]
-            found += [_rows(N, 4096, 16, 32, stages, HELD=held) for stages in (1, 2, 3)]
-            found += [_rows(N, 2048, 16, HELD=not held)]
+            found += [_rows(N, elements, per) for elements in (1024, 2048, 4096, 8192) for per in (8, 16, 32, 64)]
         chunks = [(2048, 8), (4096, 8), (4096, 16), (8192, 16), (8192, 32)]
         found += [_chunks(chunk, warps) for chunk, warps in chunks if 2 * chunk <= N]  # rows are longer than N / 2
     elif N <= 8192:
@@ -401,7 +401,7 @@ def _choices(op: str, direction: str, size: int, N: int) -> list[Config]:
         if N <= LONGEST_ROW:
             found += [_rows(N, N, 16, 32, stages, AHEAD=False) for stages in (1, 2)]
             found += [_rows(N, N, 16, 32, AHEAD=True)]
-    fits = [c for c in found if (c["STAGES"] - 1) * c.get("BLOCK_M", 0) * N * size * 4 <= SHARED]
+    fits = [c for c in found if (c.get("STAGES", 1) - 1) * c.get("BLOCK_M", 0) * N * size * 4 <= SHARED]
     return [c for i, c in enumerate(fits) if c not in fits[:i]]
 
 
@@ -413,33 +413,28 @@ _launch_bwd_long = Launcher(_norm_bwd_long)
 _launch_bwd_sum = Launcher(_norm_bwd_sum)
 
 
-def _config(x: Tensor, op: str, direction: str, N: int) -> tuple[int, Config]:
-    """How many programs at most, and the kernel's constants."""
-    config = {
-        "IS_RMS": op.endswith("rms_norm"),
-        **CONFIG(x, op, direction, x.element_size(), triton.next_power_of_2(N)),
-    }
-    if "CHUNK" not in config:
-        config["FILLED"] = config["BLOCK_N"] == N
-    return config.pop("PROGRAMS"), config
+def _config(x: Any, op: str, direction: str, N: int) -> Config:
+    """The kernel's constants and, for backward, how many programs there are at most."""
+    found = CONFIG(x, op, direction, x.element_size(), triton.next_power_of_2(N))
+    config = {"IS_RMS": op.endswith("rms_norm"), **found}
+    return config if "CHUNK" in config else config | {"FILLED": config["BLOCK_N"] == N}
 
 
 def forward_by_programs(op: str, tensors: Sequence[Tensor | None], M: int, N: int, eps: float, offset: float) -> None:
     """Of x, residual, weight, bias: y and, with a residual, the sum."""
-    programs, config = _config(tensors[0], op, "forward", N)  # type: ignore[arg-type]
+    config = _config(tensors[0], op, "forward", N)
     if "CHUNK" in config:
         _launch_fwd_long((M,), *tensors, N, eps, offset, **config)
     else:
-        programs = min(programs, triton.cdiv(M, config["BLOCK_M"]))
-        _launch_fwd((programs,), *tensors, M, N, eps, offset, **config)
+        _launch_fwd((triton.cdiv(M, config["BLOCK_M"]),), *tensors, M, N, eps, offset, **config)
 
 
 def backward_by_programs(
     op: str, tensors: Sequence[Tensor | None], M: int, N: int, eps: float, offset: float, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """Of x, weight, dy, dsum: dx, and the shares of the gradients of weight and bias that are wanted."""
-    programs, config = _config(tensors[0], op, "backward", N)  # type: ignore[arg-type]
-    programs = min(programs, triton.cdiv(M, config.get("BLOCK_M", 1)))
+    config = _config(tensors[0], op, "backward", N)
+    programs = min(config.pop("PROGRAMS"), triton.cdiv(M, config.get("BLOCK_M", 1)))
     shares = shares_for(tensors[0], programs, N, wanted)  # type: ignore[arg-type]
     if "CHUNK" in config:
         grid = (triton.cdiv(N, config["BLOCK_N"]), programs)

@@ -29,8 +29,14 @@ from tilewright.spec import Cost, points
 
 PROGRAMS = 4224  # 32 for each of an H200's 132 multiprocessors
 LONGEST_TILE = 8192  # elements of a row that one program takes whole
+EVERY = 2**31 - 1  # programs: one for each tile
 COLUMN_TILE = 8192  # elements of columns that one program takes at a time
+LONGEST_KEY = 65536  # elements: rows of more are configured alike
+GROUPED = ("index", "logsumexp")  # whose steps cost more than a load, unless they take neighbours together
 SPREAD_TILE = 4096  # elements of a gradient that one program writes
+
+
+LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 class Kind(NamedTuple):
@@ -92,6 +98,12 @@ def _neutral(HOW: tl.constexpr):
 
 
 @triton.jit
+def _finite(m):
+    """What maxima are taken off by: an infinite one would leave NaN of what is equal to it."""
+    return tl.where(tl.abs(m) == float("inf"), 0.0, m)
+
+
+@triton.jit
 def _term(x, p, TERM: tl.constexpr):
     x = x.to(tl.float32)
     if TERM == "negated":
@@ -143,6 +155,25 @@ def _step(a, b, c, x, place, inside, HOW: tl.constexpr, MASKED: tl.constexpr):
 
 
 @triton.jit
+def _step_by_groups(a, b, c, x, place, inside, HOW: tl.constexpr, MASKED: tl.constexpr, GROUP: tl.constexpr):
+    """The same for neighbours that one thread holds, together: a lane is a group, and an index that of its first."""
+    if GROUP == 1:
+        return _step(a, b, c, x, place, inside, HOW, MASKED)
+    else:
+        x = tl.where(inside, x, -float("inf")) if MASKED else x
+        x = tl.reshape(x, [1, x.shape[1] // GROUP, GROUP])
+        largest = tl.reduce(x, 2, _larger)
+        if HOW == "index":
+            is_better = ~(largest <= a) & (a == a)
+            return tl.where(is_better, largest, a), tl.where(is_better, place, b), c
+        else:
+            m = tl.maximum(a, largest)
+            shift = _finite(m) * LOG2_E
+            e = tl.sum(tl.exp2(x * LOG2_E - shift[:, :, None]), axis=2)
+            return m, b * tl.exp2(a * LOG2_E - shift) + e, c
+
+
+@triton.jit
 def _fold(a, b, c, HOW: tl.constexpr, FARTHEST: tl.constexpr = 2**31 - 1):
     """The lanes of each row [BLOCK_M, BLOCK_N] as one. For index b is the place, for var c the count."""
     if HOW == "sum":
@@ -161,7 +192,7 @@ def _fold(a, b, c, HOW: tl.constexpr, FARTHEST: tl.constexpr = 2**31 - 1):
         a = best
     elif HOW == "logsumexp":
         m = tl.max(a, axis=1)
-        b = tl.sum(b * tl.where(a == m[:, None], 1.0, tl.exp(a - m[:, None])), axis=1)
+        b = tl.sum(b * tl.exp2((a - _finite(m)[:, None]) * LOG2_E), axis=1)
         a = m
     else:
         mean = tl.sum(a * c, axis=1) / tl.sum(c, axis=1)
@@ -169,6 +200,15 @@ def _fold(a, b, c, HOW: tl.constexpr, FARTHEST: tl.constexpr = 2**31 - 1):
         b = tl.sum(b + c * apart * apart, axis=1)
         a = mean
     return a, b
+
+
+@triton.jit
+def _place_in_group(x_ptr, starts, N, a, b, TERM: tl.constexpr, GROUP: tl.constexpr):
+    """Which element of its group, whose first is b, is the extreme a: groups are read again, from the cache."""
+    places = b[:, None] + tl.arange(0, GROUP)[None, :]
+    x = _term(tl.load(x_ptr + starts[:, None] + places, mask=places < N, other=0.0), 0.0, TERM)
+    is_it = (places < N) & ((x == a[:, None]) | (x != x))
+    return tl.min(tl.where(is_it, places, 2**31 - 1), axis=1)
 
 
 @triton.jit
@@ -200,7 +240,8 @@ def _write(y_ptr, z_ptr, a, b, offs, mask, N, p, HOW: tl.constexpr, LAST: tl.con
 @triton.jit
 def _reduce_tile(
     x_ptr, y_ptr, z_ptr, M, N, p,
-    HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Whole rows, BLOCK_M at a time."""
     offs_n = tl.arange(0, BLOCK_N)[None, :]
@@ -211,19 +252,26 @@ def _reduce_tile(
         a = tl.where(inside, _term(x, p, TERM), _neutral(HOW))
         count = tl.where(inside, 1.0, 0.0)
         if HOW == "index":
-            b = offs_n + tl.zeros([BLOCK_M, BLOCK_N], tl.int32)
-        elif HOW == "var":
-            b = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            a = tl.reduce(tl.reshape(a, [BLOCK_M, BLOCK_N // GROUP, GROUP]), 2, _larger)
+            b = tl.arange(0, BLOCK_N // GROUP)[None, :] * GROUP + tl.zeros([BLOCK_M, BLOCK_N // GROUP], tl.int32)
         else:
-            b = count
-        a, b = _fold(a, b, count, HOW)
+            b = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        if HOW == "logsumexp":
+            m = tl.max(a, axis=1)
+            b = tl.sum(tl.exp2(a * LOG2_E - (_finite(m) * LOG2_E)[:, None]), axis=1)
+            a = m
+        else:
+            a, b = _fold(a, b, count, HOW)
+        if HOW == "index":
+            rows = tl.minimum(offs_m, M - 1)  # there is none to read beyond
+            b = _place_in_group(x_ptr, rows * N, N, a, b, TERM, GROUP)
         _write(y_ptr, z_ptr, a, b, offs_m, offs_m < M, N, p, HOW, LAST)
 
 
 @triton.jit
 def _reduce_long(
     x_ptr, y_ptr, z_ptr, N, chunk, p,
-    HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, BLOCK_N: tl.constexpr,
+    HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A piece of a row, or all of it."""
     row = tl.program_id(0).to(tl.int64)
@@ -234,22 +282,26 @@ def _reduce_long(
     first = tl.multiple_of((begin + 15) // 16 * 16, 16)
     rest = first + tl.maximum(end - first, 0) // BLOCK_N * BLOCK_N
     offs_n = tl.arange(0, BLOCK_N)[None, :]
-    a = tl.full([1, BLOCK_N], _neutral(HOW), tl.float32)
-    b = tl.zeros([1, BLOCK_N], tl.int32 if HOW == "index" else tl.float32)
-    c = tl.zeros([1, BLOCK_N], tl.float32)
+    lanes = tl.arange(0, BLOCK_N // GROUP)[None, :] * GROUP
+    a = tl.full([1, BLOCK_N // GROUP], _neutral(HOW), tl.float32)
+    b = tl.zeros([1, BLOCK_N // GROUP], tl.int32 if HOW == "index" else tl.float32)
+    c = tl.zeros([1, BLOCK_N // GROUP], tl.float32)
     if begin < first:
         inside = offs_n < tl.minimum(first, end) - begin
         x = tl.load(x_ptr + begin + offs_n, mask=inside, other=0.0)
-        a, b, c = _step(a, b, c, _term(x, p, TERM), offs_n, inside, HOW, True)
+        a, b, c = _step_by_groups(a, b, c, _term(x, p, TERM), lanes, inside, HOW, True, GROUP)
     for start in range(first, rest, BLOCK_N):
         x = tl.load(x_ptr + start + offs_n)
-        a, b, c = _step(a, b, c, _term(x, p, TERM), (start - begin).to(tl.int32) + offs_n, True, HOW, False)
+        place = (start - begin).to(tl.int32) + lanes
+        a, b, c = _step_by_groups(a, b, c, _term(x, p, TERM), place, True, HOW, False, GROUP)
     if rest < end:
         inside = offs_n < end - rest
         x = tl.load(x_ptr + rest + offs_n, mask=inside, other=0.0)
-        a, b, c = _step(a, b, c, _term(x, p, TERM), (rest - begin).to(tl.int32) + offs_n, inside, HOW, True)
+        place = (rest - begin).to(tl.int32) + lanes
+        a, b, c = _step_by_groups(a, b, c, _term(x, p, TERM), place, inside, HOW, True, GROUP)
     a, b = _fold(a, b, c, HOW)
     if HOW == "index":
+        b = _place_in_group(x_ptr, begin + tl.zeros([1], tl.int64), end - begin, a, b, TERM, GROUP)
         b = piece * chunk + b
     offs = row * tl.num_programs(1) + piece + tl.arange(0, 1)
     _write(y_ptr, z_ptr, a, b, offs, None, N, p, HOW, LAST)
@@ -371,8 +423,8 @@ def _warps(elements: int, each: int) -> int:
 
 
 def _tile_default(form: str, how: str, size: int, block: int) -> Config:
-    rows = max(1, 8192 // block)
-    return {"BLOCK_M": rows, "BLOCK_N": block, "programs": PROGRAMS, "num_warps": _warps(rows * block, 32)}
+    rows = max(1, 8192 // block) if block < 1024 else max(1, 4096 // block)
+    return {"BLOCK_M": rows, "BLOCK_N": block, "programs": EVERY, "num_warps": 8}
 
 
 def _tile_choices(form: str, how: str, size: int, block: int) -> list[Config]:
@@ -380,20 +432,23 @@ def _tile_choices(form: str, how: str, size: int, block: int) -> list[Config]:
     for tile in (4096, 8192, 16384):
         rows = max(1, tile // block)
         for each in (16, 32):
-            for programs in (PROGRAMS, 2**31 - 1):  # with and without a loop
+            for programs in (PROGRAMS, EVERY):
                 warps = _warps(rows * block, each)
                 config = {"BLOCK_M": rows, "BLOCK_N": block, "programs": programs, "num_warps": warps}
                 found[rows, warps, programs] = config
     return list(found.values())
 
 
-def _long_default(form: str, how: str, size: int) -> Config:
-    has_one = how in ("sum", "prod", "max")  # number a lane; two would fill the registers
-    return {"BLOCK_N": 16384 if has_one else 8192, "num_warps": 16}
+def _long_default(form: str, how: str, size: int, length: int) -> Config:
+    if length < 16384:
+        return {"BLOCK_N": length // 4, "num_warps": max(1, length // 2048)}
+    return {"BLOCK_N": 4096 if how in GROUPED else 8192, "num_warps": 8}
 
 
-def _long_choices(form: str, how: str, size: int) -> list[Config]:
-    return [{"BLOCK_N": n, "num_warps": _warps(n, each)} for n in (4096, 8192, 16384) for each in (8, 16, 32, 64)]
+def _long_choices(form: str, how: str, size: int, length: int) -> list[Config]:
+    blocks = [n for n in (512, 1024, 2048, 4096, 8192, 16384) if n <= length // 2]
+    found = [(n, n // (32 * each)) for n in blocks for each in (8, 16, 32)]
+    return [{"BLOCK_N": n, "num_warps": warps} for n, warps in found if 1 <= warps <= 16]
 
 
 def _columns_default(form: str, how: str, size: int, length: int, width: int) -> Config:
@@ -428,13 +483,15 @@ Launch = Callable[..., None]  # of the tensors x, y, z
 def _plan(outer: int, N: int, inner: int, dtype: torch.dtype, out: Any, device: int, name: str, p: float) -> Launch:
     """How x [outer, N, inner] becomes y, and z where there is an index."""
     kind, size = KINDS[name], dtype.itemsize
-    how = {"HOW": kind.how, "TERM": kind.term}
+    how: Config = {"HOW": kind.how, "TERM": kind.term}
+    group = 16 // size if kind.how in GROUPED else 1  # what a thread reads at once
     if inner == 1 and N <= LONGEST_TILE:
-        config = dict(TILE(device, "tile", kind.how, size, triton.next_power_of_2(N)))
+        config = dict(TILE(device, "tile", kind.how, size, max(group, triton.next_power_of_2(N))))
         programs = min(config.pop("programs"), triton.cdiv(outer, config["BLOCK_M"]))
-        return _tile_launch.prepare((programs,), outer, N, p, **how, LAST=kind.last, **config)
+        return _tile_launch.prepare((programs,), outer, N, p, **how, LAST=kind.last, GROUP=group, **config)
     if inner == 1:
-        config = LONG(device, "long", kind.how, size)
+        config = LONG(device, "long", kind.how, size, min(LONGEST_KEY, triton.next_power_of_2(N)))
+        how["GROUP"] = group
         chunk, pieces = split(outer, N, config["BLOCK_N"])
         launcher, grid, given = _long_launch, (outer, pieces), (N, chunk, p)
     else:

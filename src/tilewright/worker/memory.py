@@ -13,6 +13,7 @@ from torch import Tensor
 from tilewright.interpreter import poison, replaced
 
 GUARD = 512  # bytes on either side; keeps what lies between aligned as an allocator would
+WORD = 8  # bytes: the pattern of poison repeats within them
 MOST_GUARDED = 2**32  # bytes of one call: guarded memory is kept until the call has ended
 MAKERS = ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (Tensor, "new_empty"))
 
@@ -99,10 +100,12 @@ class Guards:
 
     def broken(self) -> str | None:
         for memory in self._made:
-            clean = _empty(GUARD, dtype=torch.uint8, device=memory.device)
+            behind = len(memory) - GUARD
+            clean = _empty(GUARD + WORD, dtype=torch.uint8, device=memory.device)
             poison(clean)
-            for guard, where in ((memory[:GUARD], "before"), (memory[len(memory) - GUARD :], "behind")):
-                if not torch.equal(guard, clean):
+            for start, where in ((0, "before"), (behind, "behind")):
+                phase = start % WORD  # of the pattern, where the memory is of odd size
+                if not torch.equal(memory[start : start + GUARD], clean[phase : phase + GUARD]):
                     return f"wrote {where} memory of {len(memory) - 2 * GUARD} bytes that it had from torch.empty"
         return None
 
