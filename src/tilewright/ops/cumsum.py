@@ -75,6 +75,7 @@ def _cumsum_fwd(
     piece = tl.program_id(1).to(tl.int64)
     pieces = tl.num_programs(1)
     offs_n = tl.arange(0, BLOCK_N)
+    LAST: tl.constexpr = 0 if REVERSE else BLOCK_N - 1
     carry = tl.zeros([BLOCK_M], tl.float32)
     if BLOCK_P > 1:  # the pieces before this one
         offs_p = tl.arange(0, BLOCK_P)
@@ -89,7 +90,7 @@ def _cumsum_fwd(
         offs = starts[:, None] + n[None, :] * inner
         x = tl.load(x_ptr + offs, mask=inside, other=0.0).to(tl.float32)
         y = carry[:, None] + tl.cumsum(x, axis=1, reverse=REVERSE)
-        carry += tl.sum(x, axis=1)
+        carry = tl.sum(tl.where(offs_n[None, :] == LAST, y, 0.0), axis=1)
         tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 

@@ -77,7 +77,7 @@ def expect(
     errors = [(p.double() - t.double()).abs() for p, t in zip(plain + plain_gradients, exact, strict=True)]
     if sum(t.numel() for t in exact) < FEW:  # torch may be lucky with all of them: see how it fares with others
         for seed in range(6):
-            near = [_moved(a, seed, None) for a in args]
+            near = _all_moved(args, seed, None)
             wide = _run(reference, [_double(a) for a in near], exact_grads, needs)
             here = _run(reference, near, grads, needs)
             other = [(p.double() - t.double()).abs() for p, t in zip(chain(*here), chain(*wide), strict=True)]
@@ -187,8 +187,13 @@ def _moves(
     seed: int,
 ) -> list[Tensor]:
     """How far each result moves when every input moves by one rounding of fp32."""
-    outputs, gradients = _run(reference, [_moved(_double(a), seed, FP32) for a in args], grads, needs)
+    outputs, gradients = _run(reference, _all_moved([_double(a) for a in args], seed, FP32), grads, needs)
     return [(moved.double() - t.double()).abs() for moved, t in zip(outputs + gradients, exact, strict=True)]
+
+
+def _all_moved(args: Sequence[Any], seed: int, by: float | None) -> list[Any]:
+    """Each by itself: what moved all alike would hide how far a difference of two moves."""
+    return [_moved(arg, seed * len(args) + number, by) for number, arg in enumerate(args)]
 
 
 def _moved(value: Any, seed: int, by: float | None) -> Any:
