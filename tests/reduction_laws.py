@@ -1,5 +1,6 @@
 """Laws that all reductions share."""
 
+import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -208,6 +209,14 @@ class ReductionLaws:
         monkeypatch.setattr(self.module, "SMALLEST", 33)
         x = self.values(torch.randn(4, 8, device=device))
         same(self.mine(x, -1), self.torchs(x, -1))
+
+    def test_out_as_torch(self, device):
+        if "out" not in inspect.signature(type(self).call).parameters:
+            pytest.skip("torch's has none")
+        x = self.values(torch.randn(4, 8, device=device))
+        place = torch.empty(0, device=device)
+        assert self.mine(x, -1, out=place) is place
+        same(place, self.torchs(x, -1))
 
     def test_compiles(self, device):
         x = self.values(torch.randn(4, 33, device=device))

@@ -15,20 +15,20 @@ class TestAmax(ReductionLaws):
     module, call, formula = module, tw.amax, torch.amax
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
 @pytest.mark.parametrize("dim", [None, 0, 1])
-def test_equal_elements_share_the_gradient(dim, device, fast_path):
+def test_equal_elements_share_the_gradient(dim, device):
     x = laid_out((6, 9), "contiguous", device=device).round()
     args = () if dim is None else (dim,)
     assert_gradients_match(lambda x: tw.amax(x, *args), lambda x: torch.amax(x, *args), x)
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 1])
-def test_(dim, device, fast_path):
+def test_(dim, device):
     for x in (laid_out((3, 700, 2), "contiguous", device=device).round(), torch.tensor(EXTREMES, device=device)):
         ours, theirs = tw.max(x, dim), torch.max(x, dim)
         assert type(ours) is type(theirs)
@@ -37,7 +37,7 @@ def test_(dim, device, fast_path):
         same(tw.max(x, dim=dim, keepdim=True), torch.max(x, dim=dim, keepdim=True))
 
 
-def test_gradients_of_max(device, fast_path):
+def test_gradients_of_max(device):
     x = laid_out((3, 7, 5), "sliced", device=device)
     for dim in (0, 1, 2):
         assert_gradients_match(lambda x, dim=dim: tw.max(x, dim)[0], lambda x, dim=dim: torch.max(x, dim)[0], x)
@@ -49,7 +49,7 @@ def test_gradients_of_max(device, fast_path):
     torch.testing.assert_close(*found)
 
 
-def test_every_form_of_max(device, fast_path):
+def test_every_form_of_max(device):
     x, y = torch.randn(2, 4, 5, device=device)
     same(tw.max(x), torch.max(x))
     same(tw.max(x, y), torch.max(x, y))
@@ -62,7 +62,7 @@ def test_every_form_of_max(device, fast_path):
             tw.max(*bad)
 
 
-def test_registered_operators(device, fast_path):
+def test_registered_operators(device):
     registered("amax", device)
     x = torch.randn(4, 33, device=device)
     torch.library.opcheck(_reduce.reduce_with_index.registered, (x.clone().requires_grad_(), 1, 2, False, "max"))

@@ -14,20 +14,20 @@ class TestAmin(ReductionLaws):
     module, call, formula = module, tw.amin, torch.amin
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
 @pytest.mark.parametrize("dim", [None, 0, 1])
-def test_equal_elements_share_the_gradient(dim, device, fast_path):
+def test_equal_elements_share_the_gradient(dim, device):
     x = laid_out((6, 9), "contiguous", device=device).round()
     args = () if dim is None else (dim,)
     assert_gradients_match(lambda x: tw.amin(x, *args), lambda x: torch.amin(x, *args), x)
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 1])
-def test_(dim, device, fast_path):
+def test_(dim, device):
     for x in (laid_out((3, 700, 2), "contiguous", device=device).round(), torch.tensor(EXTREMES, device=device)):
         ours, theirs = tw.min(x, dim), torch.min(x, dim)
         assert type(ours) is type(theirs)
@@ -36,7 +36,7 @@ def test_(dim, device, fast_path):
         same(tw.min(x, dim=dim, keepdim=True), torch.min(x, dim=dim, keepdim=True))
 
 
-def test_gradients_of_min(device, fast_path):
+def test_gradients_of_min(device):
     x = laid_out((3, 7, 5), "sliced", device=device)
     for dim in (0, 1, 2):
         assert_gradients_match(lambda x, dim=dim: tw.min(x, dim)[0], lambda x, dim=dim: torch.min(x, dim)[0], x)

@@ -9,6 +9,11 @@ from reduction_laws import few_programs as few_programs
 from tilewright.ops import prod as module
 
 
+@pytest.fixture(autouse=True)
+def fast_path(monkeypatch):
+    monkeypatch.setattr(module, "SMALLEST", 0)
+
+
 class TestProd(ReductionLaws):
     module, call, formula, dims, has_dtype = module, tw.prod, torch.prod, "one", True
 

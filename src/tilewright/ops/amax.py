@@ -35,14 +35,14 @@ def triton_amax(x: Tensor) -> Tensor:
     return reduce(x, (1,), False, "amax")
 
 
-SMALLEST = 0  # elements; below this torch is called
+SMALLEST = 2**24  # elements; below this a call costs the host more than our kernel saves
 
 
-def amax(input: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
+def amax(input: Tensor, dim: Any = (), keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """As `torch.amax`: the fast kernels where they fit, torch elsewhere."""
-    if takes(SMALLEST, input) and (dims := named(input, None if dim == () else dim)):
+    if out is None and takes(SMALLEST, input) and (dims := named(input, None if dim == () else dim)):
         return reduce(input, dims, keepdim, "amax")
-    return torch.amax(input, dim, keepdim)
+    return torch.amax(input, dim, keepdim, out=out)
 
 
 def max(input: Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -172,14 +172,14 @@ def triton_cumsum(x: Tensor) -> Tensor:
     return cumsum_forward(x, 1, False, None)
 
 
-SMALLEST = 0  # elements; below this torch is called
+SMALLEST = 2**24  # elements; below this a call costs the host more than our kernel saves
 
 
-def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
     """As `torch.cumsum`: the fast kernels where they fit, torch elsewhere."""
-    if type(dim) is int and takes(SMALLEST, input, dtype) and (dims := named(input, dim)):
+    if type(dim) is int and out is None and takes(SMALLEST, input, dtype) and (dims := named(input, dim)):
         return cumsum_forward(input, dims[0], False, dtype)
-    return torch.cumsum(input, dim, dtype=dtype)
+    return torch.cumsum(input, dim, dtype=dtype, out=out)
 
 
 @op.public

@@ -36,14 +36,21 @@ def triton_mean(x: Tensor) -> Tensor:
     return reduce(x, (1,), False, "mean")
 
 
-SMALLEST = 0  # elements; below this torch is called
+SMALLEST = 2**24  # elements; below this a call costs the host more than our kernel saves
 
 
-def mean(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
+def mean(
+    input: Tensor,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """As `torch.mean`: the fast kernels where they fit, torch elsewhere."""
-    if takes(SMALLEST, input, dtype) and (dims := named(input, dim)):
+    if out is None and takes(SMALLEST, input, dtype) and (dims := named(input, dim)):
         return reduce(input, dims, keepdim, "mean", dtype=dtype)
-    return torch.mean(input, dim, keepdim, dtype=dtype)
+    return torch.mean(input, dim, keepdim, dtype=dtype, out=out)
 
 
 @op.public

@@ -273,7 +273,7 @@ def _wanted(found: tuple[Tensor, Tensor, Tensor], inverse: bool, counts: bool) -
     return values, *((index,) if inverse else ()), *((count,) if counts else ())
 
 
-SMALLEST = 0  # elements; below this torch is called
+SMALLEST = 2**20  # elements; below this a call costs the host more than our kernels save
 
 
 def unique(

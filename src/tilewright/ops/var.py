@@ -37,16 +37,18 @@ def triton_var(x: Tensor) -> Tensor:
     return reduce(x, (1,), False, "var", 1.0)
 
 
-SMALLEST = 0  # elements; below this torch is called
+SMALLEST = 2**24  # elements; below this a call costs the host more than our kernel saves
 
 
-def var(input: Tensor, dim: Any = None, *, correction: float = 1, keepdim: bool = False) -> Tensor:
+def var(
+    input: Tensor, dim: Any = None, *, correction: float = 1, keepdim: bool = False, out: Tensor | None = None
+) -> Tensor:
     """As `torch.var`: the fast kernels where they fit, torch elsewhere."""
-    if takes(SMALLEST, input) and type(correction) in (int, float):
+    if out is None and takes(SMALLEST, input) and type(correction) in (int, float):
         dims = named(input, dim)
         if dims and math.prod([input.shape[d] for d in dims]) > correction:  # else torch warns
             return reduce(input, dims, keepdim, "var", float(correction))
-    return torch.var(input, dim, correction=correction, keepdim=keepdim)
+    return torch.var(input, dim, correction=correction, keepdim=keepdim, out=out)
 
 
 @op.public

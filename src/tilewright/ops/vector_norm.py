@@ -55,16 +55,28 @@ def triton_vector_norm(x: Tensor, ord: str) -> Tensor:
     return reduce(x, (1,), False, _kind(float(ord)), float(ord))
 
 
-SMALLEST = 0  # elements; below this torch is called
+SMALLEST = 2**24  # elements; below this a call costs the host more than our kernel saves
 
 
 def vector_norm(
-    x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    x: Tensor,
+    ord: float = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """As `torch.linalg.vector_norm`: the fast kernels where they fit, torch elsewhere."""
-    if takes(SMALLEST, x, dtype) and type(ord) in (int, float) and ord == ord and (dims := named(x, dim)):
+    if (
+        out is None
+        and takes(SMALLEST, x, dtype)
+        and type(ord) in (int, float)
+        and ord == ord
+        and (dims := named(x, dim))
+    ):
         return reduce(x, dims, keepdim, _kind(ord), float(ord), dtype)
-    return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype)
+    return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype, out=out)
 
 
 @op.public
