@@ -138,8 +138,8 @@ class CorruptRecords(TilewrightError):
 
 
 class NoGPU(TilewrightError):
-    def __init__(self, what: str):
-        super().__init__(f"{what} needs a GPU and this machine has none; run it where torch.cuda.is_available()")
+    def __init__(self, what: str, instead: str = "run it where torch.cuda.is_available()"):
+        super().__init__(f"{what} needs a GPU and this machine has none; {instead}")
 
 
 class MissingPackage(TilewrightError):
@@ -214,8 +214,22 @@ class MissingTool(TilewrightError):
 
 
 class CountersFailed(TilewrightError):
-    def __init__(self, why: str):
+    def __init__(self, why: str, said: str = ""):
         super().__init__(f"the hardware's counters could not be read: {why}")
+        self.said = said  # all of it
+
+
+class CountersForbidden(TilewrightError):
+    def __init__(self, code: str):
+        super().__init__(
+            f"this user may not read the GPU's counters ({code}); run as root, or have its driver loaded with "
+            "NVreg_RestrictProfilingToAdminUsers=0"
+        )
+
+
+class SourceFailed(TilewrightError):
+    def __init__(self, source: str, why: str):
+        super().__init__(f"{source} could not profile: {why}")
 
 
 class NewerRecords(TilewrightError):

@@ -332,7 +332,7 @@ def test_what_was_recorded_can_be_a_page_too(command, results, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("softmax", "--gpu", "a100"), ("did you mean 'a100-",)),
+        (("softmax", "--gpu", "a10"), ("did you mean 'a100",)),
         (("softmax", "--gpu", "nonsense"), ("no datasheet for a GPU named 'nonsense'",)),
         (("softmax", "mine.py", "--gpu", "h200"), ("--gpu", "FILE")),
         (("--case", "M=3,N=50"), ("name it",)),

@@ -211,7 +211,7 @@ def test_a_cuda_file(tmp_path, monkeypatch):
     assert found["turn"].occupancy.blocks == 4
     assert found["turn"].mix.kinds["barrier"] == 1
     assert [*found["plain"].mix.by_place("global load")] == [(str(file), 7)]
-    with pytest.raises(NoSuchCode, match="it has sass"):
+    with pytest.raises(NoSuchCode, match="it has ptx, sass"):
         listing(found["plain"].made, "ttgir")
     file.write_text("__global__ void f(float* x) {\n  x[0] = ;\n}\n")
     (refused,) = inspect_cuda_file(file, datasheet("h200"), 512, 0)

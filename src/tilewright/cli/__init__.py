@@ -14,9 +14,11 @@ from tilewright import __version__, settings
 from tilewright.cli.audit import audit
 from tilewright.cli.bench import bench
 from tilewright.cli.check import check
+from tilewright.cli.explain import explain
 from tilewright.cli.gpu import gpu
 from tilewright.cli.inspect import inspect
 from tilewright.cli.ops import ops
+from tilewright.cli.profile import profile
 from tilewright.cli.report import report
 from tilewright.cli.roofline import roofline
 from tilewright.cli.shared import one_line
@@ -29,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Proven, fast GPU kernels for PyTorch, and the workbench they were proven on.",
 )
-for _command in (ops, check, bench, audit, inspect, tune, gpu, roofline, report):
+for _command in (ops, check, bench, audit, inspect, explain, profile, tune, gpu, roofline, report):
     app.command()(_command)
 
 

@@ -79,7 +79,7 @@ def inspect(
     elif is_file:
         jobs = [lambda one=one: _of_file(Path(target), function, given or [], one) for one in gpus]
     else:
-        chosen = _Chosen(target, files or [], case, dtype, DIRECTIONS[direction])
+        chosen = Chosen(target, files or [], case, dtype, DIRECTIONS[direction])
         if diff:
             for one in gpus:
                 _show_difference(chosen, one, diff, forms, as_json)
@@ -114,7 +114,7 @@ def _run(jobs: list[Callable[[], Found]]) -> Found:
     return found
 
 
-class _Chosen:
+class Chosen:
     """An operation, with what was said of its cases."""
 
     def __init__(
@@ -123,8 +123,8 @@ class _Chosen:
         self.op: Op = load_op(name, files)
         self.files, self.directions = files, directions
         wanted = dtypes_of(self.op, dtypes) or [self.op.bench_dtype]
-        self._cases = [case.with_dtype(d) for case in cases_of(self.op, cases) or [] for d in wanted]
-        self._defaults = [case.with_dtype(wanted[0]) for case in (*self.op.bench, *self.op.check)]
+        self.cases = [case.with_dtype(d) for case in cases_of(self.op, cases) or [] for d in wanted]
+        self.defaults = [case.with_dtype(wanted[0]) for case in (*self.op.bench, *self.op.check)]
 
     def kernels(self, names: list[str] | None) -> list[Kernel]:
         """Those named, those of files, or all that are compiled."""
@@ -141,9 +141,9 @@ class _Chosen:
         from tilewright.tools.inspect import inspect_kernel
 
         found: Found = []
-        for case in self._cases or self._defaults:
+        for case in self.cases or self.defaults:
             found += inspect_kernel(self.op, kernel, case, gpu, self.directions)
-            if found and not self._cases:
+            if found and not self.cases:
                 break
         return found
 
@@ -169,7 +169,7 @@ def _of_cuda_file(path: Path, gpu: GPU, threads: int, shared: int) -> Found:
     return list(inspect_cuda_file(path, gpu, threads, shared))
 
 
-def _show_difference(chosen: _Chosen, gpu: GPU, names: tuple[str, str], forms: list[str], as_json: bool) -> None:
+def _show_difference(chosen: Chosen, gpu: GPU, names: tuple[str, str], forms: list[str], as_json: bool) -> None:
     from tilewright.report import inspection as report
     from tilewright.tools.inspect.difference import Difference, Variant
 

@@ -15,7 +15,7 @@ from rich.text import Text
 from tilewright.cost import size
 from tilewright.tools.inspect import Inspection, Refused
 from tilewright.tools.inspect.instructions import MOVES
-from tilewright.tools.inspect.listing import listing
+from tilewright.tools.inspect.listing import Place, listing
 
 if TYPE_CHECKING:
     from tilewright.hardware import GPU
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BAD = "bold red"
 CODE_WIDTH = 88
+SOURCE_WIDTH = 60
 TOKENS = {
     r"(//|;|#).*$": "dim",
     r"/\*.*?\*/": "dim",
@@ -47,6 +48,7 @@ def overview(found: Sequence[Inspection | Refused]) -> Group:
         parts.append(_figures(good, title) if good else Text(title, "bold"))
         for name in dict.fromkeys(one.name for one in good):
             parts += ["", _instructions([one for one in good if one.name == name])]
+        parts += [part for one in good if one.shared_accesses for part in ("", _shared_accesses(one))]
         parts += ["", *(Text(line) for one in good for line in _sentences(one))]
         parts += [Text(f"{one.gpu.name}: {one.error}", BAD) for one in group if isinstance(one, Refused)]
     return Group(*parts)
@@ -98,6 +100,28 @@ def _cell(kind: str, details: dict[str, int]) -> str:
     return str(sum(details.values()) or "")
 
 
+def _shared_accesses(one: Inspection) -> Table:
+    """Each line of the source that uses shared memory: how often the banks are asked for an access of a warp."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(f"{one.name} on {one.gpu.name}: shared memory", no_wrap=True)
+    for name in ("wavefronts a warp", "at best"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("source")
+    for access in one.shared_accesses or ():
+        what = f"{access.kind}, {access.count} x {access.width} B"
+        numbers = [f"{count:.1f}" if count else "not known" for count in (access.wavefronts, access.ideal)]
+        style = BAD if access.wavefronts and access.wavefronts > (access.ideal or 0) else ""
+        table.add_row(what, Text(numbers[0], style), numbers[1], Text(_source(access.place)))
+    return table
+
+
+def _source(place: Place) -> str:
+    if place is None:
+        return ""
+    file, number = place
+    return f"{Path(file).name}:{number} {linecache.getline(file, number).strip()[:SOURCE_WIDTH]}"
+
+
 def _sentences(one: Inspection) -> Iterator[str]:
     who = f"{one.name} on {one.gpu.name}"
     if one.obstacle:
@@ -114,6 +138,8 @@ def _sentences(one: Inspection) -> Iterator[str]:
     ]
     if widths:
         yield f"{who}: a thread moves {' and '.join(widths)}; the widest access is 16 B."
+    if one.shared_accesses is None and one.resources.shared:
+        yield f"{who}: bank conflicts are not known, as there is no PTX to follow."
     if (work := one.work) and work.unit:
         side = "below" if work.intensity < work.ridge else "above"
         binds = "memory" if work.intensity < work.ridge else work.unit

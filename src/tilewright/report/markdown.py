@@ -15,10 +15,13 @@ from typing import Any
 
 from tilewright import source
 from tilewright.cost import DIRECTIONS, size
+from tilewright.counters import Counters
 from tilewright.record import is_stale
+from tilewright.report import accuracy
 from tilewright.report.rows import Row, rows
 
 OF_ALL_OPS = ("summary", "largest")  # every case, or of each op the one with the most work
+OF_EXPLAIN = {"predictions": accuracy.predictions, "flaws": accuracy.flaws}
 BLOCK = re.compile(r"(<!-- records: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -28,7 +31,7 @@ class Unfillable(ValueError):
 
 def fill(page: str, records: list[dict[str, Any]]) -> str:
     """The page with every marked block made anew. A block names an op, `summary` or `largest`, and a direction; or else
-    `audit`, `sizes`, `verdicts`, `submissions` or `traps`."""
+    `audit`, `banks`, `flaws`, `predictions`, `sizes`, `verdicts`, `submissions` or `traps`."""
     if not BLOCK.search(page):
         raise Unfillable("it has no block of records")
 
@@ -43,6 +46,12 @@ def fill(page: str, records: list[dict[str, Any]]) -> str:
         if found["what"] == "traps":
             chosen = [r for r in records if r["kind"] == "trap"]
             return found[1] + (_traps(chosen) if chosen else "No records yet.\n") + found[3]
+        if found["what"] == "banks":
+            chosen = [r for r in records if r["kind"] == "counters" and r["op"] == "transpose" and r["counters"]]
+            return found[1] + (_banks(chosen) if chosen else "No records yet.\n") + found[3]
+        if table := OF_EXPLAIN.get(found["what"]):
+            chosen = [r for r in records if r["kind"] == found["what"].removesuffix("s")]
+            return found[1] + (table(chosen) if chosen else "No records yet.\n") + found[3]
         if found["what"] == "sizes":
             chosen = [r for r in records if r["kind"] == "timing" and r.get("sized")]
             return found[1] + (_sizes(chosen) if chosen else "No records yet.\n") + found[3]
@@ -168,6 +177,30 @@ def _audits(records: Sequence[dict[str, Any]]) -> str:
         lines.append(f"| {name}, {' '.join(what)}{stale} | {r['moved'] / 1e6:.1f} | {' | '.join(cells)} |")
     where = dict.fromkeys(
         f"Counted on {r['device']['name']}, {r['date'][:10]}, triton {r['versions']['triton']}; in MB." for r in records
+    )
+    return "\n".join([*lines, "", *where]) + "\n"
+
+
+def _banks(records: Sequence[dict[str, Any]]) -> str:
+    """Wavefronts of a warp's access to shared memory: those predicted beside those counted."""
+    lines = ["| kernel | case | store, predicted | counted | load, predicted | counted | conflicts, counted | time |"]
+    lines.append("|---|---|--:|--:|--:|--:|--:|--:|")
+    for r in records:
+        counted = Counters.of_record(r) or Counters()
+        made = {"store": counted.wavefronts_a_store, "load": counted.wavefronts_a_load}
+        cells = []
+        for kind, value in made.items():
+            predicted = r["predicted"].get(kind)
+            cells += [f"{predicted[0]:.2f}" if predicted else "", f"{value:.2f}" if value else ""]
+        conflicts = (counted.load_conflicts or 0) + (counted.store_conflicts or 0)
+        case = ",".join(f"{name}={value}" for name, value in r["case"].items())
+        stale = ", stale" if is_stale(r) else ""
+        lines.append(
+            f"| {r['kernel']}{stale} | {case} {r['dtype']} | {' | '.join(cells)} | {conflicts:,.0f} "
+            f"| {counted.us or 0:.1f} us |"
+        )
+    where = dict.fromkeys(
+        f"Counted by ncu on {r['device']['name']}, {r['date'][:10]}, triton {r['versions']['triton']}." for r in records
     )
     return "\n".join([*lines, "", *where]) + "\n"
 

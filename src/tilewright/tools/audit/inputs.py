@@ -1,16 +1,37 @@
-"""Inputs as the command line writes them: 64x1000:bfloat16 is a tensor of random values, 7 and 0.5 are numbers."""
+"""Inputs as the command line writes them: 64x1000:bfloat16 is a tensor of random values, 7 and 0.5 are numbers.
+
+A call, as records and other processes know it, is a kernel of an op on a case (op, kernel, case, dtype; file where the
+kernel is a user's) or a function of a file on such inputs (file, function, inputs).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from tilewright import registry
 from tilewright.errors import BadInput, TooLarge
+from tilewright.spec import Case
 
 ELEMENTS = 2**27  # of all tensors together: more takes minutes and gigabytes to interpret
 _SHORT = {"": "float32", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
+
+
+def loaded(call: Mapping[str, Any], device: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function of a call, and its arguments."""
+    if "op" not in call:
+        return registry.launcher(Path(call["file"]), call["function"]), tuple(make(t, device) for t in call["inputs"])
+    op = registry.load(call["op"])
+    kernel = registry.load_file(Path(call["file"]), op) if "file" in call else registry.pick(op, [call["kernel"]])[0]
+    return kernel.fn, op.make(case_of(call), device)
+
+
+def case_of(call: Mapping[str, Any]) -> Case:
+    return Case(tuple(call["case"].items()), call["dtype"])
 
 
 def make(text: str, device: str = "cpu") -> Any:
@@ -25,7 +46,7 @@ def make(text: str, device: str = "cpu") -> Any:
         raise BadInput(text, f"'{shape}' is no shape")
     if device == "meta":
         return torch.empty(sizes, dtype=dtype, device=device)
-    if (count := math.prod(sizes)) > ELEMENTS:
+    if device == "cpu" and (count := math.prod(sizes)) > ELEMENTS:
         raise TooLarge(count, ELEMENTS)
     generator = torch.Generator(device).manual_seed(0)
     if dtype.is_floating_point:

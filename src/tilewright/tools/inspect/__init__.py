@@ -12,6 +12,7 @@ from typing import Any
 from tilewright.errors import CompilerRefused
 from tilewright.hardware import GPU
 from tilewright.spec import Case, Cost, Kernel, Op
+from tilewright.tools.inspect.banks import SharedAccess, shared_memory
 from tilewright.tools.inspect.compiling import Compiled, compiled, cuda_file, readable
 from tilewright.tools.inspect.instructions import Mix, mix
 from tilewright.tools.inspect.launches import Launch, of_kernel
@@ -79,6 +80,10 @@ class Inspection:
     def mix(self) -> Mix:
         return mix(self.made)
 
+    @cached_property
+    def shared_accesses(self) -> list[SharedAccess] | None:
+        return shared_memory(self.made, self.launch.arguments if self.launch else ())
+
     @property
     def waves(self) -> float | None:
         """How often the GPU is filled, if all blocks take equally long."""
@@ -123,6 +128,7 @@ class Inspection:
             "instructions": self.mix.as_json(),
             "bytes_per_load": self.mix.bytes_each("global load", "async copy"),
             "bytes_per_store": self.mix.bytes_each("global store"),
+            "shared_accesses": self.shared_accesses and [asdict(one) for one in self.shared_accesses],
             "work": self.work.as_json() if self.work else None,
             "note": launch.note if launch else "",
         }

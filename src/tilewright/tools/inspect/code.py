@@ -23,7 +23,7 @@ class TritonCode:
 
     @property
     def arch(self) -> str:
-        return self.target.arch if self.target.backend == "hip" else f"sm_{self.target.arch}"
+        return str(self.target.arch) if self.target.backend == "hip" else f"sm_{self.target.arch}"
 
     @property
     def file(self) -> str:

@@ -20,6 +20,7 @@ from triton.compiler.errors import CompilationError
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from tilewright.errors import CompilerRefused, MissingTool, TilewrightError, first_line
+from tilewright.ops._cuda import _compiler_version
 from tilewright.tools.inspect.code import CudaCode, TritonCode
 from tilewright.tools.inspect.kept import kept
 
@@ -67,15 +68,40 @@ def _by_triton(code: TritonCode) -> Compiled:
 
 def _by_nvrtc(code: CudaCode) -> Compiled:
     binary, symbols = code.source.cubin(code.arch, (code.instance,))
-    return Compiled(symbols[code.instance], binary, code.arch, code.threads, code.shared, code.cluster)
+    question = repr(([*_with_includes(Path(code.file))], code.instance, code.arch, _compiler_version())).encode()
+    texts = {"ptx": kept(question, "ptx", lambda: _ptx_by_nvrtc(code)).decode()}
+    return Compiled(symbols[code.instance], binary, code.arch, code.threads, code.shared, code.cluster, texts)
+
+
+def _ptx_by_nvrtc(code: CudaCode) -> bytes:
+    """With source lines. By NVRTC's own functions: cuda.core asks a driver whether it could load it."""
+    from cuda.bindings import nvrtc  # pyright: ignore[reportAttributeAccessIssue]
+
+    def ask(status: Any, *answer: Any) -> Any:
+        if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            raise CompilerRefused(code.file, None, status.name, code.arch)
+        return answer[0] if answer else None
+
+    path = Path(code.file)
+    options = [f"-arch={code.arch}", "-std=c++17", "-lineinfo", f"-I{path.parent}"]
+    program = ask(*nvrtc.nvrtcCreateProgram(path.read_bytes(), str(path).encode(), 0, [], []))
+    ask(*nvrtc.nvrtcAddNameExpression(program, code.instance.encode()))
+    ask(*nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options]))
+    text = b" " * ask(*nvrtc.nvrtcGetPTXSize(program))
+    ask(*nvrtc.nvrtcGetPTX(program, text))
+    ask(*nvrtc.nvrtcDestroyProgram(program))
+    return text.rstrip(b"\0")
 
 
 def cuda_file(path: Path, arch: str, threads: int, shared: int) -> list[Compiled]:
     """Every kernel of a `.cu` file, compiled by nvcc as if launched with so many threads and bytes."""
     question = repr(([*_with_includes(path)], arch, _nvcc_version())).encode()
-    binary = kept(question, "cubin", lambda: _by_nvcc(path, arch))
+    ptx = kept(question, "ptx", lambda: _by_nvcc(path, arch, "ptx"))
+    binary = kept(question, "cubin", lambda: _by_nvcc(path, arch, "cubin", ptx))
     names = re.findall(rb"\0\.text\.(\w+)", binary)
-    return [Compiled(n.decode(), binary, arch, threads, shared) for n in dict.fromkeys(names)]
+    return [
+        Compiled(n.decode(), binary, arch, threads, shared, texts={"ptx": ptx.decode()}) for n in dict.fromkeys(names)
+    ]
 
 
 def _with_includes(path: Path) -> Iterator[bytes]:
@@ -94,10 +120,14 @@ def readable(symbol: str) -> str:
     return subprocess.run([tool, symbol], capture_output=True, text=True, check=False).stdout.partition("(")[0].strip()
 
 
-def _by_nvcc(path: Path, arch: str) -> bytes:
+def _by_nvcc(path: Path, arch: str, form: str, ptx: bytes | None = None) -> bytes:
+    """What a file compiles to, or the PTX that was made of it."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "code.cubin"
-        command = ["nvcc", "-cubin", "-lineinfo", "-std=c++17", f"-arch={arch}", "-o", str(made), str(path)]
+        given, made = path, Path(folder) / f"code.{form}"
+        if ptx is not None:
+            given = Path(folder) / "given.ptx"
+            given.write_bytes(ptx)
+        command = ["nvcc", f"-{form}", "-lineinfo", "-std=c++17", f"-arch={arch}", "-o", str(made), str(given)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             found = DIAGNOSTIC.search(done.stderr)
@@ -159,8 +189,9 @@ def _innermost(error: Any, text: str) -> tuple[int | None, str]:
     step: Any = error
     while step is not None:
         if isinstance(step, CompilationError):
-            if step.src and step.src in text and hasattr(step.node, "lineno"):
-                line = text[: text.index(step.src)].count("\n") + step.node.lineno
+            at = getattr(step.node, "lineno", None)
+            if step.src and step.src in text and at:
+                line = text[: text.index(step.src)].count("\n") + at
             what = step.error_message or what
         else:
             what = first_line(step)

@@ -18,7 +18,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._dynamo.device_interface import CudaInterface
-from torch._inductor import config
+from torch._inductor import config, scheduler
 from torch._inductor.compile_fx import _recursive_joint_graph_passes, _recursive_post_grad_passes
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
@@ -69,6 +69,7 @@ def _inductor_for(gpu: GPU) -> Iterator[torch.device]:
         for passes in (joint_graph, post_grad):
             stack.enter_context(patch.object(passes, "lazy_init", lambda *_: None))
         stack.enter_context(patch.object(triton_helpers, "set_driver_to_gpu", lambda: None))
+        stack.enter_context(patch.object(scheduler, "has_triton", lambda: True))  # it remembers what was so without
         stack.enter_context(config.patch(joint_graph_constant_folding=False))  # it computes constants on the device
         yield stack.enter_context(answering(gpu, CudaInterface, CudaInterface.Worker))
 

@@ -106,10 +106,10 @@ class Mix:
 
 def mix(made: Compiled) -> Mix:
     is_amd = made.arch.startswith("gfx")
-    return Mix(list(_instructions(listing(made, "sass"), is_amd)))
+    return Mix(list(read_instructions(listing(made, "sass"), is_amd)))
 
 
-def _instructions(lines: Sequence[Line], is_amd: bool) -> Iterator[Instruction]:
+def read_instructions(lines: Sequence[Line], is_amd: bool) -> Iterator[Instruction]:
     pattern, kinds = _INSTRUCTION[is_amd], _COMPILED[is_amd]
     for line in lines:
         if found := pattern.match(line.code):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -42,6 +42,7 @@ class Launch:
     note: str = ""  # what a reader should know about how it was found
     is_all: bool = True  # of what the call does on the GPU, nothing is left out
     times: int = field(default=1, compare=False)  # it is launched in one call
+    arguments: tuple[int | None, ...] = field(default=(), compare=False)  # whole numbers, by the kernel's parameters
 
     @property
     def programs(self) -> int:
@@ -156,7 +157,8 @@ def _recording(gpu: GPU) -> Iterator[list[Launch]]:
         if not warmup:
             code = TritonCode(function, signature, constants, attributes, vars(parsed), aim)
             sizes = grid(bound) if callable(grid) else grid
-            found.append(Launch(function.fn.__name__, code, _whole(sizes), gpu, note=note))
+            passed = _numbers(bound[name] for name, kind in signature.items() if kind != "constexpr")
+            found.append(Launch(function.fn.__name__, code, _whole(sizes), gpu, note=note, arguments=passed))
 
     def run_first(tuner: Any, *args: Any, **options: Any) -> None:
         nonlocal note
@@ -171,11 +173,11 @@ def _recording(gpu: GPU) -> Iterator[list[Launch]]:
         tuner.nargs, note = None, ""
 
     def launch_cuda(
-        source: Any, kernel: str, dtype: Any, grid: Any, block: int, *_: Any, shared: int = 0, cluster: int = 1
+        source: Any, kernel: str, dtype: Any, grid: Any, block: int, *args: Any, shared: int = 0, cluster: int = 1
     ) -> None:
         instance = _spelled(kernel, dtype)
         code = CudaCode(source, instance, gpu.arch, block, shared, cluster)
-        found.append(Launch(instance, code, _whole(grid), gpu))
+        found.append(Launch(instance, code, _whole(grid), gpu, arguments=_numbers(args)))
 
     def resident(
         source: Any, kernel: str, dtype: Any, device: int, block: int, *, shared: int = 0, cluster: int = 1
@@ -195,7 +197,11 @@ def _recording(gpu: GPU) -> Iterator[list[Launch]]:
         yield found
 
 
-def _listener(_: Any) -> None: ...
+def _listener(metadata: Any) -> None: ...
+
+
+def _numbers(args: Iterable[Any]) -> tuple[int | None, ...]:
+    return tuple(arg if type(arg) is int else None for arg in args)
 
 
 def _whole(grid: Any) -> Grid:

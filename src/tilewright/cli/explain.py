@@ -1,0 +1,186 @@
+"""`tilewright explain`"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tilewright import source
+from tilewright.cli.inspect import THREADS, Chosen
+from tilewright.cli.shared import AsJson, CaseText, DtypeName, Kernels, console, progress, recorded, say_next
+from tilewright.errors import CompilerRefused, FileMissing, NothingLaunched, NoTimings, UnknownOp
+
+if TYPE_CHECKING:
+    from tilewright.hardware import GPU
+    from tilewright.tools.explain import Diagnosis
+    from tilewright.tools.explain.evidence import Evidence
+
+    Records = list[dict[str, Any]]
+
+WAYS = ("forward", "backward")
+
+
+def explain(
+    target: Annotated[
+        str | None, typer.Argument(metavar="OP|FILE", help="An operation, or a .py or .cu file with kernels.")
+    ] = None,
+    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your kernels of OP.")] = None,
+    kernel: Kernels = None,
+    case: CaseText = None,
+    dtype: DtypeName = None,
+    gpu: Annotated[str, typer.Option(help="On which GPU.")] = "h200",
+    direction: Annotated[str, typer.Option(help="forward or backward.")] = "forward",
+    function: Annotated[str | None, typer.Option("--function", "-f", help="Of FILE: the one to call.")] = None,
+    given: Annotated[
+        list[str] | None, typer.Option("--input", "-i", help="Of FILE: 64x1000:bfloat16, 7 or 0.5; may be repeated.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of a .cu file: threads of a block.")] = THREADS,
+    shared: Annotated[int, typer.Option(min=0, help="Of a .cu file: bytes of shared memory a launch asks for.")] = 0,
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Only times, beside those recorded; of all operations unless told.")
+    ] = False,
+    record: Annotated[
+        Path | None, typer.Option(help="With --predict: append the predictions to this file, as JSON lines.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Why is it slow, and what next? What binds, how far from the ceiling, and eight points with their numbers."""
+    from tilewright import hardware
+
+    sheet = hardware.datasheet(gpu)
+    if direction not in WAYS:
+        raise typer.BadParameter(f"'{direction}' is neither of {' and '.join(WAYS)}.")
+    if record and not predict:
+        raise typer.BadParameter("--record is for --predict: a diagnosis is for its reader.")
+    is_file = target is not None and target not in source.op_files() and target.endswith((".py", ".cu"))
+    if is_file and (kernel or case or dtype or files or predict or direction != "forward"):
+        options = "--kernel, --case, --dtype, --direction, --predict and more files"
+        raise typer.BadParameter(f"{options} are for an OP: a FILE has --input.")
+    if not is_file and (function or given):
+        raise typer.BadParameter("--function and --input are for a FILE: an operation has its own inputs.")
+    if target is None and not predict:
+        raise typer.BadParameter("name an operation or a file, or give --predict.")
+    with recorded() as records:
+        if predict:
+            _predict(target, kernel or [], sheet, records, record, as_json)
+            return
+        assert target
+        if is_file and target.endswith(".cu"):
+            jobs = [lambda: _of_cuda_file(Path(target), sheet, threads, shared, records)]
+        elif is_file:
+            jobs = [lambda: [_of_file(Path(target), function, given or [], sheet, records)]]
+        else:
+            chosen = Chosen(target, files or [], case, dtype, (direction,))
+            names = chosen.kernels(kernel)
+            jobs = [lambda each=each: _of_kernel(chosen, each, sheet, records, direction) for each in names]
+        found, refused = _diagnosed(jobs)
+        if not found and not refused:
+            raise NothingLaunched(target)
+        for error in refused:
+            print(json.dumps({"gpu": sheet.name, "refused": str(error)}) if as_json else f"{error}\n")
+        _show(found, target, as_json)
+        if refused or any(one.failed for one in found):
+            raise typer.Exit(1)
+
+
+def _diagnosed(jobs: list[Callable[[], list[Evidence]]]) -> tuple[list[Diagnosis], list[CompilerRefused]]:
+    """And what does not compile for the GPU, while the others go on."""
+    from tilewright.tools.explain import diagnosed
+
+    found, refused = [], []
+    with progress("explaining", len(jobs)) as advance:
+        for job in jobs:
+            with contextlib.redirect_stdout(sys.stderr):  # what a launcher prints is not ours to say
+                try:
+                    found += map(diagnosed, job())
+                except CompilerRefused as error:
+                    refused.append(error)
+            advance("")
+    return found, refused
+
+
+def _show(found: list[Diagnosis], target: str, as_json: bool) -> None:
+    from tilewright.report import diagnosis as report
+
+    for one in found:
+        if as_json:
+            print(json.dumps(one.as_json()))
+        else:
+            console().print(report.overview(one))
+            print()
+    failed = [point for one in found for point in one.failed]
+    if found and not as_json:
+        say_next(failed[0].move if failed else f"tilewright inspect {target} --sass")
+
+
+def _of_kernel(chosen: Chosen, kernel: Any, gpu: GPU, records: Records, direction: str) -> list[Evidence]:
+    """On the cases asked for, or on the first of the op's own that the kernel takes."""
+    from tilewright.tools.explain.evidence import of_op
+
+    found = []
+    for case in chosen.cases or chosen.defaults:
+        try:
+            found.append(of_op(chosen.op, kernel, case, gpu, records, direction))
+        except NothingLaunched:
+            continue
+        if not chosen.cases:
+            break
+    return found
+
+
+def _of_file(path: Path, name: str | None, given: list[str], gpu: GPU, records: Records) -> Evidence:
+    from tilewright import registry
+    from tilewright.tools.explain.evidence import of_function
+
+    source.require_python_file(path)
+    title = f"{path.name}{f', {name}' if name else ''}({', '.join(given)})"
+    return of_function(lambda: registry.launcher(path, name), given, title, gpu, records)
+
+
+def _of_cuda_file(path: Path, gpu: GPU, threads: int, shared: int, records: Records) -> list[Evidence]:
+    from tilewright.tools.explain.evidence import of_cuda_file
+
+    if not path.is_file():
+        raise FileMissing(path, "a CUDA C++ file")
+    return of_cuda_file(path, gpu, threads, shared, records)
+
+
+def _predict(
+    target: str | None, kernels: list[str], gpu: GPU, records: Records, path: Path | None, as_json: bool
+) -> None:
+    from tilewright.record import append, require_writable
+    from tilewright.report import diagnosis as report
+    from tilewright.tools.explain.against import compared, predictable
+
+    if target and target not in source.op_files():
+        raise UnknownOp(target, source.op_files())
+    if path:
+        require_writable(path)
+    timings = predictable(records, gpu, [target] if target else [*source.op_files()], kernels)
+    if not timings:
+        raise NoTimings(f"results/{gpu.name}")
+    found, skipped = [], []
+    with progress("predicting", len(timings)) as advance:
+        for timing in timings:
+            found += compared([timing], gpu, records, skipped.append)
+            advance(_named(timing))
+    if path:
+        append(path, [one.as_record() for one in found])
+    if as_json:
+        for one in found:
+            print(json.dumps(one.as_record()))
+        return
+    console().print(report.predictions(found))
+    if skipped:
+        print(f"Without a prediction, as they launch no kernel of ours there: {len(skipped)} timings.")
+    say_next("tilewright report --fill docs/reading.md" if path else "tilewright explain OP -c CASE for the reasons")
+
+
+def _named(timing: Mapping[str, Any]) -> str:
+    return f"{timing['op']}, {timing['kernel']}"

@@ -1,0 +1,122 @@
+"""A matrix transposed into new memory: y[n, m] = x[m, n].
+
+Memory is read and written in whole lines, so a tile must turn around on the chip, in shared memory; there one of its
+two ways is across the rows, and where a column stands decides how long that takes. `docs/banks.md` tells it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tilewright.ops._cuda import Source
+from tilewright.ops._launch import Launcher
+from tilewright.ops._operator import operator
+from tilewright.spec import Cost, Op, points
+
+
+def reference(x: Tensor) -> Tensor:
+    return x.t().contiguous()
+
+
+def cost(x: Tensor) -> Cost:
+    return Cost(read=x.nbytes, written=x.nbytes)
+
+
+op = Op(
+    "transpose",
+    reference,
+    cost,
+    inputs=lambda draw: (draw.randn("M", "N"),),
+    check=points(M=(1, 64, 33, 1, 301), N=(1, 64, 31, 257, 130)),
+    bench=points(M=(1024, 8192, 16384), N=(1024, 8192, 16384)),
+    backward_cost=cost,
+    bench_dtype="float32",  # an element fills a bank
+)
+
+
+CUDA = Source("transpose.cu", "transpose_fwd<T, Plain>", "transpose_fwd<T, Padded>", "transpose_fwd<T, Swizzled>")
+CUDA_SIDE = 32
+CUDA_THREADS = 256
+
+
+def _cuda(x: Tensor, y: Tensor, tile: str) -> None:
+    M, N = x.shape
+    tiles = triton.cdiv(N, CUDA_SIDE)
+    blocks = triton.cdiv(M, CUDA_SIDE) * tiles
+    CUDA.launch(f"transpose_fwd<T, {tile}>", x.dtype, (blocks,), CUDA_THREADS, x, y, M, N, tiles)
+
+
+@triton.jit
+def _transpose_fwd(x_ptr, y_ptr, M, N, tiles, BLOCK: tl.constexpr):
+    """Shared memory is not mentioned: the compiler puts the tile there between two layouts of its own, and swizzles."""
+    tile = tl.program_id(0).to(tl.int64)  # int64: M * N may pass 2**31
+    offs_m = tile // tiles * BLOCK + tl.arange(0, BLOCK)
+    offs_n = tile % tiles * BLOCK + tl.arange(0, BLOCK)
+    inside = (offs_m[:, None] < M) & (offs_n[None, :] < N)
+    x = tl.load(x_ptr + offs_m[:, None] * N + offs_n[None, :], mask=inside)  # [BLOCK, BLOCK]
+    tl.store(y_ptr + offs_n[:, None] * M + offs_m[None, :], tl.trans(x), mask=tl.trans(inside))
+
+
+BLOCK = 64
+
+_launch = Launcher(_transpose_fwd)
+
+
+def _triton(x: Tensor, y: Tensor) -> None:
+    M, N = x.shape
+    tiles = triton.cdiv(N, BLOCK)
+    _launch((triton.cdiv(M, BLOCK) * tiles,), x, y, M, N, tiles, BLOCK=BLOCK, num_warps=4)
+
+
+FORMS = {
+    "cuda": lambda x, y: _cuda(x, y, "Plain"),
+    "cuda-padded": lambda x, y: _cuda(x, y, "Padded"),
+    "cuda-swizzled": lambda x, y: _cuda(x, y, "Swizzled"),
+    "triton": _triton,
+}
+
+
+def _transposed_like(x: Tensor, *_: object) -> Tensor:
+    return x.new_empty((x.shape[1], x.shape[0]))
+
+
+@operator("transpose", fake=_transposed_like)
+def transpose_forward(x: Tensor, form: str) -> Tensor:
+    """The transposed copy of a matrix by the named form."""
+    y = _transposed_like(x)
+    if x.numel():
+        FORMS[form](x.contiguous(), y)
+    return y
+
+
+def _save(ctx, inputs, output) -> None:
+    ctx.form = inputs[1]
+
+
+def _backward(ctx, dy: Tensor):
+    return transpose_forward(dy, ctx.form), None
+
+
+transpose_forward.differentiate(_save, _backward)
+
+
+@op.kernel("cuda", language="cuda")
+def cuda(x: Tensor) -> Tensor:
+    return transpose_forward(x, "cuda")
+
+
+@op.kernel("cuda-padded", language="cuda")
+def cuda_padded(x: Tensor) -> Tensor:
+    return transpose_forward(x, "cuda-padded")
+
+
+@op.kernel("cuda-swizzled", language="cuda")
+def cuda_swizzled(x: Tensor) -> Tensor:
+    return transpose_forward(x, "cuda-swizzled")
+
+
+@op.kernel("triton", language="triton")
+def triton_transpose(x: Tensor) -> Tensor:
+    return transpose_forward(x, "triton")

@@ -1,0 +1,80 @@
+"""How near predictions came, and what mending a flaw brought: records as Markdown, without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+from tilewright.record import is_stale
+
+Record = dict[str, Any]
+
+
+def predictions(records: Sequence[Record]) -> str:
+    """A line for each op, kernel and direction: predicted over measured."""
+    lines = ["| op | kernel | calls | predicted over measured | lowest | highest | |", "|---|---|--:|--:|--:|--:|---|"]
+
+    def group(r: Record) -> tuple[str, str, str]:
+        return r["op"], r["kernel"], r["direction"]
+
+    for (op, kernel, direction), together in groupby(sorted(records, key=group), key=group):
+        found = list(together)
+        ratios = [ratio(r) for r in found]
+        way = "" if direction == "forward" else f" {direction}"
+        old = sum(map(is_of_older_code, found))
+        stale = f"{old} timings of older code" if old else ""
+        numbers = " | ".join(f"{x:.2f}" for x in (geometric_mean(ratios), min(ratios), max(ratios)))
+        lines.append(f"| {op}{way} | {kernel} | {len(found)} | {numbers} | {stale} |")
+    where = dict.fromkeys(f"Predicted for {r['device']['name']} without it, {r['date'][:10]}." for r in records)
+    return "\n".join([*lines, "", *(f"{line}  " for line in means(records)), "", *where]) + "\n"
+
+
+def means(records: Sequence[Record]) -> Iterator[str]:
+    """Geometric means of predicted over measured, and of how far the two are apart whichever is larger."""
+    bound = [r for r in records if r["memory_bound"]]
+    for what, chosen in (
+        ("Bound by memory", bound),
+        ("Bound by memory, timings of the present code", [r for r in bound if not is_of_older_code(r)]),
+        ("Others", [r for r in records if not r["memory_bound"]]),
+    ):
+        if chosen:
+            ratios = [ratio(r) for r in chosen]
+            apart = geometric_mean(max(one, 1 / one) for one in ratios)
+            mean = geometric_mean(ratios)
+            yield f"{what}: predicted over measured {mean:.2f}, apart by a factor of {apart:.2f}, {len(chosen)} calls."
+
+
+def ratio(r: Record) -> float:
+    return r["predicted_us"] / r["measured"]["us"]
+
+
+def is_of_older_code(r: Record) -> bool:
+    """Whether what was timed is not what was predicted."""
+    return r["measured"]["source"] != r["source"]
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    logs = [math.log(one) for one in ratios]
+    return math.exp(sum(logs) / len(logs))
+
+
+def flaws(records: Sequence[Record]) -> str:
+    """Each slow kernel beside its mended twin."""
+    lines = ["| flaw | named by | slow | mended | speed-up, 95 % | predicted |", "|---|---|--:|--:|--:|--:|"]
+    for r in records:
+        slow, mended = (f"{median(r[side]):.1f} us" for side in ("slow", "mended"))
+        low, high = r["interval"]
+        guess = r["predicted_us"]
+        predicted = f"{guess['slow'] / guess['mended']:.1f}x" if guess else ""
+        stale = ", stale" if is_stale(r) else ""
+        lines.append(
+            f"| [{r['op']}](../{r['file']}){stale} | {', '.join(r['named'])} | {slow} | {mended} "
+            f"| {r['ratio']:.2f}x, {low:.2f} to {high:.2f} | {predicted} |"
+        )
+    where = dict.fromkeys(
+        f"Measured on {r['device']['name']}, {r['date'][:10]}, triton {r['versions']['triton']}." for r in records
+    )
+    return "\n".join([*lines, "", *where]) + "\n"

@@ -1,0 +1,292 @@
+"""All that is known of one call on one GPU: calculated, compiled, audited, measured. Nothing is guessed; what could not
+be had says why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright import record
+from tilewright.counters import Counters
+from tilewright.errors import CompilerRefused, NothingLaunched, first_line
+from tilewright.hardware import GPU
+from tilewright.interpreter import interpret
+from tilewright.interpreter.observed import SECTOR
+from tilewright.interpreter.observed import Launch as Ran
+from tilewright.spec import Case, Cost, Kernel, Op
+from tilewright.tools.audit import Audit, audit, case_elements, shrunk
+from tilewright.tools.audit.inputs import make
+from tilewright.tools.explain.besides import Besides, watched
+from tilewright.tools.explain.ceilings import Ceilings, ceilings
+from tilewright.tools.explain.smaller import smaller
+from tilewright.tools.inspect import Inspection, Refused, inspect_cuda_file, inspect_kernel, inspect_launch
+from tilewright.tools.inspect.code import TritonCode
+from tilewright.tools.inspect.launches import of_call
+from tilewright.worker.stage import backward, flat, forward
+
+CALCULATED, COMPILED, AUDITED, MEASURED, COUNTED = "calculated", "compiled", "audited", "measured", "counters"
+QUICK = 2**18  # elements that are interpreted within a second or two
+
+Records = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes of one launch, or of several."""
+
+    read: float = 0  # of distinct elements
+    written: float = 0
+    asked: float = 0  # by loads, stores and atomics, repeats and all
+    sectors: float = 0  # bytes that warps make the memory system move for what they ask
+    met: float = 0  # atomics on one address, where they meet most
+
+    def __add__(self, other: Moved) -> Moved:
+        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
+        return Moved(*(a + b for a, b in pairs))
+
+    def times(self, factor: float) -> Moved:
+        return Moved(*(factor * value for value in vars(self).values()))
+
+    @property
+    def distinct(self) -> float:
+        return self.read + self.written
+
+    @property
+    def repeated(self) -> float:
+        """What caches have to give, or memory once more."""
+        return max(0.0, max(self.asked, self.sectors) - self.distinct)
+
+
+@dataclass(frozen=True)
+class Audited:
+    """Traffic of the call, or of one like it that is smaller by `scale`."""
+
+    found: Audit
+    scale: float = 1.0
+    case: str = ""  # on which it was audited, if not on the one in question
+
+    def of(self, launch: Ran) -> Moved:
+        used = launch.arguments.values()
+        one = Moved(
+            sum(t.distinct_read for t in used),
+            sum(t.distinct_written for t in used),
+            sum(t.moved for t in used),
+            SECTOR * sum(t.sectors for t in used),
+            max((t.atomic / max(1, t.distinct_written) for t in used), default=0),
+        )
+        return one.times(self.scale)
+
+    @property
+    def moved(self) -> Moved:
+        return sum(map(self.of, self.found.launches), Moved())
+
+    @property
+    def least(self) -> float:
+        """Of inputs and outputs each byte once; scratch memory need not be."""
+        if self.found.cost:
+            return self.found.cost.bytes * self.scale
+        of_storage: dict[tuple[int, str], int] = {}
+        for t in self.found.traffic:
+            if self.found.role(t) != "scratch":
+                at = t.tensor.untyped_storage().data_ptr()
+                for way, count in (("read", t.distinct_read), ("written", t.distinct_written)):
+                    of_storage[at, way] = max(of_storage.get((at, way), 0), count)
+        return sum(of_storage.values()) * self.scale
+
+
+@dataclass(frozen=True)
+class Evidence:
+    title: str
+    gpu: GPU
+    launches: Sequence[Inspection]
+    ceilings: Ceilings
+    cost: Cost | None = None
+    audited: Audited | None = None
+    unaudited: str = ""  # why there is no audit
+    timing: Mapping[str, Any] | None = None
+    untimed: str = ""
+    counted: Counters | None = None  # by the hardware
+    besides: Besides = field(default_factory=Besides)
+
+    @property
+    def least(self) -> float | None:
+        """The fewest bytes of the call: as calculated, or those that it touches."""
+        if self.cost:
+            return self.cost.bytes
+        return self.audited.least if self.audited else None
+
+    @property
+    def measured_us(self) -> float | None:
+        return self.timing["median_us"] if self.timing else None
+
+    def moved(self, asked: Inspection) -> Moved | None:
+        """Bytes of a launch: as audited, or the least where it is the only one."""
+        if self.audited:
+            same = [one for one in self.audited.found.launches if one.kernel == asked.name]
+            share = _programs(asked) / sum(_programs(one) for one in self.launches if one.name == asked.name)
+            return sum(map(self.audited.of, same), Moved()).times(share)
+        if self.cost and len(self.launches) == 1:
+            return Moved(self.cost.read, self.cost.written, self.cost.bytes, self.cost.bytes)
+        return None
+
+
+def _programs(one: Inspection) -> int:
+    return one.launch.programs * one.launch.times if one.launch else 1
+
+
+def of_op(op: Op, kernel: Kernel, case: Case, gpu: GPU, records: Records, direction: str = "forward") -> Evidence:
+    """Of a kernel of an Op on a case. Raises CompilerRefused, or NothingLaunched where the kernel does not take it."""
+    seen = Besides()
+    found = list(inspect_kernel(op, replace(kernel, fn=watched(kernel.fn, seen)), case, gpu, (direction,)))
+    launches = _compiled(found, f"{op.name}, {kernel.name}, {case}")
+    args = op.make(case, device="meta")
+    cost = (op.cost if direction == "forward" else op.backward_cost or op.cost)(*args)
+    point = {"case": dict(case.point), "dtype": case.dtype, "direction": direction}
+    call = {"op": op.name, "kernel": kernel.name, **point}
+    timing, untimed = _timing(records, call, gpu)
+    again = f"-k {kernel.name} -c {case}"
+    audited, unaudited = None, "what torch.compile writes is not interpreted"
+    if not kernel.builds_per_case:
+        audited, unaudited = _audited(launches, lambda: _on_smaller(op, kernel, case, cost, direction))
+    return Evidence(
+        title=launches[0].title + ("" if direction == "forward" else f", {direction}"),
+        gpu=gpu,
+        launches=launches,
+        ceilings=ceilings(gpu, records),
+        cost=cost,
+        audited=audited,
+        unaudited=unaudited,
+        timing=timing,
+        untimed=f"{untimed}: run tilewright bench {op.name} {again} --record FILE on the GPU",
+        counted=_counted(records, call, gpu),
+        besides=seen,
+    )
+
+
+def of_function(
+    load: Callable[[], Callable[..., Any]], given: Sequence[str], title: str, gpu: GPU, records: Records
+) -> Evidence:
+    """Of a user's function, with inputs as the command line writes them."""
+    seen = Besides()
+    small, scale = smaller(given, QUICK)
+
+    def run() -> Audited:
+        found = audit(lambda *args: forward(load(), args, ())[1], *map(make, small))
+        return Audited(found, scale, ", ".join(small) if scale > 1 else "")
+
+    called = of_call(lambda: (watched(load(), seen), [make(text, "meta") for text in given]), gpu)
+    launches = _compiled([inspect_launch(one, title) for one in called], title)
+    audited, unaudited = _audited(launches, run)
+    return Evidence(
+        title=title,
+        gpu=gpu,
+        launches=launches,
+        ceilings=ceilings(gpu, records),
+        audited=audited,
+        unaudited=unaudited,
+        untimed="a file's function has no records",
+        besides=seen,
+    )
+
+
+def of_cuda_file(path: Path, gpu: GPU, threads: int, shared: int, records: Records) -> list[Evidence]:
+    """Of every kernel of a `.cu` file, which says nothing of launches and data."""
+    launches = _compiled(list(inspect_cuda_file(path, gpu, threads, shared)), path.name)
+    why = "only Triton kernels are interpreted"
+    return [
+        Evidence(f"{path.name}, {one.name}", gpu, [one], ceilings(gpu, records), unaudited=why, untimed="a .cu file")
+        for one in launches
+    ]
+
+
+def _compiled(found: Iterable[Inspection | Refused], title: str) -> list[Inspection]:
+    launches = []
+    for one in found:
+        if isinstance(one, Refused):
+            raise one.error
+        launches.append(one)
+    if not launches:
+        raise NothingLaunched(title)
+    return launches
+
+
+def _audited(launches: Sequence[Inspection], run: Callable[[], Audited]) -> tuple[Audited | None, str]:
+    for one in launches:
+        code = one.launch and one.launch.code
+        if not isinstance(code, TritonCode) or code.function.is_gluon():
+            return None, "only Triton kernels are interpreted"
+    try:
+        done = run()
+    except CompilerRefused:
+        raise
+    except (Exception, SystemExit) as error:  # a file's own, too: it is told, and the rest goes on
+        return None, f"the audit came to no end ({first_line(error)})"
+    names, ran = {one.name for one in launches}, {one.kernel for one in done.found.launches}
+    if names != ran:
+        return None, f"on {done.case or 'the CPU'} it launches {', '.join(sorted(ran)) or 'nothing'} instead"
+    return done, ""
+
+
+def _on_smaller(op: Op, kernel: Kernel, case: Case, cost: Cost, direction: str) -> Audited:
+    small = _smaller(op, case)
+    args = op.make(small)
+    least = (op.cost if direction == "forward" else op.backward_cost or op.cost)(*args)
+    if direction == "forward":
+        found = audit(lambda *given: forward(kernel.fn, given, ())[1], *args, cost=least)
+    else:
+        found = _backward(op, kernel, args, least)
+    return Audited(found, cost.bytes / least.bytes, "" if small == case else str(small))
+
+
+def _backward(op: Op, kernel: Kernel, args: Sequence[Any], least: Cost) -> Audit:
+    needs = [n for n, a in enumerate(args) if _is_float(a) and n not in op.constants]
+    with interpret():
+        leaves, outputs = forward(kernel.fn, args, needs)
+    results = flat(outputs)
+    grads = [torch.ones_like(o) for o in results if _is_float(o)]
+    return audit(lambda *_: backward(results, [leaves[n] for n in needs], grads), *leaves, cost=least)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _smaller(op: Op, case: Case) -> Case:
+    """Fewer rows of the same length, where that is enough: longer rows may take another kernel."""
+    elements = case_elements(op, case)
+    if op.batch and elements > QUICK:
+        length = max(1, math.floor(int(case[op.batch]) * QUICK / elements))
+        case = replace(case, point=tuple((n, length if n == op.batch else v) for n, v in case.point))
+    return shrunk(op, case, 4 * QUICK)
+
+
+def _timing(records: Records, wanted: Mapping[str, Any], gpu: GPU) -> tuple[Mapping[str, Any] | None, str]:
+    """The newest fresh one, or why there is none."""
+    same = [r for r in records if r["kind"] == "timing" and all(r.get(k) == v for k, v in wanted.items())]
+    same = sorted((r for r in same if r["device"]["gpu"] == gpu.name and r["median_us"]), key=lambda r: r["date"])
+    if not same:
+        return None, f"no record on {gpu.name}"
+    if record.is_stale(dict(same[-1])):
+        return None, f"the code has changed since the record of {same[-1]['date'][:10]}"
+    return same[-1], ""
+
+
+def _counted(records: Records, call: Mapping[str, Any], gpu: GPU) -> Counters | None:
+    """What `tilewright profile` recorded, or else the bytes that `tilewright audit --measure` did."""
+
+    def newest(kind: str, key: str, wanted: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        same = [r for r in records if r["kind"] == kind and r.get("call") == wanted and r.get(key)]
+        fresh = [r for r in same if r["device"]["gpu"] == gpu.name and not record.is_stale(dict(r))]
+        return max(fresh, key=lambda r: r["date"], default=None)
+
+    if found := newest("counters", "counters", call):
+        return Counters.of_record(found)
+    forward_call = {name: value for name, value in call.items() if name != "direction"}
+    found = newest("audit", "counted", forward_call) if call["direction"] == "forward" else None
+    return Counters(dram_read=found["counted"]["read"], dram_written=found["counted"]["written"]) if found else None

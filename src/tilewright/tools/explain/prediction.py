@@ -1,0 +1,168 @@
+"""How long a call takes on a GPU, from what must be moved, what the units must do, and what starting costs.
+
+Launches follow each other. In each, memory and units work at once as far as several blocks share an SM: while one block
+waits for memory another computes. No number here is fitted to an operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tilewright.tools.explain.evidence import AUDITED, CALCULATED, COMPILED, Evidence, Moved
+from tilewright.tools.explain.work import Work
+
+START_US = 1.7  # of a launch, until its first bytes are there and after its last: an idle memory, filled and drained
+LATENCY = 0.7e-6  # seconds from a load to its bytes, with memory busy
+CACHED = 0.3e-6  # if they are in the L2
+MARGIN = 0.05  # by which ceilings differ from run to run and with the pattern of access
+CLOCKS = 2.0  # from one instruction of a warp to the next: half of what a dependent one waits
+
+
+@dataclass(frozen=True)
+class Term:
+    """One part of the time."""
+
+    us: float
+    source: str  # of the amounts; the rates are the ceilings'
+
+
+@dataclass(frozen=True)
+class Prediction:
+    us: float
+    low: float  # everything overlaps
+    high: float  # nothing does
+    terms: Mapping[str, Term]  # over all launches: by unit, `memory`, `latency`, `atomics`, and `start` of those
+    rates: str  # where the ceilings come from
+    lacks: tuple[str, ...] = ()  # what is not in it
+
+    @property
+    def binds(self) -> str:
+        return max(self.terms, key=lambda name: self.terms[name].us)
+
+    def as_json(self) -> dict[str, object]:
+        terms = {name: {"us": term.us, "source": term.source} for name, term in self.terms.items()}
+        return {
+            **{name: getattr(self, name) for name in ("us", "low", "high", "binds", "rates")},
+            "terms": terms,
+            "lacks": list(self.lacks),
+        }
+
+
+def predicted(known: Evidence) -> Prediction | None:
+    """None where not even the bytes are known."""
+    if known.least is None or not all(one.launch for one in known.launches):
+        return None
+    if known.audited is None and len(known.launches) > 1:
+        return _together(known)
+    total = Prediction(known.ceilings.timer_us, known.ceilings.timer_us, known.ceilings.timer_us, {}, "")
+    for work in works(known):
+        total = _then(total, _of_launch(known, work))
+    return _with_words(_then(total, _of_library(known)), known)
+
+
+def works(known: Evidence) -> list[Work]:
+    """The launches, with what each moves, and products shared out among those that have instructions for them."""
+    multiplying = [one for one in known.launches if "tensor core" in one.mix.kinds]
+    if not known.besides.products:
+        multiplying = multiplying or known.launches
+    each = {unit: n / len(multiplying) for unit, n in _products(known).items()} if multiplying else {}
+    return [Work(one, known.moved(one), each if one in multiplying else {}) for one in known.launches]
+
+
+def _products(known: Evidence) -> dict[str, float]:
+    flops = known.cost.flops if known.cost else {}
+    rates = known.ceilings.rates
+    return {unit: amount for unit, amount in flops.items() if unit.startswith("tensor") and rates.get(unit)}
+
+
+def _of_library(known: Evidence) -> Prediction:
+    """Products that no launch of ours makes, at the rate at which torch's library was measured."""
+    if not known.besides.products or any("tensor core" in one.mix.kinds for one in known.launches):
+        return Prediction(0.0, 0.0, 0.0, {}, "")
+    units = {unit: amount / known.ceilings.rates[unit] * 1e6 for unit, amount in _products(known).items()}
+    terms = {unit: Term(us, CALCULATED) for unit, us in units.items()}
+    start = START_US * known.besides.products
+    low, high = (start + (1 + side * MARGIN) * sum(units.values()) for side in (-1, 1))
+    return Prediction(start + sum(units.values()), low, high, terms | {"start": Term(start, COMPILED)}, "")
+
+
+def _together(known: Evidence) -> Prediction:
+    """Several launches of which only the whole is known: its least bytes and operations, one start each."""
+    assert known.cost
+    memory = known.ceilings.memory_seconds(known.cost.read, known.cost.written) * 1e6
+    rates = known.ceilings.rates
+    units = {unit: n / rates[unit] * 1e6 for unit, n in known.cost.flops.items() if rates.get(unit)}
+    starts = START_US * sum(one.launch.times for one in known.launches if one.launch)
+    longest = max(memory, *units.values(), 0.0)
+    terms = {"memory": Term(memory, CALCULATED), "start": Term(starts, COMPILED)}
+    terms |= {unit: Term(us, CALCULATED) for unit, us in units.items()}
+    fixed = known.ceilings.timer_us + starts
+    low, high = fixed + (1 - MARGIN) * longest, fixed + (1 + MARGIN) * (memory + sum(units.values()))
+    return _with_words(Prediction(fixed + longest, low, high, terms, ""), known)
+
+
+def _of_launch(known: Evidence, work: Work) -> Prediction:
+    memory = 1e6 * _memory(known, work, work.moved or Moved())
+    units = {u: 1e6 * s * _tail(work) for u, s in work.seconds(known.ceilings.rates).items()}
+    products = sum(us for unit, us in units.items() if unit in work.products)
+    others = max((us for unit, us in units.items() if unit not in work.products), default=0.0)
+    latency = 1e6 * _chain(work, work.moved or Moved())
+    atomics = (work.moved.met if work.moved else 0.0) / work.one.gpu.clock_mhz  # one a clock
+    start = START_US * (work.one.launch.times if work.one.launch else 1)
+    together = _overlapped(memory, _overlapped(products, others, work.resident), work.resident)
+    low = start + (1 - MARGIN) * max(memory, products, others, latency, atomics)
+    high = start + (1 + MARGIN) * max(memory + sum(units.values()), latency, atomics)
+    source = AUDITED if known.audited else CALCULATED
+    terms = {"memory": Term(memory, source), "start": Term(start, COMPILED), "latency": Term(latency, COMPILED)}
+    terms |= {"atomics": Term(atomics, source)} if atomics else {}
+    terms |= {u: Term(us, CALCULATED if u in work.products else COMPILED) for u, us in units.items()}
+    return Prediction(start + max(together, latency, atomics), low, high, terms, "")
+
+
+def _overlapped(a: float, b: float, blocks: float) -> float:
+    """Two parts of each block's work: the busier unit is idle only while all blocks of an SM are at the other one."""
+    busy, other = max(a, b), min(a, b)
+    return busy / (1 - (other / (busy + other)) ** max(1.0, blocks)) if other else busy
+
+
+def _memory(known: Evidence, work: Work, moved: Moved) -> float:
+    window = work.resident * work.one.gpu.sms / work.one.made.cluster * moved.distinct / work.programs
+    if window <= work.one.gpu.l2:  # what is asked for again is in the cache still
+        again = moved.repeated + work.spilled
+        return known.ceilings.memory_seconds(moved.read, moved.written) + again / known.ceilings.rates["l2"]
+    return known.ceilings.memory_seconds(moved.read + moved.repeated + work.spilled, moved.written)
+
+
+def _chain(work: Work, moved: Moved) -> float:
+    """How long the blocks of an SM take if each only ever waits: for its loads, and for its own instructions."""
+    again = moved.repeated / (moved.read + moved.repeated) if moved.read else 0.0
+    waiting = work.waits * (LATENCY * (1 - again) + CACHED * again)
+    alone = waiting + CLOCKS * work.steps_each / (work.one.gpu.clock_mhz * 1e6)
+    return alone * max(1.0, work.one.waves or 0.0)
+
+
+def _tail(work: Work) -> float:
+    """By how much the last wave, part of it idle, lengthens what the units do."""
+    waves = work.one.waves
+    return math.ceil(waves) / waves if waves and waves > 1 else 1.0
+
+
+def _then(first: Prediction, second: Prediction) -> Prediction:
+    terms = dict(first.terms)
+    for name, term in second.terms.items():
+        terms[name] = Term(term.us + (terms[name].us if name in terms else 0.0), term.source)
+    sums = {name: getattr(first, name) + getattr(second, name) for name in ("us", "low", "high")}
+    return Prediction(**sums, terms=terms, rates="")
+
+
+def _with_words(found: Prediction, known: Evidence) -> Prediction:
+    lacks = []
+    if not known.audited:
+        lacks.append(f"repeated bytes ({known.unaudited})")
+    elif known.audited.case and not known.cost:
+        lacks.append(f"what grows faster than the inputs (audited on {known.audited.case})")
+    if known.launches[-1].launch and not known.launches[-1].launch.is_all:
+        lacks.append("what the call does besides these launches")
+    return Prediction(found.us, found.low, found.high, found.terms, known.ceilings.source, tuple(lacks))

@@ -1,0 +1,98 @@
+"""`tilewright explain` as a user types it."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cli.command import assert_one_line
+from support import timing_record
+from tilewright import record, source
+from tilewright.cli import main
+
+ROOT = Path(__file__).parent.parent.parent
+KERNELS = Path(__file__).parent.parent / "tools" / "inspected.py"
+FLAW = ROOT / "examples" / "flaws" / "extra_pass.py"
+SMALL = ("relu", "-k", "triton", "--case", "N=16777216")
+
+
+@pytest.fixture
+def explain(capsys, monkeypatch, tmp_path):
+    """The command in this process, with one timing on record."""
+    timing = timing_record(us=40.0, case={"N": 2**24}, dtype="bfloat16")
+    timing |= {"op": "relu", "source": source.kernel_hash("relu", "triton")}
+    record.append(tmp_path / "results" / "relu.jsonl", [timing])
+    monkeypatch.setenv("TILEWRIGHT_RESULTS", str(tmp_path / "results"))
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["tilewright", "explain", *map(str, args)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=end.value.code, stdout=said.out, stderr=said.err)
+
+    return call
+
+
+def test_a_good_kernel(explain):
+    done = explain(*SMALL)
+    assert done.returncode == 0, done.stderr
+    for words in ("Binds: memory bandwidth", "Time: 40.0 us, measured", "of the ceiling", "Predicted:", "pass"):
+        assert words in done.stdout
+    assert "fail" not in done.stdout
+    assert "Next: tilewright inspect relu --sass" in done.stdout
+
+
+def test_a_flawed_kernel(explain):
+    done = explain(FLAW, "-f", "slow", "-i", "67108864:bf16")
+    assert done.returncode == 1, done.stderr
+    assert "2.00 times the least bytes (audited)" in done.stdout
+    assert "Next: one launch for _scale and _cut" in done.stdout
+
+
+def test_json_says_all(explain):
+    done = explain(*SMALL, "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["us"] == {"value": 40.0, "source": "measured"}
+    assert said["binds"]["what"] == "memory bandwidth"
+    assert said["prediction"]["terms"]["memory"]["source"] == "audited"
+    assert [point["name"] for point in said["points"]][:2] == ["coalesced access", "occupancy"]
+    assert len(said["points"]) == 8
+
+
+def test_predictions_beside_timings_are_recorded(explain, tmp_path):
+    path = tmp_path / "predictions.jsonl"
+    done = explain("--predict", "--record", path)
+    assert done.returncode == 0, done.stderr
+    assert "Bound by memory: predicted over measured" in done.stdout
+    (one,) = record.read(path).records
+    assert (one["kind"], one["op"], one["measured"]["us"]) == ("prediction", "relu", 40.0)
+    done = explain("relu", "--predict", "--json")
+    assert json.loads(done.stdout)["predicted_us"] == one["predicted_us"]
+
+
+def test_what_does_not_compile_is_told(explain):
+    done = explain(KERNELS, "-f", "for_nvidia", "-i", "128:fp32", "--gpu", "mi300x")
+    assert done.returncode == 1, done.stderr
+    assert "does not compile for gfx942" in done.stdout
+    assert f"{KERNELS.name}, line" in done.stdout
+
+
+def test_mistakes_are_one_line(explain, tmp_path):
+    assert_one_line(explain("relu", "--gpu", "h20"), 2, "did you mean 'h200'?")
+    assert_one_line(explain("relo"), 2, "did you mean 'relu'?")
+    assert_one_line(explain("relu", "-k", "eager"), 2, "no Triton or CUDA C++ kernel was launched")
+    assert_one_line(explain(KERNELS, "-f", "of_values", "-i", "9x9"), 2, "of_values fails before it launches")
+    assert_one_line(explain(tmp_path / "no.cu"), 2, "no file at")
+    assert_one_line(explain(tmp_path / "no.py"), 2, "no file at")
+    assert_one_line(explain(FLAW, "-f", "quick"), 2, "no function named 'quick'")
+    assert_one_line(explain(FLAW, "-k", "triton"), 2, "for an OP")
+    assert_one_line(explain("relu", "-i", "8x8"), 2, "for a FILE")
+    assert_one_line(explain("relu", "--direction", "both"), 2, "neither of forward and backward")
+    assert_one_line(explain("relu", "--record", tmp_path / "x"), 2, "--record is for --predict")
+    assert_one_line(explain(), 2, "name an operation or a file")
+    assert_one_line(explain("--predict", "--gpu", "a100"), 2, "holds no timings")
+    assert_one_line(explain("relo", "--predict"), 2, "did you mean 'relu'?")

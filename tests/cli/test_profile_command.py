@@ -1,0 +1,138 @@
+"""`tilewright profile` as a user types it; the GPU and what is measured on it are stood in for."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from cli.command import assert_one_line
+from tilewright import hardware, record, source
+from tilewright.cli import main
+from tilewright.counters import Counters
+from tilewright.report import markdown
+from tilewright.report.profiling import overview
+from tilewright.tools import profile as tool
+from tilewright.tools.profile import Profile
+from tilewright.tools.profile.scopes import Scope
+from tilewright.tools.profile.trace import Row
+
+COUNTED = Counters(
+    us=70.0,
+    dram_read=268.0e6,
+    dram_written=240.0e6,
+    memory=0.6,
+    dram=0.5,
+    sm=0.3,
+    occupancy=0.9,
+    registers=32,
+    shared_loads=1000,
+    load_wavefronts=32000,
+    load_conflicts=31000,
+    stalls={"mio_throttle": 7.0, "wait": 1.0},
+    kernels=("transpose_fwd",),
+)
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["tilewright", "profile", *map(str, args)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        said = capsys.readouterr()
+        return SimpleNamespace(returncode=end.value.code, stdout=said.out, stderr=said.err)
+
+    return call
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """A GPU, and sources that answer at once. What they were asked is kept."""
+    kept = []
+
+    def profile(calls, wanted, trace_file, on_step):
+        kept.append((calls, wanted, trace_file))
+        rows = [Row("void transpose_fwd<float>()", 1, 70.0, 0.0, True)]
+        scope = Scope(68.0, 537e6, 0.0, {"transpose_fwd": 68.0})
+        return [
+            Profile(call, COUNTED, scope, rows, {"proton": "not here"} if n else {}) for n, call in enumerate(calls)
+        ]
+
+    monkeypatch.setattr(hardware, "has_gpu", lambda: True)
+    monkeypatch.setattr(hardware, "in_hand", lambda: {"gpu": "h200", "name": "NVIDIA H200"})
+    monkeypatch.setattr(tool, "profile", profile)
+    return kept
+
+
+def test_without_a_gpu_it_says_what_to_do(command, monkeypatch):
+    monkeypatch.setattr(hardware, "has_gpu", lambda: False)
+    assert_one_line(command("relu"), 2, "needs a GPU", "tilewright inspect relu", "tilewright explain relu")
+
+
+def test_mistakes_are_one_line(command, tmp_path):
+    assert_one_line(command("rleu"), 2, "did you mean 'relu'?")
+    assert_one_line(command("relu", "-s", "nsys"), 2, "none of ncu, proton, torch")
+    assert_one_line(command("relu", "-s", "ncu", "--trace", tmp_path / "t.json"), 2, "--trace is torch's")
+    assert_one_line(command("relu", "--direction", "both"), 2, "none of forward, backward")
+    assert_one_line(command("relu", "-i", "64"), 2, "for a FILE")
+    assert_one_line(command(tmp_path / "no.py"), 2, "no file at")
+    assert_one_line(command(tmp_path / "no.py", "-k", "triton"), 2, "for an OP")
+
+
+def test_every_number_has_its_source(command, asked):
+    done = command("transpose", "-k", "cuda", "-k", "triton", "-c", "M=64,N=64", "--trace", "t.json")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert ["time", "68.0", "us", "proton"] in lines
+    assert ["device", "memory", "read", "268.0", "MB,", "written", "240.0", "MB,", "at", "50%", "ncu"] in lines
+    assert ["warps", "wait", "for", "mio_throttle", "7.0,", "wait", "1.0", "ncu"] in lines
+    assert ["wavefronts", "a", "shared", "load", "32.00,", "31,000", "conflicts", "ncu"] in lines
+    assert "32.00, at best 1.00" in done.stdout
+    assert "No proton for transpose, triton, M=64,N=64 float32: not here" in done.stdout
+    assert "ui.perfetto.dev" in done.stdout
+    ((calls, wanted, trace),) = asked
+    assert [call["kernel"] for call in calls] == ["cuda", "triton"]
+    assert wanted == ("ncu", "proton", "torch")
+    assert trace.endswith("/t.json")
+
+
+def test_a_source_that_is_not_there_is_told_once(capsys):
+    call = {"op": "relu", "kernel": "triton", "case": {"N": 64}, "dtype": "float32", "direction": "forward"}
+    absent = {"ncu": "this user may not read the GPU's counters", "proton": "it fails"}
+    found = [
+        Profile(call, absent=absent),
+        Profile(call | {"kernel": "cuda"}, absent=absent | {"proton": "it fails too"}),
+    ]
+    Console(width=200).print(overview(found, [{}, {}]))
+    said = capsys.readouterr().out.splitlines()
+    assert said.count("No ncu: this user may not read the GPU's counters") == 1
+    assert "No proton for relu, cuda, N=64 float32: it fails too" in said
+
+
+def test_what_is_asked_for(command, asked, tmp_path):
+    file = tmp_path / "relu.py"
+    file.write_text("def relu(x):\n    return x.clamp(min=0)\n")
+    command("relu", file, "-s", "ncu", "--direction", "backward")
+    command(file, "-i", "8x8:fp16")
+    (of_op, sources, _), (of_file, _, _) = asked
+    assert of_op == [{**of_op[0], "kernel": "relu.py", "file": str(file), "direction": "backward", "op": "relu"}]
+    assert sources == ["ncu"]
+    assert of_file == [{"file": str(file), "function": "relu", "inputs": ["8x8:fp16"]}]
+
+
+def test_records_carry_counters_and_predictions_to_the_page(command, asked, tmp_path):
+    path = tmp_path / "counters.jsonl"
+    done = command("transpose", "-k", "cuda", "-c", "M=64,N=64", "--record", path, "--json")
+    assert json.loads(done.stdout)["counters"]["registers"] == 32
+    (made,) = record.read(path).records
+    assert made["kind"] == "counters"
+    assert made["source"] == source.kernel_hash("transpose", "cuda")
+    assert not record.is_stale(made)
+    assert made["predicted"] == {"load": [32.0, 1.0], "store": [1.0, 1.0]}
+    assert Counters.of_record(made) == COUNTED
+    page = markdown.fill("<!-- records: banks -->\n<!-- end -->", [made])
+    assert "| cuda | M=64,N=64 float32 | 1.00 |  | 32.00 | 32.00 | 31,000 | 70.0 us |" in page
+    assert "Counted by ncu on NVIDIA H200" in page
+    assert "No records yet" in markdown.fill(page, [])

@@ -1,0 +1,202 @@
+"""Ten slow kernels whose flaw is named, and whose mended twins have none; what binds, and by which evidence."""
+
+import functools
+import shutil
+from pathlib import Path
+
+import pytest
+
+from support import timing_record
+from tilewright import record, registry, source
+from tilewright.cost import Cost
+from tilewright.errors import CompilerRefused, NothingLaunched
+from tilewright.hardware import datasheet
+from tilewright.spec import Case
+from tilewright.tools.explain import diagnosed
+from tilewright.tools.explain.checklist import NOT_APPLICABLE, PASS, UNKNOWN
+from tilewright.tools.explain.evidence import of_cuda_file, of_function, of_op
+
+H200 = datasheet("h200")
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / "examples" / "flaws"
+KERNELS = Path(__file__).parent / "inspected.py"
+
+# By file: the point that must fail, words of its evidence, and words of the line it names.
+FLAWS = {
+    "uncoalesced.py": ("coalesced access", "`x_ptr` that is used, warps move 8.0", "tl.load(x_ptr + rows * N + col"),
+    "low_occupancy.py": ("occupancy", "128 blocks on 132 SMs: 0.97 warps", ""),
+    "divergent.cu": ("divergence", "lanes may part at 1 branches", "if (i % 2)"),
+    "untiled.py": ("tiling and reuse", "`b_ptr` is read 256 times", "tl.load(b_ptr"),
+    "global_atomics.py": ("privatisation", "6.71e+07 atomics on each address", "tl.atomic_add(count_ptr +"),
+    "one_element.py": ("coarsening", "524288 blocks of 128 threads", "tl.load("),
+    "extra_pass.py": ("better mathematics", "2.00 times the least bytes", ""),
+    "spills.py": ("better mathematics", "accesses to local memory", ""),
+    "bank_conflicts.cu": ("coalesced access", "asked 32 times for a load", "tile[lane][warp + k]"),
+    "fp64.py": ("better mathematics", "`scale_ptr` is float64", ""),
+}
+
+
+@functools.cache
+def explained(file, side):
+    path = FOLDER / file
+    if path.suffix == ".cu":
+        known = {one.launches[0].name: one for one in of_cuda_file(path, H200, 256, 0, [])}[side]
+    else:
+        given = registry.load_module(path).INPUTS
+        known = of_function(lambda: registry.launcher(path, side), given, side, H200, [])
+    return diagnosed(known)
+
+
+def point(found, name):
+    return next(one for one in found.points if one.name == name)
+
+
+def test_there_are_ten():
+    assert {path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".cu")} == set(FLAWS)
+
+
+@pytest.mark.parametrize("file", FLAWS)
+def test_the_flaw_is_named_and_its_mended_twin_has_none(file):
+    if file.endswith(".cu") and not shutil.which("nvcc"):
+        pytest.skip("needs nvcc")
+    name, words, line = FLAWS[file]
+    slow, mended = explained(file, "slow"), explained(file, "mended")
+    found = point(slow, name)
+    assert slow.failed[0] == found, slow.failed
+    assert words in "; ".join(fact.text for fact in found.facts)
+    assert found.move
+    if line:
+        file_name, number = found.place
+        assert line in Path(file_name).read_text().splitlines()[number - 1]
+    assert [one.name for one in mended.failed] == []
+    assert len(mended.points) == 8
+    if slow.prediction and mended.prediction:
+        assert slow.prediction.us > 1.4 * mended.prediction.us
+
+
+def test_every_number_says_where_it_is_from():
+    found = explained("extra_pass.py", "mended")
+    for one in found.points:
+        assert one.verdict in (PASS, NOT_APPLICABLE)
+        assert one.facts
+        assert {fact.source for fact in one.facts} <= {"calculated", "compiled", "audited", "predicted"}
+    assert {term.source for term in found.prediction.terms.values()} <= {"calculated", "compiled", "audited"}
+    assert found.as_json()["points"][0]["evidence"][0]["source"] == "compiled"
+
+
+def test_what_is_not_known_says_so_and_gives_no_advice():
+    if not shutil.which("nvcc"):
+        pytest.skip("needs nvcc")
+    found = explained("divergent.cu", "mended")
+    assert (found.binding, found.prediction, found.us) == (None, None, None)
+    reuse = point(found, "tiling and reuse")
+    assert reuse.verdict == UNKNOWN
+    assert reuse.move.startswith("not known: only Triton kernels are interpreted; run tilewright profile")
+    assert point(found, "occupancy").verdict == UNKNOWN
+
+
+CASE = Case((("N", 2**24),), "bfloat16")
+CALL = {"op": "relu", "kernel": "triton", "case": {"N": 2**24}, "dtype": "bfloat16", "direction": "forward"}
+COPY = Cost(2**25, 2**25)
+
+
+def relu(records, case=CASE, **options):
+    op = registry.load("relu")
+    return diagnosed(of_op(op, op.kernels["triton"], case, H200, records, **options))
+
+
+def timed(us, **more):
+    """A timing of relu as it stands."""
+    content = timing_record(us=us, **{key: CALL[key] for key in ("case", "dtype")}, **more)
+    return content | {"op": "relu", "source": source.kernel_hash("relu", "triton")}
+
+
+def test_a_fresh_timing_is_used_and_a_stale_one_named():
+    fresh, stale = timed(20.0), timed(20.0) | {"source": "of another day"}
+    found = relu([fresh])
+    assert found.us == (20.0, "measured")
+    assert found.share == pytest.approx(2**26 / 2e12 * 1e6 / 20.0)
+    assert found.prediction.rates.startswith("measured on NVIDIA H200")
+    found = relu([stale])
+    assert found.us[1] == "predicted"
+    assert "the code has changed since the record" in found.evidence.untimed
+    assert "no record on h200" in relu([timed(20.0, gpu="a100-80gb")]).evidence.untimed
+
+
+def test_what_binds_is_told_by_the_best_evidence():
+    assert relu([timed(36.0)]).binding.what == "memory bandwidth"
+    host = relu([timed(36.0, host_us=50.0)]).binding
+    assert (host.what, host.source) == ("host overhead", "measured")
+    assert "50.0 us and the GPU 36.0 us" in host.why
+    slow = relu([timed(500.0)]).binding
+    assert (slow.what, slow.source) == ("latency and occupancy", "measured")
+    small = relu([], CASE.__class__((("N", 4096),), "bfloat16")).binding
+    assert small.what == "host overhead: starting its launches"
+
+
+def test_counters_have_the_last_word_on_what_binds():
+    counted = {"memory": 0.4, "sm": 0.9, "dram_read": 3e7, "dram_written": 2e7}
+    device = {"gpu": "h200", "name": "NVIDIA H200"}
+    code = source.kernel_hash("relu", "triton")
+    profiled = record.stamp("counters", "relu", "triton", code, call=CALL, counters=counted, device=device)
+    found = relu([profiled])
+    assert found.binding.source == "counters"
+    assert found.binding.what.startswith("compute: ")
+    passes = point(found, "better mathematics")
+    assert (passes.verdict, passes.facts[-1].source) == (PASS, "counters")
+    assert "memory moves 0.75 times" in passes.facts[-1].text, "what was written last is in the cache still"
+    assert relu([profiled | {"source": "older"}]).binding.source == "audited"
+
+
+def test_backward_is_audited_too():
+    found = relu([], direction="backward")
+    assert found.evidence.audited.case == "N=262144"
+    assert found.evidence.audited.moved.distinct == pytest.approx(3 * 2**25)
+    assert found.prediction.terms["memory"].source == "audited"
+
+
+COPIED = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def _copy(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + offs, tl.load(x_ptr + offs))
+
+def copy(x):
+    y = torch.empty_like(x)
+    _copy[(x.numel() // 1024,)](x, y, 1024)
+    return y.cpu()
+"""
+
+
+def test_the_way_to_the_host_is_seen(tmp_path):
+    path = tmp_path / "copied.py"
+    path.write_text(COPIED)
+    found = diagnosed(of_function(lambda: registry.launcher(path, None), ["1048576:fp32"], "copied", H200, []))
+    assert found.binding.what == "data movement between host and device"
+    assert "4194304 B by cpu()" in found.binding.why
+
+
+def test_products_that_run_as_multiply_adds_leave_the_matrix_unit_idle():
+    op = registry.load("linear")
+    found = diagnosed(of_op(op, op.kernels["cuda"], op.bench[1].with_dtype("bfloat16"), H200, []))
+    assert "tensor.bfloat16 is idle" in point(found, "better mathematics").facts[0].text
+    assert found.prediction.us > 10 * found.floor_us
+    assert not [unit for unit in found.prediction.terms if unit.startswith("tensor")]
+
+
+def test_refusals():
+    op = registry.load("relu")
+    with pytest.raises(NothingLaunched):
+        of_op(op, op.kernels["eager"], CASE, H200, [])
+    with pytest.raises(CompilerRefused, match="gfx942"):
+        of_function(lambda: registry.launcher(KERNELS, "for_nvidia"), ["128:fp32"], "", datasheet("mi300x"), [])
+
+
+def test_amd_too():
+    op = registry.load("relu")
+    found = diagnosed(of_op(op, op.kernels["triton"], CASE, datasheet("mi300x"), [timed(20.0)]))
+    assert found.binding.what == "memory bandwidth"
+    assert found.failed == []
+    assert "datasheet, times 0.42 for memory, as h200" in found.prediction.rates
