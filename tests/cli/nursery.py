@@ -1,0 +1,40 @@
+"""Forks a child for every request on standard input, after importing once what commands import for seconds."""
+
+import json
+import os
+import sys
+
+sys.path.pop(0)  # this folder: a command has none of its own there
+
+import torch._dynamo  # noqa: F401
+import triton  # noqa: F401
+
+import tilewright.ops
+import tilewright.tools.audit
+import tilewright.tools.bench
+import tilewright.tools.check
+import tilewright.tools.tune  # noqa: F401
+from tilewright.cli import main
+
+
+def become(args: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:
+    """The command, as if it had been started."""
+    for file, number in ((os.devnull, 0), (out, 1), (err, 2)):
+        os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = ["tilewright", *args]
+    main()
+
+
+def serve() -> None:
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            become(**json.loads(line))
+            return
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+serve()
