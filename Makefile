@@ -35,7 +35,7 @@ types: $(READY)
 	$(RUN) -m pyright --pythonpath $$($(RUN) -c "import sys; print(sys.executable)")
 
 tests: $(READY)
-	$(RUN) -m pytest -n 3 --dist loadgroup
+	$(RUN) -m pytest -n 2 --dist loadgroup
 
 gpu-test: $(READY)
 	$(RUN) -m pytest tests/ops tests/tools tests/worker tests/test_hardware.py tests/test_launch.py tests/test_notebook.py tests/test_timer.py

@@ -23,14 +23,10 @@ if not HAS_GPU:  # read when a kernel is decorated, so before any op is imported
     os.environ["NUMBA_ENABLE_CUDASIM"] = "1"
 
 
-LONGEST = ("test_contributing.py", "test_offline_compile.py", "test_check.py", "test_audit_command.py")
-
-
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("gpu") and not HAS_GPU:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
-    items.sort(key=lambda item: item.path.name not in LONGEST)  # so that nobody waits for one of them at the end
 
 
 @pytest.fixture
