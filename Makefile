@@ -25,7 +25,8 @@ help:
 demo: $(READY)
 	$(RUN) -m tilewright bench softmax
 
-test: lint types tests
+test: lint
+	@$(MAKE) --no-print-directory -j 2 types tests
 
 lint: $(READY)
 	$(RUN) -m ruff check .
