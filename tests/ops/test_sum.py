@@ -10,7 +10,7 @@ import tilewright as tw
 from reduction_laws import ReductionLaws, inf, nan, registered, same
 from reduction_laws import few_programs as few_programs
 from support import few_examples, laid_out
-from tilewright.ops import _numba, _reduce
+from tilewright.ops import _numba, _reduce, _reduce_numba
 from tilewright.ops import sum as module
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -102,7 +102,7 @@ def test_numba_tree_with_any_number_of_threads(threads, device):
     """The same tree as in cuda/reduce.cuh."""
     x = integers(2, 50, device=device)
     out = torch.empty(2, 1, device=device)
-    _numba.launch(_reduce.numba_sum_chunks(), (2, 1), threads, x, out, 50)
+    _numba.launch(_reduce_numba.numba_sum_chunks(), (2, 1), threads, x, out, 50)
     same(out.view(2), x.sum(-1))
 
 

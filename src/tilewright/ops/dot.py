@@ -19,7 +19,8 @@ from tilewright.ops._flat import takes
 from tilewright.ops._launch import Launcher
 from tilewright.ops._numba import launch, numba_cuda
 from tilewright.ops._operator import operator
-from tilewright.ops._reduce import NUMBA_THREADS, numba_sum_chunks, numba_tree_sum, split, sum_pieces
+from tilewright.ops._reduce import split, sum_pieces
+from tilewright.ops._reduce_numba import NUMBA_THREADS, numba_sum_chunks, numba_tree_sum
 from tilewright.spec import Cost, Op, grid
 
 

@@ -15,17 +15,8 @@ from torch import Tensor
 from tilewright.ops._cuda import Source
 from tilewright.ops._numba import launch
 from tilewright.ops._operator import operator
-from tilewright.ops._reduce import (
-    BENCH,
-    CHECK,
-    NUMBA_THREADS,
-    cost,
-    named,
-    numba_sum_chunks,
-    reduce,
-    split,
-    takes,
-)
+from tilewright.ops._reduce import BENCH, CHECK, cost, named, reduce, split, takes
+from tilewright.ops._reduce_numba import NUMBA_THREADS, numba_sum_chunks
 from tilewright.spec import Cost, Op
 
 
