@@ -7,6 +7,7 @@ from tilewright import registry, source
 from tilewright.spec import Cost, Kernel, Op, grid, points
 from tilewright.tools.check import check, trials
 from tilewright.tools.check.answers import Answers
+from tilewright.tools.check.budget import Match, compare, expect
 from tilewright.tools.check.judge import Here, Judge
 from tilewright.tools.check.trials import Trial
 
@@ -314,3 +315,12 @@ def test_the_gradient_of_a_single_number_is_one_in_training_alone():
     for is_training in (True, False):
         (grad,) = Answers(total, "cpu", 3, is_training=is_training)(trial, True).grads
         assert (grad.item() == 1) == is_training
+
+
+def test_inputs_move_by_themselves_when_a_budget_is_made():
+    """What cancels of two inputs moves as far as the rounding of each."""
+    m = torch.randn(4096, generator=torch.Generator().manual_seed(0)).bfloat16().float()
+    (expected,) = expect(lambda m, g: m + (g - m) * 0.1, (m, -9 * m))
+    fused = (m.double() + (-10 * m).double() * float(torch.tensor(0.1))).float()  # as a fused multiply-add has it
+    assert fused.any()
+    assert isinstance(compare(fused, expected), Match)

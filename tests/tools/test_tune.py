@@ -11,7 +11,7 @@ from tilewright.ops import _tuned
 from tilewright.ops._tuned import Tuned
 from tilewright.spec import Cost, Op, grid
 from tilewright.timer import timer_for
-from tilewright.tools.tune import tune
+from tilewright.tools.tune import FINALISTS, tune
 
 WORDS = {"True": True, "False": False}
 
@@ -144,3 +144,16 @@ def offered(table: Tuned, key: list) -> list:
         return table.choices(*key)
     except (KeyError, TypeError):  # a key of another table in the same file
         return []
+
+
+def test_of_many_the_fastest_at_first_sight_are_timed_and_the_default(tables, monkeypatch):
+    op, table = toy(tables)
+    many = [{"how": "slow", "number": n} for n in range(FINALISTS + 4)]
+    table.default = lambda way, size: many[0]
+    table.choices = lambda way, size: [*many, {"how": "fast"}]
+    for search in searches(op):
+        timed = [one.config for one in search.tried if one.us is not None]
+        assert len(timed) == FINALISTS + 1
+        assert many[0] in timed
+        assert search.winner == {"how": "fast"}
+        assert [one for one in search.tried if one.reason.endswith("at first sight")]
