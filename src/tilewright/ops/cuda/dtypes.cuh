@@ -47,7 +47,7 @@ template <typename T, int WIDTH = VECTOR<T>> struct alignas(WIDTH * sizeof(T)) P
 __device__ __forceinline__ bool aligned(const void* pointer) { return (unsigned long long)pointer % 16 == 0; }
 
 // How lines that are read are kept in the cache: longer than those that are written, so that these go out to memory
-// steadily. Measured on an H200, 3 % more bandwidth; asked the other way round, 5 % less.
+// steadily.
 __device__ __forceinline__ unsigned long long kept_longest() {
     unsigned long long policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
