@@ -393,6 +393,21 @@ def reduce(
     return y.view([1 if d in dims else x.shape[d] for d in range(x.dim())]) if keepdim else y
 
 
+def extreme_with_index(
+    smallest: float, torchs: Callable[..., Any], made: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """torch.max or torch.min, of a dimension or in another of its forms."""
+    if takes(smallest, input) and not kwargs.keys() - {"dim", "keepdim"} and len(args) + len(kwargs) <= 2:
+        dim, keepdim = _dim_and_keepdim(*args, **kwargs)
+        if type(dim) is int and type(keepdim) is bool and (dims := named(input, dim)):
+            return made(reduce_with_index(input, dims[0], dims[0] + 1, keepdim, torchs.__name__))
+    return torchs(input, *args, **kwargs)
+
+
+def _dim_and_keepdim(dim: Any = None, keepdim: Any = False) -> tuple[Any, Any]:
+    return dim, keepdim
+
+
 def cost(x: Tensor) -> Cost:
     """Of a reduction over the last dimension."""
     rows = x.numel() // max(1, x.shape[-1])

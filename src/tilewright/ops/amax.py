@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops._reduce import BENCH, CHECK, backward_cost, cost, named, reduce, reduce_with_index, takes
+from tilewright.ops._reduce import BENCH, CHECK, backward_cost, cost, extreme_with_index, named, reduce, takes
 from tilewright.spec import Op
 
 
@@ -47,18 +47,9 @@ def amax(input: Tensor, dim: Any = (), keepdim: bool = False, *, out: Tensor | N
 
 def max(input: Tensor, *args: Any, **kwargs: Any) -> Any:
     """As `torch.max`, in all its forms: the fast kernels where they fit, torch elsewhere."""
-    if takes(SMALLEST, input) and not kwargs.keys() - {"dim", "keepdim"} and len(args) + len(kwargs) <= 2:
-        dim, keepdim = _dim_and_keepdim(*args, **kwargs)
-        if not args and not kwargs:
-            return amax(input)
-        if type(dim) is int and type(keepdim) is bool and (dims := named(input, dim)):
-            found = reduce_with_index(input, dims[0], dims[0] + 1, keepdim, "max")
-            return torch.return_types.max(found)
-    return torch.max(input, *args, **kwargs)
-
-
-def _dim_and_keepdim(dim: Any = None, keepdim: Any = False) -> tuple[Any, Any]:
-    return dim, keepdim
+    if takes(SMALLEST, input) and not args and not kwargs:
+        return amax(input)
+    return extreme_with_index(SMALLEST, torch.max, torch.return_types.max, input, *args, **kwargs)
 
 
 @op.public
