@@ -132,7 +132,7 @@ def test_records_carry_counters_and_predictions_to_the_page(command, asked, tmp_
     assert not record.is_stale(made)
     assert made["predicted"] == {"load": [32.0, 1.0], "store": [1.0, 1.0]}
     assert Counters.of_record(made) == COUNTED
-    page = markdown.fill("<!-- records: banks -->\n<!-- end -->", [made])
+    page = markdown.fill("<!-- records: banks transpose -->\n<!-- end -->", [made])
     assert "| cuda | M=64,N=64 float32 | 1.00 |  | 32.00 | 32.00 | 31,000 | 70.0 us |" in page
     assert "Counted by ncu on NVIDIA H200" in page
     assert "No records yet" in markdown.fill(page, [])

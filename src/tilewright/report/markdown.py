@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from statistics import median
 from typing import Any
@@ -21,7 +21,6 @@ from tilewright.report import accuracy
 from tilewright.report.rows import Row, rows
 
 OF_ALL_OPS = ("summary", "largest")  # every case, or of each op the one with the most work
-OF_EXPLAIN = {"predictions": accuracy.predictions, "flaws": accuracy.flaws}
 BLOCK = re.compile(r"(<!-- records: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -31,37 +30,22 @@ class Unfillable(ValueError):
 
 def fill(page: str, records: list[dict[str, Any]]) -> str:
     """The page with every marked block made anew. A block names an op, `summary` or `largest`, and a direction; or else
-    `audit`, `banks`, `flaws`, `predictions`, `sizes`, `verdicts`, `submissions` or `traps`."""
+    one of PARTS, `banks` with an op."""
     if not BLOCK.search(page):
         raise Unfillable("it has no block of records")
 
     def block(found: re.Match[str]) -> str:
-        if found["what"] == "audit":
-            counted = [r for r in records if r["kind"] == "audit" and "counted" in r]
-            return found[1] + (_audits(counted) if counted else "No records yet.\n") + found[3]
-        if found["what"] in ("verdicts", "submissions"):
-            of_files = found["what"] == "submissions"
-            chosen = [r for r in records if r["kind"] == "verdict" and ("file" in r) == of_files]
-            return found[1] + (_verdicts(chosen) if chosen else "No records yet.\n") + found[3]
-        if found["what"] == "traps":
-            chosen = [r for r in records if r["kind"] == "trap"]
-            return found[1] + (_traps(chosen) if chosen else "No records yet.\n") + found[3]
-        if found["what"] == "banks":
-            chosen = [r for r in records if r["kind"] == "counters" and r["op"] == "transpose" and r["counters"]]
-            return found[1] + (_banks(chosen) if chosen else "No records yet.\n") + found[3]
-        if table := OF_EXPLAIN.get(found["what"]):
-            chosen = [r for r in records if r["kind"] == found["what"].removesuffix("s")]
+        name, _, of = found["what"].partition(" ")
+        if name in PARTS and bool(of) == (name == "banks"):
+            belongs, table = PARTS[name]
+            chosen = [r for r in records if belongs(r, of)]
             return found[1] + (table(chosen) if chosen else "No records yet.\n") + found[3]
-        if found["what"] == "sizes":
-            chosen = [r for r in records if r["kind"] == "timing" and r.get("sized")]
-            return found[1] + (_sizes(chosen) if chosen else "No records yet.\n") + found[3]
-        what, _, direction = found["what"].partition(" ")
-        if direction not in DIRECTIONS or what not in (*OF_ALL_OPS, *source.op_files()):
+        if of not in DIRECTIONS or name not in (*OF_ALL_OPS, *source.op_files()):
             raise Unfillable(f"no records are called '{found['what']}'")
         timings = [r for r in records if r["kind"] == "timing" and not r.get("sized")]
-        chosen = [r for r in timings if r["direction"] == direction and what in (r["op"], *OF_ALL_OPS)]
+        chosen = [r for r in timings if r["direction"] == of and name in (r["op"], *OF_ALL_OPS)]
         gpus = dict.fromkeys(r["device"]["name"] for r in chosen)
-        tables = [_table(what, [r for r in chosen if r["device"]["name"] == gpu]) for gpu in gpus]
+        tables = [_table(name, [r for r in chosen if r["device"]["name"] == gpu]) for gpu in gpus]
         return found[1] + "\n".join(tables or ["No records yet.\n"]) + found[3]
 
     return BLOCK.sub(block, page)
@@ -251,3 +235,16 @@ def _provenance(records: Sequence[dict[str, Any]]) -> str:
             for r in records
         )
     )
+
+
+Records = list[dict[str, Any]]
+PARTS: dict[str, tuple[Callable[[dict[str, Any], str], bool], Callable[[Records], str]]] = {  # what belongs, its table
+    "audit": (lambda r, _: r["kind"] == "audit" and "counted" in r, _audits),
+    "banks": (lambda r, op: r["kind"] == "counters" and r["op"] == op and bool(r["counters"]), _banks),
+    "flaws": (lambda r, _: r["kind"] == "flaw", accuracy.flaws),
+    "predictions": (lambda r, _: r["kind"] == "prediction", accuracy.predictions),
+    "sizes": (lambda r, _: r["kind"] == "timing" and bool(r.get("sized")), _sizes),
+    "submissions": (lambda r, _: r["kind"] == "verdict" and "file" in r, _verdicts),
+    "traps": (lambda r, _: r["kind"] == "trap", _traps),
+    "verdicts": (lambda r, _: r["kind"] == "verdict" and "file" not in r, _verdicts),
+}

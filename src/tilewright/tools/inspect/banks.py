@@ -20,7 +20,6 @@ from tilewright.tools.inspect.listing import Line, Place, listing
 
 BANKS = 32
 WORD = 4  # bytes
-WAVEFRONT = BANKS * WORD
 OFF = np.iinfo(np.int64).min  # in place of the word of a lane that takes no part
 NOBODY = (0.0, 0.0)  # wavefronts where no thread takes part
 STAND_INS = (2**20, 2**20 + 48)  # for sizes and pointers that are not known: what differs between the two is not known
