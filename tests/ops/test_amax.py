@@ -68,3 +68,13 @@ def test_registered_operators(device):
     torch.library.opcheck(_reduce.reduce_with_index.registered, (x.clone().requires_grad_(), 1, 2, False, "max"))
     torch.library.opcheck(_reduce.reduce_with_index.registered, (x.t(), 0, 1, True, "max"))
     assert_compiles(lambda x: tuple(tw.max(x, 1)), x)
+
+
+def test_mistaken_calls_of_max_have_torchs_error(device):
+    x = torch.randn(2, 3, device=device)
+    for call in (lambda f: f(x, 0, dim=1), lambda f: f(x, dim=9), lambda f: f(x, 0, False, 1)):
+        with pytest.raises((TypeError, IndexError)) as theirs:
+            call(torch.max)
+        with pytest.raises(type(theirs.value)) as ours:
+            call(tw.max)
+        assert str(ours.value) == str(theirs.value)

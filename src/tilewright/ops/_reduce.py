@@ -397,7 +397,10 @@ def extreme_with_index(
     smallest: float, torchs: Callable[..., Any], made: Callable[..., Any], input: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     """torch.max or torch.min, of a dimension or in another of its forms."""
-    if takes(smallest, input) and not kwargs.keys() - {"dim", "keepdim"} and len(args) + len(kwargs) <= 2:
+    is_plain = (
+        len(args) + len(kwargs) <= 2 and not kwargs.keys() - {"dim", "keepdim"} and not (args and "dim" in kwargs)
+    )
+    if is_plain and takes(smallest, input):
         dim, keepdim = _dim_and_keepdim(*args, **kwargs)
         if type(dim) is int and type(keepdim) is bool and (dims := named(input, dim)):
             return made(reduce_with_index(input, dims[0], dims[0] + 1, keepdim, torchs.__name__))
