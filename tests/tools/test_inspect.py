@@ -146,6 +146,16 @@ def test_code_knows_its_source(gpu, form):
     assert not any("loc(" in line.code or line.code.strip().startswith((".loc", "//##")) for line in lines)
 
 
+def test_a_copy_of_a_file_is_shown_its_own_lines(tmp_path):
+    """Though the compiler keeps what it made of the first: the text is the same."""
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+        file = Path(shutil.copy(FILE, folder))
+        launches = of_call(lambda file=file: (registry.launcher(file, "copy"), [torch.empty(64)]), datasheet("h200"))
+        places = {line.place for line in listing(inspect_launch(next(iter(launches)), "copy").made, "ptx")}
+        assert {place[0] for place in places if place} == {str(file)}
+
+
 def test_what_torch_compile_would_write():
     op = registry.load("dot")
     found = [*inspect_kernel(op, op.kernels["compile"], op.bench[0].with_dtype("float32"), datasheet("h200"))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from triton.compiler import ASTSource
 from triton.compiler.errors import CompilationError
 from triton.experimental.gluon._runtime import GluonASTSource
 
+import tilewright
 from tilewright.errors import CompilerRefused, MissingTool, TilewrightError, first_line
 from tilewright.ops._cuda import _compiler_version
 from tilewright.tools.inspect.code import CudaCode, TritonCode
@@ -55,6 +57,7 @@ def compiled(code: TritonCode | CudaCode) -> Compiled:
 def _by_triton(code: TritonCode) -> Compiled:
     is_gluon = code.function.is_gluon()
     source = (GluonASTSource if is_gluon else ASTSource)(code.function, code.signature, code.constants, code.attributes)
+    _key_by_place(source, code.file)
     with _stderr_of_the_compiler() as said:
         try:
             made: Any = triton.compile(source, target=code.target, options=dict(code.options))
@@ -66,9 +69,15 @@ def _by_triton(code: TritonCode) -> Compiled:
     return Compiled(made.metadata.name, binary, code.arch, threads, made.metadata.shared, code.cluster, texts)
 
 
+def _key_by_place(source: Any, file: str) -> None:
+    """Triton keeps code by what was written, not where: a copy of a file would be shown the paths of the first."""
+    places = (source.hash(), file, tilewright.__file__, triton.__file__)
+    source.hash = lambda: hashlib.sha256(repr(places).encode()).hexdigest()
+
+
 def _by_nvrtc(code: CudaCode) -> Compiled:
     binary, symbols = code.source.cubin(code.arch, (code.instance,))
-    question = repr(([*_with_includes(Path(code.file))], code.instance, code.arch, _compiler_version())).encode()
+    question = repr(([*_with_includes(Path(code.file))], code.file, code.instance, code.arch, _compiler_version())).encode()
     texts = {"ptx": kept(question, "ptx", lambda: _ptx_by_nvrtc(code)).decode()}
     return Compiled(symbols[code.instance], binary, code.arch, code.threads, code.shared, code.cluster, texts)
 
@@ -95,7 +104,7 @@ def _ptx_by_nvrtc(code: CudaCode) -> bytes:
 
 def cuda_file(path: Path, arch: str, threads: int, shared: int) -> list[Compiled]:
     """Every kernel of a `.cu` file, compiled by nvcc as if launched with so many threads and bytes."""
-    question = repr(([*_with_includes(path)], arch, _nvcc_version())).encode()
+    question = repr(([*_with_includes(path)], str(path.resolve()), arch, _nvcc_version())).encode()
     ptx = kept(question, "ptx", lambda: _by_nvcc(path, arch, "ptx"))
     binary = kept(question, "cubin", lambda: _by_nvcc(path, arch, "cubin", ptx))
     names = re.findall(rb"\0\.text\.(\w+)", binary)
