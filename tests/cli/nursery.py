@@ -15,6 +15,7 @@ import tilewright.tools.bench
 import tilewright.tools.check
 import tilewright.tools.tune  # noqa: F401
 from tilewright.cli import main
+from tilewright.worker import process
 
 
 def become(args: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:
@@ -25,10 +26,12 @@ def become(args: list[str], cwd: str, env: dict[str, str], out: str, err: str) -
     os.environ.clear()
     os.environ.update(env)
     sys.argv = ["tilewright", *args]
+    process.Nursery.is_alive = True  # that of this process serves all commands, one after another
     main()
 
 
 def serve() -> None:
+    process.nursery("cpu")
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
