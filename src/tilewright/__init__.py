@@ -102,7 +102,9 @@ __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tilewright' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"tilewright.{_HOMES[name]}"), name)
+    found = getattr(importlib.import_module(f"tilewright.{_HOMES[name]}"), name)
+    globals()[name] = found  # the next look-up costs what that of any name costs
+    return found
 
 
 def __dir__() -> list[str]:
