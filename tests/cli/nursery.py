@@ -1,5 +1,6 @@
 """Forks a child for every request on standard input, after importing once what commands import for seconds."""
 
+import atexit
 import json
 import os
 import sys
@@ -27,7 +28,12 @@ def become(args: list[str], cwd: str, env: dict[str, str], out: str, err: str) -
     os.environ.update(env)
     sys.argv = ["tilewright", *args]
     process.Nursery.is_alive = True  # that of this process serves all commands, one after another
-    main()
+    try:
+        main()
+    except SystemExit as end:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(end.code if isinstance(end.code, int) else bool(end.code))  # to take torch apart takes a second
 
 
 def serve() -> None:
