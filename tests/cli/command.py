@@ -1,5 +1,6 @@
 """The command line in a process of its own, forked from one that has imported all it may need: that takes seconds."""
 
+import atexit
 import functools
 import json
 import os
@@ -14,7 +15,9 @@ NURSERY = Path(__file__).with_name("nursery.py")
 
 @functools.cache
 def _nursery() -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, NURSERY], stdin=PIPE, stdout=PIPE, text=True)
+    started = subprocess.Popen([sys.executable, NURSERY], stdin=PIPE, stdout=PIPE, text=True)
+    atexit.register(started.__exit__, None, None, None)  # closes its pipes, at which it ends
+    return started
 
 
 def run(*args, cwd=None, **env):
