@@ -4,14 +4,15 @@ rms_norm: y = x r w, r = 1 / sqrt(mean x² + eps). layer_norm: y = (x - mean x) 
 
 Forward keeps rows in registers: one read, one write. Backward, with h = y before w and b, and g = dy w:
 dx = r (g - h mean(g h)), for layer_norm less r mean(g) too; dw = sum of dy h and db = sum of dy over all rows.
-It finds r again, since it must read x anyway, so that forward has nothing to save. Each of a fixed number of programs
-takes rows at a fixed distance and keeps its share of dw and db in registers; a second kernel adds up the shares. Shapes
-and the configuration decide the order of all sums, so results are the same every time.
+Where gradients are wanted, forward leaves each row's mean and r, 8 bytes: to find them again backward would need sums
+over the row before the sums of g h and g, and a cluster waits for each. Each of a fixed number of programs takes rows
+at a fixed distance and keeps its share of dw and db in registers; a second kernel adds up the shares. Shapes and the
+configuration decide the order of all sums, so results are the same every time.
 
-A row too long for registers is taken in blocks, twice. The sums of squares of layer_norm are then taken around the mean
-m of the first block: of B blocks, (mean - m)² <= B var, so little cancels in var = mean (x - m)² - (mean - m)².
+A row too long for registers is taken in blocks, twice. Forward's sums for layer_norm are then taken, lane by lane,
+around what the lane meets first, so that little cancels in the variance.
 
-The form "triton" (`py`) is that. The form "cuda" (`_norm_cuda.py`) has a cluster of blocks hold a row,
+The form "triton" (`_norm_triton.py`) is that. The form "cuda" (`_norm_cuda.py`) has a cluster of blocks hold a row,
 however long; "best" is whichever wins.
 """
 
@@ -61,6 +62,11 @@ def _contiguous(*tensors: Tensor | None) -> list[Any]:
     return [None if t is None else t.contiguous() for t in tensors]
 
 
+def _stats_for(x: Tensor, N: int, keeps: bool) -> Tensor:
+    """Where forward leaves the mean, 0 for rms_norm, and 1 / sqrt(...) of each row; empty where they are not kept."""
+    return x.new_empty((x.numel() // max(1, N) if keeps else 0, 2), dtype=torch.float32)
+
+
 def _forward(
     x: Tensor,
     residual: Tensor | None,
@@ -71,22 +77,23 @@ def _forward(
     offset: float,
     is_rms: bool,
     form: str,
-) -> tuple[Tensor, Any]:
+    keeps: bool,
+) -> tuple[Tensor, Any, Tensor]:
     is_add = residual is not None
-    y, total = contiguous_like(x), contiguous_like(x) if is_add else None
+    y, total, stats = contiguous_like(x), contiguous_like(x) if is_add else None, _stats_for(x, N, keeps)
     M = x.numel() // max(1, N)
     if not M:
-        return y, total
+        return y, total, stats
     x, residual, weight, bias = _contiguous(x, residual, weight, bias)
-    tensors = (x, residual, weight, bias, y, total)
+    tensors = (x, residual, weight, bias, y, total, stats if keeps else None)
     op = _op(is_add, is_rms)
     if form != "triton":
         plan = clusters_for(op, x, (weight, bias), (residual,), "forward", N, form == "best")
         if plan:
             by_clusters(plan, tensors, M, N, eps, offset)
-            return y, total
+            return y, total, stats
     forward_by_programs(op, tensors, M, N, eps, offset)
-    return y, total
+    return y, total, stats
 
 
 def _gradients_like(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> list[Tensor]:
@@ -99,40 +106,48 @@ def normalize_backward(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    stats: Tensor,
+    dy: Tensor,
+    dsum: Tensor | None,
+    N: int,
+    offset: float,
+    is_rms: bool,
+    form: str,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """The gradient of x and, as far as they are wanted, those of weight and bias, with the stats that forward left."""
+    gradients = _gradients_like(x, weight, bias, wanted)
+    M = x.numel() // max(1, N)
+    if not M:
+        return [g.zero_() for g in gradients]
+    x, weight, stats, dy, dsum = _contiguous(x, weight, stats, dy, dsum)
+    op = _op(dsum is not None, is_rms)
+    tensors = (x, weight, stats, dy, dsum, gradients[0])
+    plan = None
+    if form != "triton":
+        plan = clusters_for(op, x, (weight, bias), (stats, dy, dsum), "backward", N, form == "best")
+    if plan:
+        shares = shares_for(x, plan.clusters(M), N, wanted)
+        by_clusters(plan, (*tensors, *shares), M, N, offset)
+    else:
+        shares = backward_by_programs(op, tensors, M, N, offset, wanted)
+    add_up(shares, gradients[1:])
+    return gradients
+
+
+def _gradients_in_torch(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     dy: Tensor,
     dsum: Tensor | None,
     N: int,
     eps: float,
     offset: float,
     is_rms: bool,
-    form: str,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
-    """The gradient of x and, as far as they are wanted, those of weight and bias."""
-    gradients = _gradients_like(x, weight, bias, wanted)
-    M = x.numel() // max(1, N)
-    if not M:
-        return [g.zero_() for g in gradients]
-    x, weight, dy, dsum = _contiguous(x, weight, dy, dsum)
-    op = _op(dsum is not None, is_rms)
-    tensors = (x, weight, dy, dsum, gradients[0])
-    plan = None
-    if form != "triton":
-        plan = clusters_for(op, x, (weight, bias), (dy, dsum), "backward", N, form == "best")
-    if plan:
-        shares = shares_for(x, plan.clusters(M), N, wanted)
-        by_clusters(plan, (*tensors, *shares), M, N, eps, offset)
-    else:
-        shares = backward_by_programs(op, tensors, M, N, eps, offset, wanted)
-    add_up(shares, gradients[1:])
-    return gradients
-
-
-def _gradients_in_torch(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, dy: Tensor, dsum: Tensor | None, N: int, *rest: Any
-) -> list[Tensor]:
     """The same written out, for torch to differentiate again."""
-    eps, offset, is_rms, _, wanted = rest
     wide, dy = x.float().view(-1, N), dy.float().reshape(-1, N)
     if not is_rms:
         wide = wide - wide.mean(1, keepdim=True)
@@ -150,33 +165,60 @@ def _gradients_in_torch(
 
 def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None) -> tuple[Tensor | None, ...]:
     """Of x, weight and bias."""
-    wanted = ctx.needs_input_grad[-7:-5]
-    compute = _gradients_in_torch if torch.is_grad_enabled() else normalize_backward
-    dx, *rest = compute(*ctx.saved_tensors, dy, dsum, *ctx.rest, wanted)
+    x, weight, bias, stats = ctx.saved_tensors
+    N, eps, offset, is_rms, form, keeps = ctx.rest
+    wanted = ctx.needs_input_grad[-8:-6]
+    if torch.is_grad_enabled() or not keeps:
+        dx, *rest = _gradients_in_torch(x, weight, bias, dy, dsum, N, eps, offset, is_rms, wanted)
+    else:
+        dx, *rest = normalize_backward(x, weight, bias, stats, dy, dsum, N, offset, is_rms, form, wanted)
     return dx, *(rest.pop(0) if is_wanted else None for is_wanted in wanted)
 
 
-@operator("normalize", fake=contiguous_like)
+def _results_like(x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, *rest: Any) -> tuple[Tensor, Tensor]:
+    return contiguous_like(x), _stats_for(x, N, rest[-1])
+
+
+@operator("normalize", fake=_results_like)
 def normalize(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, eps: float, offset: float, is_rms: bool, form: str
-) -> Tensor:
-    """rms_norm or layer_norm of runs of N elements, times offset + weight, by the named form; layer_norm plus bias."""
-    return _forward(x, None, weight, bias, N, eps, offset, is_rms, form)[0]
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: int,
+    eps: float,
+    offset: float,
+    is_rms: bool,
+    form: str,
+    keeps: bool,
+) -> tuple[Tensor, Tensor]:
+    """rms_norm or layer_norm of runs of N elements, times offset + weight, by the named form; layer_norm plus bias.
+    With them what backward needs of each row, if it keeps that."""
+    y, _, stats = _forward(x, None, weight, bias, N, eps, offset, is_rms, form, keeps)
+    return y, stats
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, bias, *ctx.rest = inputs
-    ctx.save_for_backward(x, weight, bias)
+    ctx.save_for_backward(x, weight, bias, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    return *_gradients(ctx, dy, None), None, None, None, None, None
+def _backward(ctx: Any, dy: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
+    found = (None, None, None) if dy is None else _gradients(ctx, dy, None)
+    return *found, None, None, None, None, None, None
 
 
 normalize.differentiate(_save, _backward)
 
 
-@operator("add_normalize", fake=lambda x, *_: (contiguous_like(x), contiguous_like(x)))
+def _sums_like(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return contiguous_like(x), contiguous_like(x), _stats_for(x, N, rest[-1])
+
+
+@operator("add_normalize", fake=_sums_like)
 def add_normalize(
     x: Tensor,
     residual: Tensor,
@@ -187,23 +229,54 @@ def add_normalize(
     offset: float,
     is_rms: bool,
     form: str,
-) -> tuple[Tensor, Tensor]:
-    """The same of x + residual, and that sum."""
-    return _forward(x, residual, weight, bias, N, eps, offset, is_rms, form)
+    keeps: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of x + residual, and that sum, before what backward needs."""
+    return _forward(x, residual, weight, bias, N, eps, offset, is_rms, form, keeps)
 
 
-def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     _, _, weight, bias, *ctx.rest = inputs
-    ctx.save_for_backward(output[1], weight, bias)
+    _, total, stats = output
+    ctx.save_for_backward(total, weight, bias, stats)
+    ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
 
 
-def _backward_sum(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward_sum(ctx: Any, dy: Tensor | None, dsum: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
     dx, dw, db = (dsum, None, None) if dy is None else _gradients(ctx, dy, dsum)
-    return dx, dx, dw, db, None, None, None, None, None
+    return dx, dx, dw, db, None, None, None, None, None, None
 
 
 add_normalize.differentiate(_save_sum, _backward_sum)
+
+
+def _is_differentiated(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def normed(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, eps: float, offset: float, is_rms: bool, form: str
+) -> Tensor:
+    """`normalize`, which keeps for backward what is needed."""
+    return normalize(x, weight, bias, N, eps, offset, is_rms, form, _is_differentiated(x, weight, bias))[0]
+
+
+def add_normed(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: int,
+    eps: float,
+    offset: float,
+    is_rms: bool,
+    form: str,
+) -> tuple[Tensor, Tensor]:
+    """`add_normalize`, likewise."""
+    keeps = _is_differentiated(x, residual, weight, bias)
+    y, total, _ = add_normalize(x, residual, weight, bias, N, eps, offset, is_rms, form, keeps)
+    return y, total
 
 
 def without_infinities(draw: Draw, x: Tensor) -> Tensor:

@@ -134,13 +134,14 @@ def clusters_for(
     return found if found and not any(t.data_ptr() % PACK for t in tensors if t is not None) else None
 
 
-def by_clusters(plan: Plan, tensors: Sequence[Tensor | None], M: int, N: int, eps: float, offset: float) -> None:
-    """Forward takes x, residual, weight, bias, y, sum; backward x, weight, dy, dsum, dx and the shares of dw and db."""
+def by_clusters(plan: Plan, tensors: Sequence[Tensor | None], M: int, N: int, *numbers: float) -> None:
+    """Forward takes x, residual, weight, bias, y, sum, stats, and eps and offset; backward x, weight, stats, dy, dsum,
+    dx and the shares of dw and db, and offset."""
     pointers = [0 if t is None else t for t in tensors]
-    grid, numbers = (plan.clusters(M),), (M, N, float(eps), float(offset))
+    grid = (plan.clusters(M),)
     first: Any = tensors[0]
     how = {"cluster": plan.blocks, "shared": plan.shared}
-    CUDA.launch(plan.kernel, first.dtype, grid, plan.threads, *pointers, *numbers, **how)
+    CUDA.launch(plan.kernel, first.dtype, grid, plan.threads, *pointers, M, N, *map(float, numbers), **how)
 
 
 def fits_a_cluster(x: Tensor) -> bool:
