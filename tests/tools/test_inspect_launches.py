@@ -58,15 +58,24 @@ def test_each_gpu_has_its_own_winners_and_target():
     assert (amd.code.target.backend, amd.code.target.warp_size) == ("hip", 64)
 
 
+def test_no_block_has_more_threads_than_a_gpu_takes():
+    for gpu, warps in (("a100", 32), ("mi300x", 16)):
+        (launch,) = softmax("triton", gpu, M=512, N=32768)
+        assert launch.code.config["num_warps"] == warps
+
+
 @pytest.mark.skipif(not is_installed(), reason="needs cuda-core")
 def test_cuda_takes_a_cluster_where_there_are_clusters():
     (launch,) = softmax("cuda", "h200", M=512, N=262144)
     assert launch.code.cluster > 1
     assert launch.blocks == launch.programs * launch.code.cluster
     assert "<bfloat16" in launch.name
-    (fallen_back,) = softmax("cuda", "a100", M=512, N=262144)
-    assert "fwd" in fallen_back.name
-    assert fallen_back.code.cluster == 1
+    for gpu in ("a100", "rtx-4090"):
+        (held,) = softmax("cuda", gpu, M=512, N=65536)
+        assert "<bfloat16" in held.name
+        assert (held.code.threads, held.code.cluster) == (1024, 1), "a row of 8192 packs, the most that one block takes"
+        (fallen_back,) = softmax("cuda", gpu, M=512, N=65537)
+        assert fallen_back.name == "_online_fwd"
 
 
 def test_registered_operators_launch_in_both_directions():

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from triton import knobs
+from triton.runtime import driver
 
+MOST_THREADS = 1024  # of a block, on every GPU
 LARGEST_INT32 = 2**31 - 1
 NOBODY_LISTENS = (None, None, None)  # neither metadata nor hooks
 
@@ -17,7 +19,8 @@ class Launcher:
 
     `kernel[grid](…)` works out on every call what the arguments are specialised on, by way of a text. Here a tuple of
     the same facts (dtypes, alignment, whether a size is 1, a multiple of 16 or long) finds the machine code. The
-    kernel's constexpr parameters must stand last; they and the compiler's options are given by name.
+    kernel's constexpr parameters must stand last; they and the compiler's options are given by name. No block has more
+    warps than the GPU takes: AMD's are twice as wide.
     """
 
     def __init__(self, kernel: Any):
@@ -26,8 +29,10 @@ class Launcher:
 
     def __call__(self, grid: tuple[int, ...], *args: Any, **config: Any) -> None:
         device = args[0].get_device()
-        if device < 0 or knobs.runtime.launch_enter_hook.calls:  # interpreted, or watched by a profiler
+        if device < 0:  # interpreted
             self.kernel[grid](*args, **config)
+        elif knobs.runtime.launch_enter_hook.calls:  # watched by a profiler
+            self.kernel[grid](*args, **_within_a_block(config))
         elif device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 self(grid, *args, **config)
@@ -39,7 +44,8 @@ class Launcher:
         """The machine code for such arguments."""
         key = (device, *config.values(), *[_specialised_on(arg) for arg in args])
         if key not in self._compiled:
-            self._compiled[key] = _Compiled(self.kernel.warmup(*args, grid=grid, **config), self.kernel)
+            made = self.kernel.warmup(*args, grid=grid, **_within_a_block(config))
+            self._compiled[key] = _Compiled(made, self.kernel)
         return self._compiled[key]
 
     def prepare(self, grid: tuple[int, ...], *sizes: Any, **config: Any) -> Prepared:
@@ -80,6 +86,11 @@ class _Compiled:
         x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
         stream = torch._C._cuda_getCurrentRawStream(device)
         self._run(x, y, z, stream, self._function, self._metadata, *NOBODY_LISTENS, *values, *self._constants)
+
+
+def _within_a_block(config: dict[str, Any]) -> dict[str, Any]:
+    most = MOST_THREADS // driver.active.get_current_target().warp_size
+    return {**config, "num_warps": min(config["num_warps"], most)} if config.get("num_warps", 0) > most else config
 
 
 def _specialised_on(arg: Any) -> Any:

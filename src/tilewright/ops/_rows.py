@@ -76,7 +76,12 @@ def cluster_choices(tensors: int, packs: int, streams: bool) -> list[Config]:
             found += [{**row, "stages": 0, "waves": 0}]
             if streams and 256 <= threads <= 512:
                 found += [{**row, "stages": 2, "waves": waves} for waves in (1, 16)]
-    return found or [{"threads": THREADS[0], "blocks": 1, "stages": 0, "waves": 0}]
+    return found or [one_block(THREADS[0])]
+
+
+def one_block(threads: int) -> Config:
+    """A row alone, as every GPU can hold it."""
+    return {"threads": threads, "blocks": 1, "stages": 0, "waves": 0}
 
 
 def cluster_default(tensors: int, packs: int, streams: bool) -> Config:
@@ -91,7 +96,10 @@ def cluster_default(tensors: int, packs: int, streams: bool) -> Config:
 
 def clusters(table: Tuned, source: Source, kernel: str, rows: Rows, tensors: int, *flags: bool) -> Callable[..., None]:
     """A launch of `kernel<T, EACH, …>` for a cluster a row, or of `kernel_stream<T, EACH, STAGES, …>`."""
-    config = table(rows.device, kernel, rows.size, rows.packs, rows.can_stream)
+    if has_clusters(rows.device):
+        config = table(rows.device, kernel, rows.size, rows.packs, rows.can_stream)
+    else:
+        config = one_block(max(THREADS[0], rows.packs // PACKS[tensors]))
     threads, blocks, stages = config["threads"], config["blocks"], config["stages"]
     kinds = ["T", PACKS[tensors], *([stages] if stages else []), *("true" if flag else "false" for flag in flags)]
     name = f"{kernel}{'_stream' if stages else ''}<{', '.join(map(str, kinds))}>"
