@@ -15,6 +15,7 @@ from tilewright.ops._dispatch import runs_here
 from tilewright.ops._flat import bucket, may_change, takes, tile, tiles
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Tuned
 
 FORMULAS = {
@@ -235,13 +236,13 @@ CONFIG = Tuned("activation.json", _default, _choices)
 
 def _several_rows(config: dict[str, int], N: int) -> tuple[int, int]:
     """The shape of a tile: several rows, so that a bias that was loaded serves more than once."""
-    columns = min(config["columns"], triton.next_power_of_2(N))
+    columns = min(config["columns"], next_power_of_2(N))
     return config["block"] // columns, columns
 
 
 def _launch_activation(x: Tensor, y: Tensor, act: str) -> None:
     config = CONFIG(x, "fwd", act, x.element_size(), bucket(x))
-    grid = (triton.cdiv(x.numel(), config["block"]),)
+    grid = (cdiv(x.numel(), config["block"]),)
     _launch_fwd(grid, x, y, x.numel(), ACT=act, BLOCK_N=config["block"], num_warps=config["num_warps"])
 
 
@@ -269,7 +270,7 @@ def activation_backward(x: Tensor, dy: Tensor, act: str) -> Tensor:
     dx = contiguous_like(x)
     if N := x.numel():
         config = CONFIG(x, "bwd", act, x.element_size(), bucket(x))
-        grid = (triton.cdiv(N, config["block"]),)
+        grid = (cdiv(N, config["block"]),)
         x, dy = x.contiguous(), dy.contiguous()
         _launch_bwd(grid, x, dy, dx, N, ACT=act, BLOCK_N=config["block"], num_warps=config["num_warps"])
     return dx
@@ -318,13 +319,13 @@ def bias_activation_backward(x: Tensor, bias: Tensor | None, dy: Tensor, act: st
     N, warps = x.shape[-1], config["num_warps"]
     M = x.numel() // N
     BLOCK_M, BLOCK_N = _several_rows(config, N)
-    across = triton.cdiv(N, BLOCK_N)
-    rows = triton.cdiv(M, max(1, config["programs"] // across))  # shapes decide, so that sums are always the same
-    pieces = triton.cdiv(M, rows)
+    across = cdiv(N, BLOCK_N)
+    rows = cdiv(M, max(1, config["programs"] // across))  # shapes decide, so that sums are always the same
+    pieces = cdiv(M, rows)
     part = x.new_empty((pieces, N), dtype=torch.float32)
     args = (x.contiguous(), None if bias is None else bias.contiguous(), dy.contiguous(), dx, part, M, N, rows)
     _launch_bias_bwd((pieces * across,), *args, ACT=act, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=warps)
-    _launch_sum((triton.cdiv(N, 32),), part, dbias, pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4)
+    _launch_sum((cdiv(N, 32),), part, dbias, pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4)
     return dx, dbias
 
 

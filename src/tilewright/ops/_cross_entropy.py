@@ -25,6 +25,7 @@ from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import LARGEST_INT32, Launcher
 from tilewright.ops._rows import PACK, PACKS, Rows, cluster_choices, cluster_default, clusters
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Tuned, planned
 
 IGNORED = -100  # the target that torch ignores unless told otherwise
@@ -471,10 +472,10 @@ def _triton_rows(mode: str, probs: bool, logits: Tensor, options: Options, args:
     M, N = logits.shape
     vector = 16 // logits.element_size()
     is_aligned = N % vector == 0
-    config = CONFIG(logits, mode, logits.element_size(), triton.next_power_of_2(N), is_aligned)
+    config = CONFIG(logits, mode, logits.element_size(), next_power_of_2(N), is_aligned)
     flags = {"PROBS": probs, "SMOOTH": options.label_smoothing > 0}
     if config["BLOCK_N"] >= N:
-        grid = (triton.cdiv(M, config["BLOCK_M"]),)
+        grid = (cdiv(M, config["BLOCK_M"]),)
         _launch_tile(grid, logits, *args, M, N, *options, **flags, VECTOR=vector if is_aligned else 1, **config)
     else:
         blocks = {"BLOCK_N": config["BLOCK_N"], "num_warps": config["num_warps"]}
@@ -548,7 +549,7 @@ def count(target: Tensor, weight: Tensor | None, M: int, N: int, options: Option
         return torch.full((), M, dtype=torch.float32, device=target.device)
     pieces = _pieces(M)
     parts = torch.empty(pieces, dtype=torch.float32, device=target.device)
-    args = (target, weight, parts, M, N, triton.cdiv(M, pieces), options.ignore_index)
+    args = (target, weight, parts, M, N, cdiv(M, pieces), options.ignore_index)
     _launch_count((pieces,), *args, BLOCK_M=PIECE, num_warps=32)
     return parts.view(()) if pieces == 1 else total(parts, None, torch.float32)
 
@@ -558,7 +559,7 @@ def total(losses: Tensor, divisor: Tensor | None, dtype: torch.dtype) -> Tensor:
     M, pieces = len(losses), _pieces(len(losses))
     if pieces > 1:
         parts = torch.empty(pieces, dtype=torch.float32, device=losses.device)
-        _launch_sum((pieces,), losses, None, parts, M, triton.cdiv(M, pieces), BLOCK_M=PIECE, num_warps=32)
+        _launch_sum((pieces,), losses, None, parts, M, cdiv(M, pieces), BLOCK_M=PIECE, num_warps=32)
         losses, M = parts, pieces
     out = torch.empty((), dtype=dtype, device=losses.device)
     _launch_sum((1,), losses, divisor, out, M, M, BLOCK_M=PIECE, num_warps=32)
@@ -567,11 +568,11 @@ def total(losses: Tensor, divisor: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 def _pieces(M: int) -> int:
     """Shapes alone decide, so that the order of summation is always the same."""
-    return min(MOST_PIECES, max(1, triton.cdiv(M, PIECE)))
+    return min(MOST_PIECES, max(1, cdiv(M, PIECE)))
 
 
 def scale(x: Tensor, by: Tensor) -> None:
     """x, which lies in one run, times a number on the device, in place."""
     N = x.numel()
     if N:
-        _launch_scale((min(SCALING_PROGRAMS, triton.cdiv(N, SCALING["BLOCK_N"])),), x, by, N, **SCALING)
+        _launch_scale((min(SCALING_PROGRAMS, cdiv(N, SCALING["BLOCK_N"])),), x, by, N, **SCALING)

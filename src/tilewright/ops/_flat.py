@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops._dispatch import runs_here
+from tilewright.ops._sizes import cdiv, next_power_of_2
 
 NARROWEST = 256  # columns of a tile where rows are longer: 512 bytes in a run, and little is lost where a row ends
 OVERLAPS = 1  # as torch says that elements of a tensor share memory
@@ -52,13 +53,13 @@ def as_rows(x: Tensor) -> Tensor:
 
 def tile_shape(M: int, N: int, block: int) -> tuple[int, int]:
     """Rows and columns of a tile of `block` elements of [M, N]; the columns divide N where they can."""
-    columns = block if M == 1 else max(min(N & -N, block), min(NARROWEST, triton.next_power_of_2(N)))
+    columns = block if M == 1 else max(min(N & -N, block), min(NARROWEST, next_power_of_2(N)))
     return max(1, block // columns), columns
 
 
 def tiles(M: int, N: int, BLOCK_M: int, BLOCK_N: int) -> tuple[int]:
     """The grid for `tile`."""
-    return (triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N),)
+    return (cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N),)
 
 
 @triton.jit

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from tilewright.ops._cuda import Source
 from tilewright.ops._rows import PACK, has_clusters, most_blocks, shared_out
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned, planned
 
 CUDA = Source(  # a few of the many instances; each is compiled when it is first called
@@ -95,7 +95,7 @@ def _plan(op: str, dtype: torch.dtype, weights: torch.dtype, device: int, direct
     packs, rest = divmod(N * dtype.itemsize, PACK)
     if rest or packs > _most_packs(direction) * min(LARGEST_CLUSTER, most_blocks(device)):
         return None
-    key = (op, f"cuda-{direction}", dtype.itemsize, triton.next_power_of_2(packs))
+    key = (op, f"cuda-{direction}", dtype.itemsize, next_power_of_2(packs))
     alone = [config for config in _cluster_choices(*key) if config["blocks"] == 1]
     if not has_clusters(device) and not alone:
         return None
@@ -104,7 +104,7 @@ def _plan(op: str, dtype: torch.dtype, weights: torch.dtype, device: int, direct
     flags = [is_rms, op.startswith("add_"), *([config["waves"] < EVERY] if direction == "forward" else [])]
     kinds = ("T" if weights == dtype else "float", each, *("true" if flag else "false" for flag in flags))
     kernel = f"norm_{'fwd' if direction == 'forward' else 'bwd'}<T, {', '.join(map(str, kinds))}>"
-    threads = WARP * triton.cdiv(packs, WARP * each * blocks)
+    threads = WARP * cdiv(packs, WARP * each * blocks)
     kept = 0 if direction == "backward" else each * PACK * (weights.itemsize // dtype.itemsize) * (1 if is_rms else 2)
     if threads * kept > SHARED:
         return None

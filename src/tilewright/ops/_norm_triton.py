@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops._launch import Launcher
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
 
 LONGEST_ROW = 32768  # elements that one program can hold in registers
@@ -421,7 +422,7 @@ _launch_bwd_sum = Launcher(_norm_bwd_sum)
 
 def _config(x: Any, op: str, direction: str, N: int) -> Config:
     """The kernel's constants and, for backward, how many programs there are at most."""
-    found = CONFIG(x, op, direction, x.element_size(), triton.next_power_of_2(N))
+    found = CONFIG(x, op, direction, x.element_size(), next_power_of_2(N))
     config = {"IS_RMS": op.endswith("rms_norm"), **found}
     return config if "CHUNK" in config else config | {"FILLED": config["BLOCK_N"] == N}
 
@@ -432,7 +433,7 @@ def forward_by_programs(op: str, tensors: Sequence[Tensor | None], M: int, N: in
     if "CHUNK" in config:
         _launch_fwd_long((M,), *tensors, N, eps, offset, **config)
     else:
-        _launch_fwd((triton.cdiv(M, config["BLOCK_M"]),), *tensors, M, N, eps, offset, **config)
+        _launch_fwd((cdiv(M, config["BLOCK_M"]),), *tensors, M, N, eps, offset, **config)
 
 
 def backward_by_programs(
@@ -440,10 +441,10 @@ def backward_by_programs(
 ) -> list[Tensor | None]:
     """Of x, weight, stats, dy, dsum: dx, and the shares of the gradients of weight and bias that are wanted."""
     config = _config(tensors[0], op, "backward", N)
-    programs = min(config.pop("PROGRAMS"), triton.cdiv(M, config.get("BLOCK_M", 1)))
+    programs = min(config.pop("PROGRAMS"), cdiv(M, config.get("BLOCK_M", 1)))
     shares = shares_for(tensors[0], programs, N, wanted)  # type: ignore[arg-type]
     if "CHUNK" in config:
-        grid = (triton.cdiv(N, config["BLOCK_N"]), programs)
+        grid = (cdiv(N, config["BLOCK_N"]), programs)
         _launch_bwd_long(grid, *tensors, *shares, M, N, offset, **config)
     else:
         # Fused to dy * w - mean(dy * w), a difference that should be nothing would keep the product's rounding.
@@ -464,7 +465,7 @@ def add_up(shares: Sequence[Tensor | None], gradients: Sequence[Tensor]) -> None
         return
     programs, N = given[0].shape
     sums = [*zip(given, gradients, strict=True), (None, None)][:2]
-    tile = min(SHARES, triton.next_power_of_2(programs))
+    tile = min(SHARES, next_power_of_2(programs))
     columns = COLUMNS if N > 2048 else COLUMNS // 2  # so that there are programs enough
-    grid = (triton.cdiv(N, columns), len(given))
+    grid = (cdiv(N, columns), len(given))
     _launch_bwd_sum(grid, *sums[0], *sums[1], programs, N, BLOCK_P=tile, BLOCK_N=columns, num_warps=8)

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
 from tilewright.ops._reduce_kernels import _reduce_bwd, _reduce_columns, _reduce_long, _reduce_pieces, _reduce_tile
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned, planned
 from tilewright.spec import Cost, points
 
@@ -77,14 +77,14 @@ def split(M: int, N: int, block: int) -> tuple[int, int]:
     """
     if M >= PROGRAMS // 4:  # the rows are enough to fill the GPU
         return N, 1
-    blocks = triton.cdiv(N, block)
-    each = triton.cdiv(M * blocks, PROGRAMS)
-    return each * block, triton.cdiv(blocks, each)
+    blocks = cdiv(N, block)
+    each = cdiv(M * blocks, PROGRAMS)
+    return each * block, cdiv(blocks, each)
 
 
 def _warps(elements: int, each: int) -> int:
     """How many, where a thread takes `each` elements at a time."""
-    return min(32, max(4, triton.next_power_of_2(elements) // (32 * each)))
+    return min(32, max(4, next_power_of_2(elements) // (32 * each)))
 
 
 def _tile_default(form: str, how: str, size: int, block: int) -> Config:
@@ -151,28 +151,28 @@ def _plan(outer: int, N: int, inner: int, dtype: torch.dtype, out: Any, device: 
     how: Config = {"HOW": kind.how, "TERM": kind.term}
     group = 16 // size if kind.how in GROUPED else 1  # what a thread reads at once
     if inner == 1 and N <= LONGEST_TILE:
-        config = dict(TILE(device, "tile", kind.how, size, max(group, triton.next_power_of_2(N))))
-        programs = min(config.pop("programs"), triton.cdiv(outer, config["BLOCK_M"]))
+        config = dict(TILE(device, "tile", kind.how, size, max(group, next_power_of_2(N))))
+        programs = min(config.pop("programs"), cdiv(outer, config["BLOCK_M"]))
         return _tile_launch.prepare((programs,), outer, N, p, **how, LAST=kind.last, GROUP=group, **config)
     if inner == 1:
-        config = LONG(device, "long", kind.how, size, min(LONGEST_KEY, triton.next_power_of_2(N)))
+        config = LONG(device, "long", kind.how, size, min(LONGEST_KEY, next_power_of_2(N)))
         how["GROUP"] = group
         chunk, pieces = split(outer, N, config["BLOCK_N"])
         launcher, grid, given = _long_launch, (outer, pieces), (N, chunk, p)
     else:
-        length, width = (triton.next_power_of_2(min(n, most)) for n, most in ((N, COLUMN_TILE), (inner, 1024)))
+        length, width = (next_power_of_2(min(n, most)) for n, most in ((N, COLUMN_TILE), (inner, 1024)))
         config = COLUMNS(device, "columns", kind.how, size, length, width)
-        tiles = triton.cdiv(inner, config["BLOCK_I"])
+        tiles = cdiv(inner, config["BLOCK_I"])
         chunk, pieces = split(outer * tiles, N, config["BLOCK_N"])
         launcher, grid, given = _columns_launch, (outer * tiles, pieces), (N, inner, tiles, chunk, p)
     if pieces == 1:
         return launcher.prepare(grid, *given, **how, LAST=kind.last, **config)
     cut = launcher.prepare(grid, *given, **how, LAST="piece", **config)
     M = outer * inner
-    block = triton.next_power_of_2(pieces)
+    block = next_power_of_2(pieces)
     rows = max(1, 4096 // block)
     put_together = _pieces_launch.prepare(
-        (triton.cdiv(M, rows),), M, N, pieces, chunk, p,
+        (cdiv(M, rows),), M, N, pieces, chunk, p,
         HOW=kind.how, TWO=kind.has_two, LAST=kind.last, BLOCK_M=rows, BLOCK_N=block, num_warps=_warps(rows * block, 16),
     )  # fmt: skip
 
@@ -190,7 +190,7 @@ def _plan(outer: int, N: int, inner: int, dtype: torch.dtype, out: Any, device: 
 def sum_pieces(a: Tensor, y: Tensor) -> None:
     """y [M] = the sums of the rows of a [M, pieces], each of which must fit into one program."""
     M, pieces = a.shape
-    block = triton.next_power_of_2(pieces)
+    block = next_power_of_2(pieces)
     config = {"HOW": "sum", "TWO": False, "LAST": "x", "BLOCK_M": 1, "BLOCK_N": block, "num_warps": _warps(block, 16)}
     _pieces_launch((M,), a, a, y, y, M, pieces, pieces, 1, 0.0, **config)
 
@@ -271,16 +271,16 @@ def torchs(x: Tensor, first: int, end: int, keepdim: bool, kind: str, p: float, 
 @planned
 def _plan_backward(outer: int, N: int, inner: int, kind: str, p: float, dtypes: Any, device: int) -> Launch:
     if inner == 1:
-        block = min(SPREAD_TILE, triton.next_power_of_2(N))
+        block = min(SPREAD_TILE, next_power_of_2(N))
         width = SPREAD_TILE // block
         tiles = 1
-        programs = triton.cdiv(outer, width)
+        programs = cdiv(outer, width)
     else:
-        width = min(64, triton.next_power_of_2(inner))
-        block = min(SPREAD_TILE // width, triton.next_power_of_2(N))
-        tiles = triton.cdiv(inner, width)
+        width = min(64, next_power_of_2(inner))
+        block = min(SPREAD_TILE // width, next_power_of_2(N))
+        tiles = cdiv(inner, width)
         programs = outer * tiles
-    grid = (programs * triton.cdiv(N, block),)  # a second axis could be too long
+    grid = (programs * cdiv(N, block),)  # a second axis could be too long
     blocks = {"BLOCK_M": width, "BLOCK_N": block, "num_warps": 4}
     return _bwd_launch.prepare(grid, outer, N, inner, tiles, p, KIND=kind, **blocks)
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 
 from tilewright.ops._cuda import Source, is_installed
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
 
 PACK = 16  # bytes of an access
@@ -41,7 +41,7 @@ class Rows:
 
     @property
     def block(self) -> int:
-        return triton.next_power_of_2(self.N)
+        return next_power_of_2(self.N)
 
     @property
     def has_edges(self) -> bool:
@@ -51,7 +51,7 @@ class Rows:
     def packs(self) -> int:
         """How many packs hold a row wherever it begins, as a power of two."""
         edge = PACK - self.size if self.has_edges else 0
-        return triton.next_power_of_2(triton.cdiv(self.N * self.size + edge, PACK))
+        return next_power_of_2(cdiv(self.N * self.size + edge, PACK))
 
     def fit_a_cluster(self, tensors: int) -> bool:
         return self.is_aligned and self.packs <= most_packs(tensors) * most_blocks(self.device)
@@ -103,7 +103,7 @@ def clusters(table: Tuned, source: Source, kernel: str, rows: Rows, tensors: int
     threads, blocks, stages = config["threads"], config["blocks"], config["stages"]
     kinds = ["T", PACKS[tensors], *([stages] if stages else []), *("true" if flag else "false" for flag in flags)]
     name = f"{kernel}{'_stream' if stages else ''}<{', '.join(map(str, kinds))}>"
-    piece = triton.cdiv(rows.N * rows.size // PACK, blocks) * PACK
+    piece = cdiv(rows.N * rows.size // PACK, blocks) * PACK
     how: dict[str, Any] = {"shared": stages * tensors * piece, "cluster": blocks}
     count = rows.M
     if stages:
@@ -114,7 +114,7 @@ def clusters(table: Tuned, source: Source, kernel: str, rows: Rows, tensors: int
 
 def shared_out(rows: int, clusters: int) -> int:
     """The fewest clusters that are done as soon as so many: of each as many rows as the most that any has."""
-    return triton.cdiv(rows, triton.cdiv(rows, clusters))
+    return cdiv(rows, cdiv(rows, clusters))
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from tilewright.ops._flat import takes
 from tilewright.ops._launch import Launcher
 from tilewright.ops._numba import launch, numba_cuda
 from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._sizes import cdiv
 from tilewright.spec import Cost, Op, grid
 
 
@@ -69,7 +70,7 @@ _launch = Launcher(_add_fwd)
 
 def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
     N = x.numel()
-    _launch((triton.cdiv(N, BLOCK_N),), x, y, out, N, BLOCK_N=BLOCK_N, num_warps=4)
+    _launch((cdiv(N, BLOCK_N),), x, y, out, N, BLOCK_N=BLOCK_N, num_warps=4)
 
 
 CUDA = Source("add.cu", "add_fwd")
@@ -78,7 +79,7 @@ CUDA_BYTES = 32  # of each input that a thread takes at a time
 
 
 def _cuda(x: Tensor, y: Tensor, out: Tensor) -> None:
-    blocks = triton.cdiv(x.nbytes, CUDA_THREADS * CUDA_BYTES)
+    blocks = cdiv(x.nbytes, CUDA_THREADS * CUDA_BYTES)
     CUDA.launch("add_fwd", x.dtype, (blocks,), CUDA_THREADS, x, y, out, x.numel())
 
 
@@ -108,7 +109,7 @@ def _numba_kernel() -> Any:
 
 
 def _numba(x: Tensor, y: Tensor, out: Tensor) -> None:
-    blocks = triton.cdiv(x.numel(), NUMBA_THREADS * NUMBA_EACH)
+    blocks = cdiv(x.numel(), NUMBA_THREADS * NUMBA_EACH)
     launch(_numba_kernel(), (blocks,), NUMBA_THREADS, x.view(-1), y.view(-1), out.view(-1))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewright.ops._dispatch import runs_here
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
 
 LARGEST_HEAD = 256
@@ -608,7 +609,7 @@ def _config(kernel: str, q: Tensor, causal: bool) -> dict[str, object]:
     D = q.shape[-1]
     sizes = (FLOAT if q.dtype == torch.float32 else HALF)[kernel]
     block_m, block_n, warps, stages = next(config for largest, config in sizes.items() if largest >= D)
-    block_d = max(16, triton.next_power_of_2(D))
+    block_d = max(16, next_power_of_2(D))
     return {
         "BLOCK_M": block_m,
         "BLOCK_N": block_n,
@@ -647,7 +648,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: floa
     out, lse = torch.empty_like(q), q.new_empty(B, H, LQ, dtype=torch.float32)
     config = _config("fwd", q, causal)
     with torch.cuda.device_of(q):
-        _attention_fwd[(triton.cdiv(LQ, config["BLOCK_M"]) * B * H,)](
+        _attention_fwd[(cdiv(LQ, config["BLOCK_M"]) * B * H,)](
             q, k, v, out, lse, *_strides(q, k, v, out), B, H, HKV, LQ, LK, D, scale * LOG2_E,
             _heads_at_once(B * H, k, causal), HAS_TAIL=causal or LK % config["BLOCK_N"] != 0, **config,
         )  # fmt: skip
@@ -679,19 +680,19 @@ def attention_backward(
     delta = torch.empty_like(lse)
     sizes = (B, H, HKV, LQ, LK, D, scale, scale * LOG2_E)
     with torch.cuda.device_of(q):
-        _attention_bwd_delta[(B * H, triton.cdiv(LQ, DELTA_ROWS))](
+        _attention_bwd_delta[(B * H, cdiv(LQ, DELTA_ROWS))](
             out, dout, delta, *_strides(out, dout), H, LQ, D,
-            BLOCK_M=DELTA_ROWS, BLOCK_D=triton.next_power_of_2(D),
+            BLOCK_M=DELTA_ROWS, BLOCK_D=next_power_of_2(D),
         )  # fmt: skip
         if needs_kv:
             config = _config("dkdv", q, causal)
-            _attention_bwd_dkdv[(triton.cdiv(LK, config["BLOCK_N"]) * B * HKV,)](
+            _attention_bwd_dkdv[(cdiv(LK, config["BLOCK_N"]) * B * HKV,)](
                 q, k, v, dout, lse, delta, dk, dv, *_strides(q, k, v, dout, dk, dv), *sizes,
                 _heads_at_once(B * HKV, q, causal), EVEN_M=LQ % config["BLOCK_M"] == 0, **config,
             )  # fmt: skip
         if needs_q:
             config = _config("dq", q, causal)
-            _attention_bwd_dq[(triton.cdiv(LQ, config["BLOCK_M"]) * B * H,)](
+            _attention_bwd_dq[(cdiv(LQ, config["BLOCK_M"]) * B * H,)](
                 q, k, v, dout, lse, delta, dq, *_strides(q, k, v, dout, dq), *sizes,
                 _heads_at_once(B * H, k, causal), HAS_TAIL=causal or LK % config["BLOCK_N"] != 0, **config,
             )  # fmt: skip

@@ -15,6 +15,7 @@ from torch import Tensor
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import operator
 from tilewright.ops._reduce import CHECK, Launch, named, sizes, split, takes
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned, planned
 from tilewright.spec import Cost, Op, points
 
@@ -120,15 +121,13 @@ _forward = Launcher(_cumsum_fwd)
 def _plan(outer: int, N: int, inner: int, dtype: torch.dtype, out: torch.dtype, device: int, reverse: bool) -> Launch:
     """How x [outer, N, inner] becomes y."""
     form = "rows" if inner == 1 else "columns"
-    length, width = (triton.next_power_of_2(min(longest, size)) for longest, size in ((4096, N), (256, inner)))
+    length, width = (next_power_of_2(min(longest, size)) for longest, size in ((4096, N), (256, inner)))
     config = CONFIG(device, form, dtype.itemsize, length, width)
-    tiles = 1 if inner == 1 else triton.cdiv(inner, config["BLOCK_M"])
-    programs = triton.cdiv(outer, config["BLOCK_M"]) if inner == 1 else outer * tiles
+    tiles = 1 if inner == 1 else cdiv(inner, config["BLOCK_M"])
+    programs = cdiv(outer, config["BLOCK_M"]) if inner == 1 else outer * tiles
     chunk, pieces = split(programs, N, config["BLOCK_N"])
     given = outer, N, inner, tiles, chunk
-    cumulate = _forward.prepare(
-        (programs, pieces), *given, REVERSE=reverse, BLOCK_P=triton.next_power_of_2(pieces), **config
-    )
+    cumulate = _forward.prepare((programs, pieces), *given, REVERSE=reverse, BLOCK_P=next_power_of_2(pieces), **config)
     if pieces == 1:
         return lambda x, y: cumulate(x, y, y)
     add_up = _pieces.prepare((programs, pieces), *given, **config)

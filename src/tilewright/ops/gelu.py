@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
 from torch import Tensor
 
 from tilewright.ops._activation import GELUS, activation, apply, fits, flops, with_bias
 from tilewright.ops._cuda import Source
 from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._sizes import cdiv
 from tilewright.spec import Cost, Op, grid, points
 
 APPROXIMATIONS = tuple(GELUS)
@@ -65,7 +65,7 @@ CUDA_BYTES = 32  # of each input that a thread takes at a time
 
 
 def _cuda_blocks(x: Tensor) -> int:
-    return triton.cdiv(x.nbytes, CUDA_THREADS * CUDA_BYTES)
+    return cdiv(x.nbytes, CUDA_THREADS * CUDA_BYTES)
 
 
 @operator("gelu_cuda", fake=contiguous_like)

@@ -18,6 +18,7 @@ from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import operator
+from tilewright.ops._sizes import cdiv
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
 
 
@@ -147,7 +148,7 @@ TILES = {
 
 def _tile(M: int, N: int, unit: str) -> tuple[int, int, int, int, int]:
     for tile in TILES[unit]:
-        if triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) >= SMS:
+        if cdiv(M, tile[0]) * cdiv(N, tile[1]) >= SMS:
             return tile
     return TILES[unit][-1]
 
@@ -166,7 +167,7 @@ def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     block_m, block_n, block_k, warps, stages = _tile(M, N, precision if a.dtype == torch.float32 else "half")
     _launch(
-        (triton.cdiv(M, block_m) * triton.cdiv(N, block_n),),
+        (cdiv(M, block_m) * cdiv(N, block_n),),
         a,
         b,
         bias,
@@ -203,7 +204,7 @@ def _cuda(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     (M, K), N = x.shape, weight.shape[0]
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     y = torch.empty(M, N, dtype=x.dtype, device=x.device)
-    tiles = triton.cdiv(M, CUDA_TILE) * triton.cdiv(N, CUDA_TILE)
+    tiles = cdiv(M, CUDA_TILE) * cdiv(N, CUDA_TILE)
     if tiles:
         CUDA.launch("linear_fwd", x.dtype, (tiles,), CUDA_THREADS, x, weight, bias, y, M, N, K, int(relu))
     return y

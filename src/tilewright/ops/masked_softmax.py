@@ -14,6 +14,7 @@ from torch import Tensor
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._softmax import LONGEST_TILE, TILE, gradient_formula, softmax_backward
 from tilewright.spec import Cost, Draw, Op, grid, points
 
@@ -158,8 +159,8 @@ def masked_softmax_forward(x: Tensor, mask: Tensor | None, scale: float, is_caus
     args = (N, Q, H, scale, *(seen.stride() if mask is not None else (0, 0, 0, 0)))
     flags = {"HAS_MASK": mask is not None, "CAUSAL": is_causal}
     if N <= LONGEST_TILE:
-        config = TILE(x, "fwd", x.element_size(), triton.next_power_of_2(N))
-        _launch_tile((triton.cdiv(M, config["BLOCK_M"]),), x, seen, y, M, *args, **flags, **config)
+        config = TILE(x, "fwd", x.element_size(), next_power_of_2(N))
+        _launch_tile((cdiv(M, config["BLOCK_M"]),), x, seen, y, M, *args, **flags, **config)
     else:
         _launch_online((M,), x, seen, y, *args, **flags, BLOCK_N=8192, num_warps=8)
     return y

@@ -19,6 +19,7 @@ from tilewright.ops._dispatch import FLOATS, runs_here
 from tilewright.ops._flat import may_change
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import operator
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Tuned
 from tilewright.spec import Case, Cost, Draw, Op, points
 
@@ -201,7 +202,7 @@ def _rope_fwd(
 
 def _default(D: int, R: int, size: int, *_: object) -> dict[str, int]:
     # 16 bytes a thread; then the angles are read in the layout they are used in, without shared memory.
-    return {"heads": max(1, 2048 // size // triton.next_power_of_2(R)), "num_warps": 4}
+    return {"heads": max(1, 2048 // size // next_power_of_2(R)), "num_warps": 4}
 
 
 def _choices(*_: object) -> list[dict[str, int]]:
@@ -222,8 +223,8 @@ def _rotate(
     B, S, H, D = q.shape
     K, (T, R) = k.shape[2], cos.shape
     config = CONFIG(q, D, R, q.element_size(), "pairs" if interleaved else "halves")
-    heads = min(config["heads"], triton.next_power_of_2(max(1, H, K)))
-    grid = (B * S * (triton.cdiv(H, heads) + triton.cdiv(K, heads)),)
+    heads = min(config["heads"], next_power_of_2(max(1, H, K)))
+    grid = (B * S * (cdiv(H, heads) + cdiv(K, heads)),)
     if not grid[0]:
         return
     strides = [stride for x in (q, k, *outputs) for stride in x.stride()[:3]]
@@ -247,8 +248,8 @@ def _rotate(
         INVERSE=inverse,
         COPIES=D > 2 * R and outputs[0] is not q,
         BLOCK_H=heads,
-        BLOCK_R=triton.next_power_of_2(R),
-        BLOCK_REST=triton.next_power_of_2(max(1, D - 2 * R)),
+        BLOCK_R=next_power_of_2(R),
+        BLOCK_REST=next_power_of_2(max(1, D - 2 * R)),
         num_warps=config["num_warps"],
     )
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._sizes import next_power_of_2
 from tilewright.ops._softmax import (
     LONGEST_TILE,
     fits_a_cluster,
@@ -96,7 +97,7 @@ def three_pass_forward(x: Tensor) -> Tensor:
     y = contiguous_like(x)
     N = x.shape[-1]
     if x.numel():
-        block = min(4096 if N <= 8192 else 8192, triton.next_power_of_2(N))
+        block = min(4096 if N <= 8192 else 8192, next_power_of_2(N))
         grid = (x.numel() // N,)
         _launch_three_pass(grid, x.contiguous(), y, N, BLOCK_N=block, num_warps=8 if N <= 8192 else 32)
     return y

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from tilewright.ops._cuda import Source
@@ -17,6 +16,7 @@ from tilewright.ops._numba import launch
 from tilewright.ops._operator import operator
 from tilewright.ops._reduce import BENCH, CHECK, cost, named, reduce, split, takes
 from tilewright.ops._reduce_numba import NUMBA_THREADS, numba_sum_chunks
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.spec import Cost, Op
 
 
@@ -55,8 +55,8 @@ def _cuda(x: Tensor, y: Tensor) -> None:
     room = 4 * CUDA_THREADS  # bytes of shared memory: a float for each thread
     chunk, chunks = split(M, N, CUDA_BLOCK)
     if chunks == 1:
-        lanes = min(CUDA_THREADS, triton.next_power_of_2(triton.cdiv(x.element_size() * N, 16)))
-        blocks = triton.cdiv(M, CUDA_THREADS // lanes)
+        lanes = min(CUDA_THREADS, next_power_of_2(cdiv(x.element_size() * N, 16)))
+        blocks = cdiv(M, CUDA_THREADS // lanes)
         CUDA.launch("sum_whole", x.dtype, (blocks,), CUDA_THREADS, x, y, M, N, lanes, shared=room)
         return
     partial = torch.empty(M, chunks, dtype=torch.float32, device=x.device)

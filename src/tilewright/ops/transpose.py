@@ -13,6 +13,7 @@ from torch import Tensor
 from tilewright.ops._cuda import Source
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import operator
+from tilewright.ops._sizes import cdiv
 from tilewright.spec import Cost, Op, points
 
 
@@ -43,8 +44,8 @@ CUDA_THREADS = 256
 
 def _cuda(x: Tensor, y: Tensor, tile: str) -> None:
     M, N = x.shape
-    tiles = triton.cdiv(N, CUDA_SIDE)
-    blocks = triton.cdiv(M, CUDA_SIDE) * tiles
+    tiles = cdiv(N, CUDA_SIDE)
+    blocks = cdiv(M, CUDA_SIDE) * tiles
     CUDA.launch(f"transpose_fwd<T, {tile}>", x.dtype, (blocks,), CUDA_THREADS, x, y, M, N, tiles)
 
 
@@ -66,8 +67,8 @@ _launch = Launcher(_transpose_fwd)
 
 def _triton(x: Tensor, y: Tensor) -> None:
     M, N = x.shape
-    tiles = triton.cdiv(N, BLOCK)
-    _launch((triton.cdiv(M, BLOCK) * tiles,), x, y, M, N, tiles, BLOCK=BLOCK, num_warps=4)
+    tiles = cdiv(N, BLOCK)
+    _launch((cdiv(M, BLOCK) * tiles,), x, y, M, N, tiles, BLOCK=BLOCK, num_warps=4)
 
 
 FORMS = {
