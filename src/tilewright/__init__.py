@@ -102,8 +102,10 @@ __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tilewright' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"tilewright.{_HOMES[name]}"), name)
+    found = getattr(importlib.import_module(f"tilewright.{_HOMES[name]}"), name)
+    globals()[name] = found  # from now on it is found without asking here
+    return found
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *_HOMES})

@@ -20,14 +20,12 @@ LARGE = 2**23  # elements; above, a call is many waves of programs
 
 def takes(smallest: float, *tensors: Any) -> bool:
     """Whether our kernels can take these as torch would: tensors of one shape, each a run of memory without gaps."""
-    first = tensors[0]
-    return (
-        isinstance(first, Tensor)
-        and first.numel() >= smallest
-        and all(isinstance(t, Tensor) for t in tensors)
-        and runs_here(*tensors)
-        and all(t.is_contiguous() and t.shape == first.shape for t in tensors)
-    )
+    first, *others = tensors
+    if not isinstance(first, Tensor) or first.numel() < smallest:
+        return False
+    if any(not isinstance(other, Tensor) for other in others) or not runs_here(*tensors):
+        return False
+    return all(map(Tensor.is_contiguous, tensors)) and all(other.shape == first.shape for other in others)
 
 
 def may_change(*tensors: Tensor) -> bool:
@@ -40,14 +38,14 @@ def may_change(*tensors: Tensor) -> bool:
     )
 
 
-def bucket(x: Tensor) -> str:
+def bucket(elements: int) -> str:
     """The sizes that share a configuration."""
-    return "large" if x.numel() >= LARGE else "small"
+    return "large" if elements >= LARGE else "small"
 
 
 def as_rows(x: Tensor) -> Tensor:
     """[M, N] with the elements of a row side by side; a copy only where x does not lie so."""
-    x = x.reshape(-1, x.shape[-1])
+    x = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 

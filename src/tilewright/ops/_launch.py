@@ -38,7 +38,7 @@ class Launcher:
                 self(grid, *args, **config)
         else:
             values = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
-            self.compiled(device, grid, args, config)(device, grid, values)
+            self.compiled(device, grid, args, config)(device, _whole(grid), values)
 
     def compiled(self, device: int, grid: tuple[int, ...], args: tuple[Any, ...], config: dict[str, Any]) -> _Compiled:
         """The machine code for such arguments."""
@@ -50,29 +50,33 @@ class Launcher:
 
     def prepare(self, grid: tuple[int, ...], *sizes: Any, **config: Any) -> Prepared:
         """A launch that lacks nothing but its tensors, which must be the kernel's first parameters, always of the same
-        dtypes and on the same GPU."""
-        return Prepared(self, grid, sizes, config)
+        dtypes and on the same GPU; None, always, for one that the kernel does without."""
+        return Prepared(self, _whole(grid), sizes, config)
 
 
 class Prepared:
     """A launch that lacks nothing but its tensors."""
 
-    def __init__(self, launcher: Launcher, grid: tuple[int, ...], sizes: tuple[Any, ...], config: dict[str, Any]):
+    def __init__(self, launcher: Launcher, grid: tuple[int, int, int], sizes: tuple[Any, ...], config: dict[str, Any]):
         self._launcher, self._grid, self._sizes, self._config = launcher, grid, sizes, config
         self._aligned: _Compiled | None = None  # for tensors on 16-byte boundaries
 
-    def __call__(self, *tensors: Tensor) -> None:
-        device = tensors[0].get_device()
-        values = [tensor.data_ptr() for tensor in tensors]
-        together = 0
-        for address in values:
+    def __call__(self, first: Tensor, *others: Tensor | None) -> None:
+        device = first.get_device()
+        together = first.data_ptr()
+        values: list[Any] = [together]
+        for other in others:
+            address = 0 if other is None else other.data_ptr()
+            values.append(address)
             together |= address
         if device < 0 or together % 16 or knobs.runtime.launch_enter_hook.calls or device != torch._C._cuda_getDevice():
-            self._launcher(self._grid, *tensors, *self._sizes, **self._config)
+            self._launcher(self._grid, first, *others, *self._sizes, **self._config)
             return
         if self._aligned is None:
-            self._aligned = self._launcher.compiled(device, self._grid, (*tensors, *self._sizes), self._config)
-        self._aligned(device, self._grid, [*values, *self._sizes])
+            args = (first, *others, *self._sizes)
+            self._aligned = self._launcher.compiled(device, self._grid, args, self._config)
+        values += self._sizes
+        self._aligned(device, self._grid, values)
 
 
 class _Compiled:
@@ -82,10 +86,14 @@ class _Compiled:
         self._run, self._function, self._metadata = made.run, made.function, made.packed_metadata
         self._constants = [None] * sum(parameter.is_constexpr for parameter in kernel.params)
 
-    def __call__(self, device: int, grid: tuple[int, ...], values: list[Any]) -> None:
-        x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+    def __call__(self, device: int, grid: tuple[int, int, int], values: list[Any]) -> None:
         stream = torch._C._cuda_getCurrentRawStream(device)
-        self._run(x, y, z, stream, self._function, self._metadata, *NOBODY_LISTENS, *values, *self._constants)
+        self._run(*grid, stream, self._function, self._metadata, *NOBODY_LISTENS, *values, *self._constants)
+
+
+def _whole(grid: tuple[int, ...]) -> tuple[int, int, int]:
+    x, y, z = (*grid, 1, 1)[:3]
+    return x, y, z
 
 
 def _within_a_block(config: dict[str, Any]) -> dict[str, Any]:

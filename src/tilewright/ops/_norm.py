@@ -19,16 +19,18 @@ however long; "best" is whichever wins.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tilewright.ops._dispatch import runs_here
-from tilewright.ops._norm_cuda import by_clusters, clusters_for
-from tilewright.ops._norm_triton import add_up, backward_by_programs, forward_by_programs, shares_for
-from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._norm_cuda import by_clusters, wins
+from tilewright.ops._norm_triton import add_up, backward_by_programs, forward_by_programs
+from tilewright.ops._operator import contiguous_like, is_seen, operator
+from tilewright.ops._rows import PACK
+from tilewright.ops._tuned import planned
 from tilewright.spec import Draw
 
 EPS = torch.finfo(torch.float32).eps  # where rms_norm is given none: torch takes that of the type it computes in
@@ -58,8 +60,20 @@ def _op(is_add: bool, is_rms: bool) -> str:
     return ("add_" if is_add else "") + ("rms_norm" if is_rms else "layer_norm")
 
 
-def _contiguous(*tensors: Tensor | None) -> list[Any]:
-    return [None if t is None else t.contiguous() for t in tensors]
+def _settled(*tensors: Tensor | None) -> tuple[list[Any], tuple[torch.dtype | None, ...], bool]:
+    """The tensors, each a run of memory, their dtypes, and whether they all begin on 16 bytes."""
+    runs: list[Tensor | None] = []
+    dtypes: list[torch.dtype | None] = []
+    together = 0
+    for tensor in tensors:
+        if tensor is None:
+            dtypes.append(None)
+        else:
+            tensor = tensor.contiguous()
+            dtypes.append(tensor.dtype)
+            together |= tensor.data_ptr()
+        runs.append(tensor)
+    return runs, tuple(dtypes), together % PACK == 0
 
 
 def _stats_for(x: Tensor, N: int, keeps: bool) -> Tensor:
@@ -67,33 +81,91 @@ def _stats_for(x: Tensor, N: int, keeps: bool) -> Tensor:
     return x.new_empty((x.numel() // max(1, N) if keeps else 0, 2), dtype=torch.float32)
 
 
-def _forward(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
+def _clusters(
+    op: str, direction: str, dtypes: Any, is_aligned: bool, device: int, form: str, M: int, N: int, *numbers: float
+) -> Any:
+    """How clusters take rows, if they can and should; dtypes are of x, weight and bias."""
+    dtype, *weights = dtypes
+    kinds = {*weights} - {None} or {dtype}
+    if form == "triton" or not is_aligned or len(kinds) > 1 or (form == "best" and not wins(op, direction, device, N)):
+        return None
+    return by_clusters(op, direction, dtype, *kinds, device, M, N, *numbers)
+
+
+@planned
+def _plan_forward(
+    dtypes: tuple[Any, ...],
+    is_aligned: bool,
+    device: int,
+    M: int,
     N: int,
     eps: float,
     offset: float,
     is_rms: bool,
     form: str,
     keeps: bool,
-) -> tuple[Tensor, Any, Tensor]:
-    is_add = residual is not None
-    y, total, stats = contiguous_like(x), contiguous_like(x) if is_add else None, _stats_for(x, N, keeps)
-    M = x.numel() // max(1, N)
-    if not M:
-        return y, total, stats
-    x, residual, weight, bias = _contiguous(x, residual, weight, bias)
-    tensors = (x, residual, weight, bias, y, total, stats if keeps else None)
-    op = _op(is_add, is_rms)
-    if form != "triton":
-        plan = clusters_for(op, x, (weight, bias), (residual,), "forward", N, form == "best")
-        if plan:
-            by_clusters(plan, tensors, M, N, eps, offset)
-            return y, total, stats
-    forward_by_programs(op, tensors, M, N, eps, offset)
-    return y, total, stats
+) -> Callable[..., None]:
+    """How rows are normed; dtypes are of x, residual, weight and bias."""
+    x, residual, *weights = dtypes
+    op = _op(residual is not None, is_rms)
+    found = _clusters(op, "forward", (x, *weights), is_aligned, device, form, M, N, eps, offset)
+    return found or forward_by_programs(op, x, device, M, N, eps, float(offset))
+
+
+def _forward(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    stats: Tensor | None,
+    N: int,
+    eps: float,
+    offset: float,
+    is_rms: bool,
+    form: str,
+) -> tuple[Tensor, Any]:
+    """The normed rows and, with a residual, the sum."""
+    y, total = contiguous_like(x), None if residual is None else contiguous_like(x)
+    if M := N and x.numel() // N:
+        tensors, dtypes, is_aligned = _settled(x, residual, weight, bias)
+        keeps = stats is not None
+        plan = _plan_forward(dtypes, is_aligned, x.get_device(), M, N, eps, offset, is_rms, form, keeps)
+        plan(*tensors, y, total, stats)
+    return y, total
+
+
+@planned
+def _plan_backward(
+    dtypes: tuple[Any, ...],
+    of_bias: torch.dtype | None,
+    is_aligned: bool,
+    device: int,
+    M: int,
+    N: int,
+    offset: float,
+    is_rms: bool,
+    form: str,
+    wanted: tuple[bool, bool],
+) -> Callable[..., None]:
+    """How gradients are made; dtypes are of x, weight, stats, dy and dsum."""
+    x, weight, *_, dsum = dtypes
+    op = _op(dsum is not None, is_rms)
+    launch = _clusters(op, "backward", (x, weight, of_bias), is_aligned, device, form, M, N, offset)
+    if launch:
+        (shares,) = launch.grid
+    else:
+        launch, shares = backward_by_programs(op, x, device, M, N, float(offset))
+    sums = add_up(shares, N, sum(wanted))
+
+    def run(x: Tensor, weight: Any, stats: Tensor, dy: Tensor, dsum: Any, dx: Tensor, *gradients: Tensor):
+        dw, db = (x.new_empty((shares, N), dtype=torch.float32) if is_wanted else None for is_wanted in wanted)
+        launch(x, weight, stats, dy, dsum, dx, dw, db)
+        if dw is not None:
+            sums(dw, gradients[0], db, None if db is None else gradients[1])
+        elif db is not None:
+            sums(db, *gradients, None, None)
+
+    return run
 
 
 def _gradients_like(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> list[Tensor]:
@@ -117,21 +189,13 @@ def normalize_backward(
 ) -> list[Tensor]:
     """The gradient of x and, as far as they are wanted, those of weight and bias, with the stats that forward left."""
     gradients = _gradients_like(x, weight, bias, wanted)
-    M = x.numel() // max(1, N)
+    M = N and x.numel() // N
     if not M:
         return [g.zero_() for g in gradients]
-    x, weight, stats, dy, dsum = _contiguous(x, weight, stats, dy, dsum)
-    op = _op(dsum is not None, is_rms)
-    tensors = (x, weight, stats, dy, dsum, gradients[0])
-    plan = None
-    if form != "triton":
-        plan = clusters_for(op, x, (weight, bias), (stats, dy, dsum), "backward", N, form == "best")
-    if plan:
-        shares = shares_for(x, plan.clusters(M), N, wanted)
-        by_clusters(plan, (*tensors, *shares), M, N, offset)
-    else:
-        shares = backward_by_programs(op, tensors, M, N, offset, wanted)
-    add_up(shares, gradients[1:])
+    tensors, dtypes, is_aligned = _settled(x, weight, stats, dy, dsum)
+    of_bias = None if bias is None else bias.dtype
+    plan = _plan_backward(dtypes, of_bias, is_aligned, x.get_device(), M, N, offset, is_rms, form, tuple(wanted))
+    plan(*tensors, *gradients)
     return gradients
 
 
@@ -193,8 +257,8 @@ def normalize(
 ) -> tuple[Tensor, Tensor]:
     """rms_norm or layer_norm of runs of N elements, times offset + weight, by the named form; layer_norm plus bias.
     With them what backward needs of each row, if it keeps that."""
-    y, _, stats = _forward(x, None, weight, bias, N, eps, offset, is_rms, form, keeps)
-    return y, stats
+    stats = _stats_for(x, N, keeps)
+    return _forward(x, None, weight, bias, stats if keeps else None, N, eps, offset, is_rms, form)[0], stats
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -232,7 +296,8 @@ def add_normalize(
     keeps: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same of x + residual, and that sum, before what backward needs."""
-    return _forward(x, residual, weight, bias, N, eps, offset, is_rms, form, keeps)
+    stats = _stats_for(x, N, keeps)
+    return *_forward(x, residual, weight, bias, stats if keeps else None, N, eps, offset, is_rms, form), stats
 
 
 def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -252,14 +317,21 @@ add_normalize.differentiate(_save_sum, _backward_sum)
 
 
 def _is_differentiated(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def normed(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, eps: float, offset: float, is_rms: bool, form: str
 ) -> Tensor:
     """`normalize`, which keeps for backward what is needed."""
-    return normalize(x, weight, bias, N, eps, offset, is_rms, form, _is_differentiated(x, weight, bias))[0]
+    keeps = _is_differentiated(x, weight, bias)
+    if keeps or is_seen():
+        return normalize(x, weight, bias, N, eps, offset, is_rms, form, keeps)[0]
+    return _forward(x, None, weight, bias, None, N, eps, offset, is_rms, form)[0]
 
 
 def add_normed(
@@ -275,8 +347,9 @@ def add_normed(
 ) -> tuple[Tensor, Tensor]:
     """`add_normalize`, likewise."""
     keeps = _is_differentiated(x, residual, weight, bias)
-    y, total, _ = add_normalize(x, residual, weight, bias, N, eps, offset, is_rms, form, keeps)
-    return y, total
+    if keeps or is_seen():
+        return add_normalize(x, residual, weight, bias, N, eps, offset, is_rms, form, keeps)[:2]
+    return _forward(x, residual, weight, bias, None, N, eps, offset, is_rms, form)
 
 
 def without_infinities(draw: Draw, x: Tensor) -> Tensor:
@@ -287,17 +360,23 @@ def without_infinities(draw: Draw, x: Tensor) -> Tensor:
 
 def takes(smallest: int, shape: Any, inputs: Sequence[Any], weights: Sequence[Any]) -> bool:
     """Whether our kernels can take these as torch would: weights of the inputs' dtype or in fp32, shapes that fit."""
-    if not all(isinstance(t, Tensor) for t in inputs) or not isinstance(shape, tuple | list) or not shape:
+    for given in inputs:
+        if not isinstance(given, Tensor):
+            return False
+    first = inputs[0]
+    if not isinstance(shape, (tuple, list)) or not shape or first.numel() < smallest:
         return False
-    first, given = inputs[0], [w for w in weights if w is not None]
-    return (
-        first.numel() >= smallest
-        and all(isinstance(w, Tensor) and w.shape == torch.Size(shape) for w in given)
-        and first.shape[-len(shape) :] == torch.Size(shape)
-        and runs_here(*inputs)
-        and (not given or (runs_here(*given) and given[0].device == first.device))
-        and all(w.dtype in (first.dtype, torch.float32) for w in given)
-    )
+    size = torch.Size(shape)
+    given = [w for w in weights if w is not None]
+    for weight in given:
+        if not isinstance(weight, Tensor) or weight.shape != size:
+            return False
+    if first.shape[-len(size) :] != size:
+        return False
+    if not given or given[0].dtype == first.dtype:
+        return runs_here(*inputs, *given)
+    is_wide = given[0].dtype == torch.float32 and given[0].device == first.device
+    return is_wide and runs_here(*inputs) and runs_here(*given)
 
 
 def require_alike(input: Any, residual: Any) -> None:

@@ -7,15 +7,13 @@ the shares. Long rows have the columns cut into blocks with programs of their ow
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
 
@@ -420,52 +418,41 @@ _launch_bwd_long = Launcher(_norm_bwd_long)
 _launch_bwd_sum = Launcher(_norm_bwd_sum)
 
 
-def _config(x: Any, op: str, direction: str, N: int) -> Config:
+def _config(op: str, direction: str, dtype: torch.dtype, device: int, N: int) -> Config:
     """The kernel's constants and, for backward, how many programs there are at most."""
-    found = CONFIG(x, op, direction, x.element_size(), next_power_of_2(N))
+    found = CONFIG(device, op, direction, dtype.itemsize, next_power_of_2(N))
     config = {"IS_RMS": op.endswith("rms_norm"), **found}
     return config if "CHUNK" in config else config | {"FILLED": config["BLOCK_N"] == N}
 
 
-def forward_by_programs(op: str, tensors: Sequence[Tensor | None], M: int, N: int, eps: float, offset: float) -> None:
+def forward_by_programs(
+    op: str, dtype: torch.dtype, device: int, M: int, N: int, eps: float, offset: float
+) -> Prepared:
     """Of x, residual, weight, bias: y and, with a residual, the sum; each row's mean and 1 / sqrt(...), if wanted."""
-    config = _config(tensors[0], op, "forward", N)
+    config = _config(op, "forward", dtype, device, N)
     if "CHUNK" in config:
-        _launch_fwd_long((M,), *tensors, N, eps, offset, **config)
-    else:
-        _launch_fwd((cdiv(M, config["BLOCK_M"]),), *tensors, M, N, eps, offset, **config)
+        return _launch_fwd_long.prepare((M,), N, eps, offset, **config)
+    return _launch_fwd.prepare((cdiv(M, config["BLOCK_M"]),), M, N, eps, offset, **config)
 
 
 def backward_by_programs(
-    op: str, tensors: Sequence[Tensor | None], M: int, N: int, offset: float, wanted: Sequence[bool]
-) -> list[Tensor | None]:
-    """Of x, weight, stats, dy, dsum: dx, and the shares of the gradients of weight and bias that are wanted."""
-    config = _config(tensors[0], op, "backward", N)
+    op: str, dtype: torch.dtype, device: int, M: int, N: int, offset: float
+) -> tuple[Prepared, int]:
+    """Of x, weight, stats, dy, dsum: dx, and the shares of the gradients of weight and bias that are wanted; and the
+    number of shares."""
+    config = _config(op, "backward", dtype, device, N)
     programs = min(config.pop("PROGRAMS"), cdiv(M, config.get("BLOCK_M", 1)))
-    shares = shares_for(tensors[0], programs, N, wanted)  # type: ignore[arg-type]
     if "CHUNK" in config:
         grid = (cdiv(N, config["BLOCK_N"]), programs)
-        _launch_bwd_long(grid, *tensors, *shares, M, N, offset, **config)
-    else:
-        # Fused to dy * w - mean(dy * w), a difference that should be nothing would keep the product's rounding.
-        fuses = config["IS_RMS"]
-        _launch_bwd((programs,), *tensors, *shares, M, N, offset, **config, enable_fp_fusion=fuses)
-    return shares
+        return _launch_bwd_long.prepare(grid, M, N, offset, **config), programs
+    # Fused to dy * w - mean(dy * w), a difference that should be nothing would keep the product's rounding.
+    fuses = config["IS_RMS"]
+    return _launch_bwd.prepare((programs,), M, N, offset, **config, enable_fp_fusion=fuses), programs
 
 
-def shares_for(x: Tensor, programs: int, N: int, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Where each program leaves its share of dw and of db, if they are wanted."""
-    return [x.new_empty((programs, N), dtype=torch.float32) if is_wanted else None for is_wanted in wanted]
-
-
-def add_up(shares: Sequence[Tensor | None], gradients: Sequence[Tensor]) -> None:
-    """Each gradient is the sum of its shares."""
-    given = [share for share in shares if share is not None]
-    if not given:
-        return
-    programs, N = given[0].shape
-    sums = [*zip(given, gradients, strict=True), (None, None)][:2]
-    tile = min(SHARES, next_power_of_2(programs))
+def add_up(shares: int, N: int, gradients: int) -> Prepared:
+    """Of shares [shares, N] of one or two gradients, each followed by its gradient: their sums."""
+    tile = min(SHARES, next_power_of_2(shares))
     columns = COLUMNS if N > 2048 else COLUMNS // 2  # so that there are programs enough
-    grid = (cdiv(N, columns), len(given))
-    _launch_bwd_sum(grid, *sums[0], *sums[1], programs, N, BLOCK_P=tile, BLOCK_N=columns, num_warps=8)
+    grid = (cdiv(N, columns), gradients)
+    return _launch_bwd_sum.prepare(grid, shares, N, BLOCK_P=tile, BLOCK_N=columns, num_warps=8)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import unwrap_if_dead
 
 NAMESPACE = "tilewright"
 
@@ -27,6 +28,8 @@ class Operator:
         torch.library.impl(self._name, ("CPU", "CUDA"))(function)
         torch.library.register_fake(self._name)(fake)
         self.registered = getattr(getattr(torch.ops, NAMESPACE), name).default
+        arguments = self.registered._schema.arguments
+        self._tensors = [n for n, arg in enumerate(arguments) if str(arg.type) in ("Tensor", "Optional[Tensor]")]
 
     def differentiate(self, save: Callable[..., None], backward: Callable[..., Any]) -> None:
         """Give it gradients: `save(ctx, inputs, output)` after a call, `backward(ctx, *grads)` later."""
@@ -41,16 +44,32 @@ class Operator:
 
         Node.backward = staticmethod(backward)
         self._node = Node
+        self._apply = super(torch.autograd.Function, Node).apply  # type: ignore[misc]
         torch.library.register_autograd(self._name, backward, setup_context=save)
 
     def __call__(self, *args: Any) -> Any:
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        if is_seen():
             return self.registered(*args)
         if self._node is not None and torch.is_grad_enabled():
-            for arg in args:
-                if isinstance(arg, Tensor) and arg.requires_grad:
-                    return self._node.apply(*args)
+            for n in self._tensors:
+                arg = args[n]
+                if arg is not None and arg.requires_grad:
+                    return self._differentiated([*args])
         return self.function(*args)
+
+    def _differentiated(self, args: list[Any]) -> Any:
+        """As the node's own `apply`, which asks of every argument whether it is a tensor that has left a transform."""
+        if torch._C._are_functorch_transforms_active():
+            return self._node.apply(*args)
+        for n in self._tensors:
+            if args[n] is not None:
+                args[n] = unwrap_if_dead(args[n])
+        return self._apply(*args)
+
+
+def is_seen() -> bool:
+    """Whether a call is traced, or somebody listens to torch's dispatcher: then it must go there."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def operator(

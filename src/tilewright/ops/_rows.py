@@ -7,13 +7,12 @@ their way to shared memory.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tilewright.ops._cuda import Source, is_installed
+from tilewright.ops._cuda import Prepared, Source, is_installed
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
 
@@ -94,7 +93,9 @@ def cluster_default(tensors: int, packs: int, streams: bool) -> Config:
     return alone or next((c for c in single if c["threads"] >= 256 * tensors), single[-1])
 
 
-def clusters(table: Tuned, source: Source, kernel: str, rows: Rows, tensors: int, *flags: bool) -> Callable[..., None]:
+def clusters(
+    table: Tuned, source: Source, kernel: str, rows: Rows, tensors: int, flags: tuple[bool, ...], *numbers: int | float
+) -> Prepared:
     """A launch of `kernel<T, EACH, …>` for a cluster a row, or of `kernel_stream<T, EACH, STAGES, …>`."""
     if has_clusters(rows.device):
         config = table(rows.device, kernel, rows.size, rows.packs, rows.can_stream)
@@ -109,7 +110,7 @@ def clusters(table: Tuned, source: Source, kernel: str, rows: Rows, tensors: int
     if stages:
         at_once = max(1, source.resident(name, rows.dtype, rows.device, threads, **how))
         count = shared_out(rows.M, at_once * config["waves"])
-    return lambda *args: source.launch(name, rows.dtype, (count,), threads, *args, **how)
+    return source.prepare(name, rows.dtype, rows.device, (count,), threads, *numbers, **how)
 
 
 def shared_out(rows: int, clusters: int) -> int:

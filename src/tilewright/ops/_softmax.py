@@ -230,8 +230,7 @@ Launch = Callable[..., None]  # of the tensors
 
 
 def _cluster(way: str, rows: Rows, log: bool) -> Launch:
-    launch = clusters(CLUSTER, CUDA, f"softmax_{way}", rows, TENSORS[way], log)
-    return lambda *tensors: launch(*tensors, rows.M, rows.N)
+    return clusters(CLUSTER, CUDA, f"softmax_{way}", rows, TENSORS[way], (log,), rows.M, rows.N)
 
 
 _tile_forward = Launcher(_tile_fwd)

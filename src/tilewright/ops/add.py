@@ -80,7 +80,7 @@ CUDA_BYTES = 32  # of each input that a thread takes at a time
 
 def _cuda(x: Tensor, y: Tensor, out: Tensor) -> None:
     blocks = cdiv(x.nbytes, CUDA_THREADS * CUDA_BYTES)
-    CUDA.launch("add_fwd", x.dtype, (blocks,), CUDA_THREADS, x, y, out, x.numel())
+    CUDA.prepare("add_fwd", x.dtype, x.get_device(), (blocks,), CUDA_THREADS, x.numel())(x, y, out)
 
 
 NUMBA_THREADS = 128

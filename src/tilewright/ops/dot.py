@@ -87,8 +87,9 @@ def _cuda(x: Tensor, y: Tensor, out: Tensor) -> None:
     chunk, chunks = split(1, x.numel(), CUDA_BLOCK)
     partial = torch.empty(chunks, dtype=torch.float32, device=x.device)
     room = 4 * CUDA_THREADS  # bytes of shared memory: a float for each thread
-    CUDA.launch("dot_chunks", x.dtype, (chunks,), CUDA_THREADS, x, y, partial, x.numel(), chunk, shared=room)
-    CUDA.launch("dot_partials", x.dtype, (1,), CUDA_THREADS, partial, out, chunks, shared=room)
+    where = x.dtype, x.get_device()
+    CUDA.prepare("dot_chunks", *where, (chunks,), CUDA_THREADS, x.numel(), chunk, shared=room)(x, y, partial)
+    CUDA.prepare("dot_partials", *where, (1,), CUDA_THREADS, chunks, shared=room)(partial, out)
 
 
 @functools.cache

@@ -206,7 +206,8 @@ def _cuda(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     y = torch.empty(M, N, dtype=x.dtype, device=x.device)
     tiles = cdiv(M, CUDA_TILE) * cdiv(N, CUDA_TILE)
     if tiles:
-        CUDA.launch("linear_fwd", x.dtype, (tiles,), CUDA_THREADS, x, weight, bias, y, M, N, K, int(relu))
+        numbers = M, N, K, int(relu)
+        CUDA.prepare("linear_fwd", x.dtype, x.get_device(), (tiles,), CUDA_THREADS, *numbers)(x, weight, bias, y)
     return y
 
 

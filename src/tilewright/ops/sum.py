@@ -52,16 +52,17 @@ CUDA_BLOCK = 16384  # pieces of rows are multiples of it
 
 def _cuda(x: Tensor, y: Tensor) -> None:
     M, N = x.shape
+    where = x.dtype, x.get_device()
     room = 4 * CUDA_THREADS  # bytes of shared memory: a float for each thread
     chunk, chunks = split(M, N, CUDA_BLOCK)
     if chunks == 1:
         lanes = min(CUDA_THREADS, next_power_of_2(cdiv(x.element_size() * N, 16)))
         blocks = cdiv(M, CUDA_THREADS // lanes)
-        CUDA.launch("sum_whole", x.dtype, (blocks,), CUDA_THREADS, x, y, M, N, lanes, shared=room)
+        CUDA.prepare("sum_whole", *where, (blocks,), CUDA_THREADS, M, N, lanes, shared=room)(x, y)
         return
     partial = torch.empty(M, chunks, dtype=torch.float32, device=x.device)
-    CUDA.launch("sum_chunks", x.dtype, (M, chunks), CUDA_THREADS, x, partial, M, N, chunk, shared=room)
-    CUDA.launch("sum_partials", x.dtype, (M,), CUDA_THREADS, partial, y, M, chunks, shared=room)
+    CUDA.prepare("sum_chunks", *where, (M, chunks), CUDA_THREADS, M, N, chunk, shared=room)(x, partial)
+    CUDA.prepare("sum_partials", *where, (M,), CUDA_THREADS, M, chunks, shared=room)(partial, y)
 
 
 NUMBA_BLOCK = 4096  # pieces of rows are multiples of it

@@ -46,7 +46,8 @@ def _cuda(x: Tensor, y: Tensor, tile: str) -> None:
     M, N = x.shape
     tiles = cdiv(N, CUDA_SIDE)
     blocks = cdiv(M, CUDA_SIDE) * tiles
-    CUDA.launch(f"transpose_fwd<T, {tile}>", x.dtype, (blocks,), CUDA_THREADS, x, y, M, N, tiles)
+    kernel = f"transpose_fwd<T, {tile}>"
+    CUDA.prepare(kernel, x.dtype, x.get_device(), (blocks,), CUDA_THREADS, M, N, tiles)(x, y)
 
 
 @triton.jit
