@@ -391,11 +391,12 @@ def _cross_entropy_loop(
 def _count_targets(target_ptr, weight_ptr, divisor_ptr, M, N, piece, ignore_index, BLOCK_M: tl.constexpr):
     """The targets of each piece that count, or their weights."""
     start = tl.program_id(0).to(tl.int64) * piece
-    end = tl.minimum(start + piece, M)
+    length = tl.minimum(piece, M - start).to(tl.int32)  # offsets within a piece take half the registers
+    target_ptr += start
     total = tl.zeros([BLOCK_M], tl.float32)
-    for at in range(start, end, BLOCK_M):
+    for at in range(0, length, BLOCK_M):
         offs_m = at + tl.arange(0, BLOCK_M)
-        y = tl.load(target_ptr + offs_m, mask=offs_m < end, other=ignore_index)
+        y = tl.load(target_ptr + offs_m, mask=offs_m < length, other=ignore_index)
         counts = y != ignore_index
         if weight_ptr is not None:
             total += tl.load(weight_ptr + y, mask=counts & (y >= 0) & (y < N), other=0.0).to(tl.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -96,9 +97,19 @@ def _whole(grid: tuple[int, ...]) -> tuple[int, int, int]:
     return x, y, z
 
 
+@functools.cache
+def shared_memory(device: int) -> int:
+    """Bytes that a program may use on the GPU of this number; interpreted, without end."""
+    if device < 0:
+        return LARGEST_INT32
+    active: Any = driver.active
+    return active.utils.get_device_properties(device)["max_shared_mem"]
+
+
 def _within_a_block(config: dict[str, Any]) -> dict[str, Any]:
-    most = MOST_THREADS // driver.active.get_current_target().warp_size
-    return {**config, "num_warps": min(config["num_warps"], most)} if config.get("num_warps", 0) > most else config
+    target: Any = driver.active.get_current_target()
+    most = MOST_THREADS // target.warp_size
+    return {**config, "num_warps": most} if config.get("num_warps", 0) > most else config
 
 
 def _specialised_on(arg: Any) -> Any:

@@ -382,10 +382,11 @@ def _columns(N: int, block: int, chunk: int, warps: int) -> Config:
 
 def _default(op: str, direction: str, size: int, N: int) -> Config:
     if direction == "forward":
-        return _rows(N, 4096, 32) if N <= LONGEST_ROW else _chunks(8192, 16)
+        held = N if "rms" in op else 2 * N  # as registers count it: the mean is taken off, too
+        return _rows(N, 4096, 32) if held <= LONGEST_ROW else _chunks(8192, 16)
     if N <= 8192:
         return _rows(N, 2048, 16, resident=16, AHEAD=N > 4096)
-    return _columns(N, min(N, 16384 if "rms" in op else 8192), 4096, 16)
+    return _columns(N, min(N, 16384 if op == "rms_norm" else 8192), 4096, 16)
 
 
 def _choices(op: str, direction: str, size: int, N: int) -> list[Config]:

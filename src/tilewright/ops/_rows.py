@@ -21,7 +21,6 @@ MOST_BLOCKS = 16  # of a cluster
 THREADS = (128, 256, 512, 1024)  # of a block
 PACKS = {1: 8, 2: 4}  # a thread, of so many tensors at once: their rows are held in registers
 LARGEST_ALONE = 4096  # packs of a row that one block takes
-LONGEST_ALONE = 16384  # packs of rows, of all tensors, that have a cluster each
 
 
 @dataclass(frozen=True)
@@ -84,10 +83,8 @@ def one_block(threads: int) -> Config:
 
 
 def cluster_default(tensors: int, packs: int, streams: bool) -> Config:
-    """One block, then clusters of small blocks, which hide each other's waiting; streams of rows that need many."""
+    """One block, then clusters of small blocks, which hide each other's waiting. Streams are for a search to find."""
     choices = cluster_choices(tensors, packs, streams)
-    if packs * tensors > LONGEST_ALONE and choices[-1]["stages"]:
-        return max(choices, key=lambda c: (c["stages"], -c["waves"], c["threads"]))
     single = [c for c in choices if not c["stages"]]
     alone = next((c for c in single if c["blocks"] == 1 and packs <= LARGEST_ALONE), None)
     return alone or next((c for c in single if c["threads"] >= 256 * tensors), single[-1])

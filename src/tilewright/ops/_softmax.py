@@ -188,7 +188,12 @@ def _columns_bwd(
         tl.store(dx_ptr + offs, _gradient(y, dy, total[None, :], LOG).to(dx_ptr.dtype.element_ty), mask=mask)
 
 
+TWICE = {"BLOCK_N": 16384, "num_warps": 16}  # backward in blocks of a row, read twice
+
+
 def _tile_default(direction: str, size: int, block: int) -> Config:
+    if direction == "bwd" and block == LONGEST_TILE:  # two tensors do not quite fit the registers
+        return TWICE
     rows = max(1, 2048 // block)  # of short rows several share a program
     return {"BLOCK_M": rows, "BLOCK_N": block, "num_warps": min(32, max(4, rows * block // 512))}
 
@@ -311,10 +316,10 @@ def _plan_backward(
     fits = form in ("best", "cluster") and scale == 1.0 and rows.fit_a_cluster(TENSORS["bwd"])
     if fits and (form == "cluster" or N >= SHORTEST_CLUSTER):
         return _cluster("bwd", rows, log)
-    if N <= LONGEST_TILE:
-        config = TILE(device, "bwd", rows.size, rows.block)
+    config = TILE(device, "bwd", rows.size, rows.block) if N <= LONGEST_TILE else TWICE
+    if config["BLOCK_N"] >= N:
         return _tile_backward.prepare((cdiv(outer, config["BLOCK_M"]),), outer, N, scale, **flags, **config)
-    return _twice_backward.prepare((outer,), N, scale, **flags, BLOCK_N=16384, num_warps=16)
+    return _twice_backward.prepare((outer,), N, scale, **flags, **config)
 
 
 @operator("softmax", fake=contiguous_like)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, shared_memory
 from tilewright.ops._operator import operator
 from tilewright.ops._sizes import cdiv
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
@@ -138,7 +138,8 @@ def _linear_matmul(
 
 SMS = 132  # of an H200
 GROUP_M = 8
-# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; the first that gives every SM a tile is taken, else the last.
+# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; the first that gives every SM a tile is taken, else the last. There
+# are as many stages as shared memory holds.
 TILES = {
     "half": ((128, 128, 64, 4, 3), (64, 64, 64, 4, 4), (64, 32, 128, 4, 4)),
     "tf32": ((128, 128, 32, 8, 4), (64, 64, 32, 4, 4)),
@@ -166,6 +167,7 @@ def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     a, b = (t if 1 in t.stride() else t.contiguous() for t in (a, b))  # vector loads need a contiguous dimension
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
     block_m, block_n, block_k, warps, stages = _tile(M, N, precision if a.dtype == torch.float32 else "half")
+    stages = min(stages, shared_memory(a.get_device()) // ((block_m + block_n) * block_k * a.element_size()))
     _launch(
         (cdiv(M, block_m) * cdiv(N, block_n),),
         a,

@@ -99,7 +99,7 @@ def three_pass_forward(x: Tensor) -> Tensor:
     if x.numel():
         block = min(4096 if N <= 8192 else 8192, next_power_of_2(N))
         grid = (x.numel() // N,)
-        _launch_three_pass(grid, x.contiguous(), y, N, BLOCK_N=block, num_warps=8 if N <= 8192 else 32)
+        _launch_three_pass(grid, x.contiguous(), y, N, BLOCK_N=block, num_warps=8 if N <= 8192 else 16)
     return y
 
 
