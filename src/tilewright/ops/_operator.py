@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ class Operator:
     def __init__(self, name: str, function: Callable[..., Any], fake: Callable[..., Any], mutates: tuple[str, ...]):
         self.function = function
         self._name = f"{NAMESPACE}::{name}"
-        self._node: Any = None
+        self._apply: Callable[..., Any] | None = None  # with an autograd node
         torch.library.define(self._name, torch.library.infer_schema(function, mutates_args=mutates))
         torch.library.impl(self._name, ("CPU", "CUDA"))(function)
         torch.library.register_fake(self._name)(fake)
@@ -43,28 +43,35 @@ class Operator:
                 return output
 
         Node.backward = staticmethod(backward)
-        self._node = Node
-        self._apply = super(torch.autograd.Function, Node).apply  # type: ignore[misc]
+        self._apply = applying(Node, self._tensors)
         torch.library.register_autograd(self._name, backward, setup_context=save)
 
     def __call__(self, *args: Any) -> Any:
         if is_seen():
             return self.registered(*args)
-        if self._node is not None and torch.is_grad_enabled():
+        if self._apply is not None and torch.is_grad_enabled():
             for n in self._tensors:
                 arg = args[n]
                 if arg is not None and arg.requires_grad:
-                    return self._differentiated([*args])
+                    return self._apply(*args)
         return self.function(*args)
 
-    def _differentiated(self, args: list[Any]) -> Any:
-        """As the node's own `apply`, which asks of every argument whether it is a tensor that has left a transform."""
+
+def applying(node: type[torch.autograd.Function], tensors: Sequence[int]) -> Callable[..., Any]:
+    """`node.apply`, which asks every argument whether it is a tensor that has left a functional transform: here only
+    those are asked, by their numbers, that can be tensors."""
+    apply = super(torch.autograd.Function, node).apply  # type: ignore[misc]
+
+    def applied(*args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
-            return self._node.apply(*args)
-        for n in self._tensors:
+            return node.apply(*args)
+        unwrapped = [*args]
+        for n in tensors:
             if args[n] is not None:
-                args[n] = unwrap_if_dead(args[n])
-        return self._apply(*args)
+                unwrapped[n] = unwrap_if_dead(args[n])
+        return apply(*unwrapped)
+
+    return applied
 
 
 def is_seen() -> bool:
