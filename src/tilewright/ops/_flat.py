@@ -23,9 +23,15 @@ def takes(smallest: float, *tensors: Any) -> bool:
     first, *others = tensors
     if not isinstance(first, Tensor) or first.numel() < smallest:
         return False
-    if any(not isinstance(other, Tensor) for other in others) or not runs_here(*tensors):
+    for other in others:
+        if not isinstance(other, Tensor):
+            return False
+    if not runs_here(*tensors):
         return False
-    return all(map(Tensor.is_contiguous, tensors)) and all(other.shape == first.shape for other in others)
+    for other in others:
+        if other.shape != first.shape or not other.is_contiguous():
+            return False
+    return first.is_contiguous()
 
 
 def may_change(*tensors: Tensor) -> bool:

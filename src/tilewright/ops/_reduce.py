@@ -145,8 +145,11 @@ Launch = Callable[..., None]  # of the tensors x, y, z
 
 
 @planned
-def _plan(outer: int, N: int, inner: int, dtype: torch.dtype, out: Any, device: int, name: str, p: float) -> Launch:
-    """How x [outer, N, inner] becomes y, and z where there is an index."""
+def _plan(
+    shape: tuple[int, ...], first: int, end: int, dtype: torch.dtype, out: Any, device: int, name: str, p: float
+) -> Launch:
+    """How x becomes y, and z where there is an index."""
+    outer, N, inner = sizes(shape, first, end)
     kind, size = KINDS[name], dtype.itemsize
     how: Config = {"HOW": kind.how, "TERM": kind.term}
     group = 16 // size if kind.how in GROUPED else 1  # what a thread reads at once
@@ -187,12 +190,11 @@ def _plan(outer: int, N: int, inner: int, dtype: torch.dtype, out: Any, device: 
     return launch
 
 
-def sum_pieces(a: Tensor, y: Tensor) -> None:
-    """y [M] = the sums of the rows of a [M, pieces], each of which must fit into one program."""
-    M, pieces = a.shape
+def sum_pieces(M: int, pieces: int) -> Launch:
+    """Of a [M, pieces], given twice, whose rows must each fit into one program, their sums y [M], given twice."""
     block = next_power_of_2(pieces)
     config = {"HOW": "sum", "TWO": False, "LAST": "x", "BLOCK_M": 1, "BLOCK_N": block, "num_warps": _warps(block, 16)}
-    _pieces_launch((M,), a, a, y, y, M, pieces, pieces, 1, 0.0, **config)
+    return _pieces_launch.prepare((M,), M, pieces, pieces, 1, 0.0, **config)
 
 
 def sizes(shape: tuple[int, ...], first: int, end: int) -> tuple[int, int, int]:
@@ -205,9 +207,7 @@ def _result_shape(shape: tuple[int, ...], first: int, end: int, keepdim: bool) -
 
 
 def _run(x: Tensor, y: Tensor, z: Tensor, first: int, end: int, kind: str, p: float) -> None:
-    outer, N, inner = sizes(x.shape, first, end)
-    x = x.contiguous()
-    _plan(outer, N, inner, x.dtype, y.dtype, x.get_device(), kind, p)(x, y, z)
+    _plan(x.shape, first, end, x.dtype, y.dtype, x.get_device(), kind, p)(x.contiguous(), y, z)
 
 
 def _empty(x: Tensor, first: int, end: int, keepdim: bool, kind: str, p: float, dtype: torch.dtype | None) -> Tensor:
@@ -269,7 +269,10 @@ def torchs(x: Tensor, first: int, end: int, keepdim: bool, kind: str, p: float, 
 
 
 @planned
-def _plan_backward(outer: int, N: int, inner: int, kind: str, p: float, dtypes: Any, device: int) -> Launch:
+def _plan_backward(
+    shape: tuple[int, ...], first: int, end: int, kind: str, p: float, dtypes: Any, device: int
+) -> Launch:
+    outer, N, inner = sizes(shape, first, end)
     if inner == 1:
         block = min(SPREAD_TILE, next_power_of_2(N))
         width = SPREAD_TILE // block
@@ -304,8 +307,7 @@ def reduce_backward(x: Tensor, y: Tensor, dy: Tensor, first: int, end: int, kind
         best = y.view(_result_shape(x.shape, first, end, True))
         e = ((x if kind[0] == "a" else x.abs()) == best).sum(tuple(range(first, end)), dtype=torch.float32)
     dtypes = x.dtype, y.dtype, dy.dtype
-    plan = _plan_backward(*sizes(x.shape, first, end), kind, p, dtypes, x.get_device())
-    plan(x, y, dy, e, f, dx)
+    _plan_backward(x.shape, first, end, kind, p, dtypes, x.get_device())(x, y, dy, e, f, dx)
     return dx
 
 
@@ -357,7 +359,7 @@ def takes(smallest: float, x: Any, dtype: Any = None) -> bool:
     """Whether our kernels can take the reduction of x as torch would; there is something to reduce."""
     return (
         isinstance(x, Tensor)
-        and x.numel() >= max(1, smallest)
+        and 0 < x.numel() >= smallest
         and x.dim() > 0
         and runs_here(x)
         and dtype in (None, x.dtype, torch.float32)  # to a narrower one torch rounds before
@@ -367,6 +369,8 @@ def takes(smallest: float, x: Any, dtype: Any = None) -> bool:
 def named(x: Tensor, dim: Any) -> tuple[int, ...]:
     """The dimensions that `dim` names, sorted; none if it names no valid ones. None names all."""
     rank = x.dim()
+    if type(dim) is int:
+        return (dim % rank,) if -rank <= dim < rank else ()
     if dim is None:
         return tuple(range(rank))
     dims = tuple(dim) if isinstance(dim, tuple | list) else (dim,)

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from tilewright.ops._cuda import Source
 from tilewright.ops._flat import takes
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._numba import launch, numba_cuda
 from tilewright.ops._operator import contiguous_like, operator
 from tilewright.ops._sizes import cdiv
+from tilewright.ops._tuned import planned
 from tilewright.spec import Cost, Op, grid
 
 
@@ -68,9 +69,13 @@ BLOCK_N = 2048
 _launch = Launcher(_add_fwd)
 
 
+@planned
+def _plan(N: int, dtype: torch.dtype, device: int) -> Prepared:
+    return _launch.prepare((cdiv(N, BLOCK_N),), N, BLOCK_N=BLOCK_N, num_warps=4)
+
+
 def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
-    N = x.numel()
-    _launch((cdiv(N, BLOCK_N),), x, y, out, N, BLOCK_N=BLOCK_N, num_warps=4)
+    _plan(x.numel(), x.dtype, x.get_device())(x, y, out)
 
 
 CUDA = Source("add.cu", "add_fwd")

@@ -118,8 +118,9 @@ _forward = Launcher(_cumsum_fwd)
 
 
 @planned
-def _plan(outer: int, N: int, inner: int, dtype: torch.dtype, out: torch.dtype, device: int, reverse: bool) -> Launch:
-    """How x [outer, N, inner] becomes y."""
+def _plan(shape: tuple[int, ...], dim: int, dtype: torch.dtype, out: torch.dtype, device: int, reverse: bool) -> Launch:
+    """How x becomes y."""
+    outer, N, inner = sizes(shape, dim, dim + 1)
     form = "rows" if inner == 1 else "columns"
     length, width = (next_power_of_2(min(longest, size)) for longest, size in ((4096, N), (256, inner)))
     config = CONFIG(device, form, dtype.itemsize, length, width)
@@ -141,7 +142,7 @@ def _plan(outer: int, N: int, inner: int, dtype: torch.dtype, out: torch.dtype, 
 
 
 def _empty(x: Tensor, dim: int, reverse: bool, dtype: torch.dtype | None) -> Tensor:
-    return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 @operator("cumsum", fake=_empty)
@@ -149,8 +150,7 @@ def cumsum_forward(x: Tensor, dim: int, reverse: bool, dtype: torch.dtype | None
     """The cumulative sum over a dimension, from its beginning or from its end."""
     y = _empty(x, dim, reverse, dtype)
     if x.numel():
-        outer, N, inner = sizes(x.shape, dim, dim + 1)
-        _plan(outer, N, inner, x.dtype, y.dtype, x.get_device(), reverse)(x.contiguous(), y)
+        _plan(x.shape, dim, x.dtype, y.dtype, x.get_device(), reverse)(x.contiguous(), y)
     return y
 
 

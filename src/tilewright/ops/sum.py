@@ -73,9 +73,10 @@ def _numba(x: Tensor, y: Tensor) -> None:
     chunk, chunks = split(M, N, NUMBA_BLOCK)
     partial = y if chunks == 1 else torch.empty(M, chunks, dtype=torch.float32, device=x.device)
     threads = min(N, NUMBA_THREADS)
-    launch(numba_sum_chunks(), (M, chunks), threads, x, partial.view(M, chunks), chunk)
-    if chunks > 1:
-        launch(numba_sum_chunks(), (M, 1), threads, partial, y.view(M, 1), chunks)
+    with torch.cuda.device_of(x):  # Numba launches on the current one
+        launch(numba_sum_chunks(), (M, chunks), threads, x, partial.view(M, chunks), chunk)
+        if chunks > 1:
+            launch(numba_sum_chunks(), (M, 1), threads, partial, y.view(M, 1), chunks)
 
 
 FORMS = {"cuda": _cuda, "numba": _numba}
@@ -91,8 +92,7 @@ def sum_rows(x: Tensor, form: str) -> Tensor:
     if x.numel() == 0:
         return x.new_zeros(x.shape[:-1])
     y = x.new_empty(x.shape[:-1])
-    with torch.cuda.device_of(x):
-        FORMS[form](x.contiguous().view(-1, x.shape[-1]), y.view(-1))
+    FORMS[form](x.contiguous().view(-1, x.shape[-1]), y.view(-1))
     return y
 
 

@@ -6,14 +6,16 @@ two ways is across the rows, and where a column stands decides how long that tak
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops._cuda import Source
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._operator import operator
 from tilewright.ops._sizes import cdiv
+from tilewright.ops._tuned import planned
 from tilewright.spec import Cost, Op, points
 
 
@@ -66,10 +68,14 @@ BLOCK = 64
 _launch = Launcher(_transpose_fwd)
 
 
-def _triton(x: Tensor, y: Tensor) -> None:
-    M, N = x.shape
+@planned
+def _plan(M: int, N: int, dtype: torch.dtype, device: int) -> Prepared:
     tiles = cdiv(N, BLOCK)
-    _launch((cdiv(M, BLOCK) * tiles,), x, y, M, N, tiles, BLOCK=BLOCK, num_warps=4)
+    return _launch.prepare((cdiv(M, BLOCK) * tiles,), M, N, tiles, BLOCK=BLOCK, num_warps=4)
+
+
+def _triton(x: Tensor, y: Tensor) -> None:
+    _plan(*x.shape, x.dtype, x.get_device())(x, y)
 
 
 FORMS = {
