@@ -318,7 +318,7 @@ def bias_activation(x: Tensor, bias: Tensor, act: str) -> Tensor:
 
 
 def _bias_gradients(x: Tensor, bias: Tensor | None, *_: object) -> tuple[Tensor, Tensor]:
-    return contiguous_like(x), x.new_empty(x.shape[-1:])
+    return contiguous_like(x), x.new_empty(x.shape[-1])
 
 
 @operator("bias_activation_backward", fake=_bias_gradients)
@@ -349,7 +349,7 @@ def _plan_bias_backward(
     add_up = _launch_sum.prepare((cdiv(N, 32),), pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4)
 
     def launch(x: Tensor, bias: Tensor | None, dy: Tensor, dx: Tensor, dbias: Tensor) -> None:
-        part = x.new_empty((pieces, N), dtype=torch.float32)
+        part = x.new_empty(pieces, N, dtype=torch.float32)
         pull_back(x, bias, dy, dx, part)
         add_up(part, dbias)
 

@@ -169,7 +169,7 @@ def _result(gate: Tensor, up: Tensor | None, *_: object) -> Tensor:
     if up is not None:
         return contiguous_like(gate)
     *sizes, both = gate.shape
-    return gate.new_empty((*sizes, both // 2))
+    return gate.new_empty(*sizes, both // 2)
 
 
 def _gradients(gate: Tensor, up: Tensor | None, *_: object) -> list[Tensor]:

@@ -78,7 +78,7 @@ def _settled(*tensors: Tensor | None) -> tuple[list[Any], tuple[torch.dtype | No
 
 def _stats_for(x: Tensor, N: int, keeps: bool) -> Tensor:
     """Where forward leaves the mean, 0 for rms_norm, and 1 / sqrt(...) of each row; empty where they are not kept."""
-    return x.new_empty((x.numel() // max(1, N) if keeps else 0, 2), dtype=torch.float32)
+    return x.new_empty(x.numel() // N if keeps and N else 0, 2, dtype=torch.float32)
 
 
 def _clusters(
@@ -158,7 +158,7 @@ def _plan_backward(
     sums = add_up(shares, N, sum(wanted))
 
     def run(x: Tensor, weight: Any, stats: Tensor, dy: Tensor, dsum: Any, dx: Tensor, *gradients: Tensor):
-        dw, db = (x.new_empty((shares, N), dtype=torch.float32) if is_wanted else None for is_wanted in wanted)
+        dw, db = (x.new_empty(shares, N, dtype=torch.float32) if is_wanted else None for is_wanted in wanted)
         launch(x, weight, stats, dy, dsum, dx, dw, db)
         if dw is not None:
             sums(dw, gradients[0], db, None if db is None else gradients[1])
