@@ -161,7 +161,7 @@ def masked_softmax_forward(x: Tensor, mask: Tensor | None, scale: float, is_caus
         config = TILE(x, "fwd", x.element_size(), triton.next_power_of_2(N))
         _launch_tile((triton.cdiv(M, config["BLOCK_M"]),), x, seen, y, M, *args, **flags, **config)
     else:
-        _launch_online((M,), x, seen, y, *args, **flags, BLOCK_N=8192, num_warps=8)
+        _launch_online((M,), x, seen, y, *args, **flags, BLOCK_N=8192, num_warps=16)
     return y
 
 
@@ -184,6 +184,12 @@ masked_softmax_forward.differentiate(_save, _backward)
 @op.kernel("triton", language="triton")
 def triton_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, is_causal: bool) -> Tensor:
     return masked_softmax_forward(x, mask, scale, is_causal)
+
+
+@op.also
+def of_long_rows(device: str) -> None:
+    x = torch.empty(1, 1, 64, 65536, dtype=torch.bfloat16, device=device)
+    masked_softmax_forward(x, torch.empty_like(x, dtype=torch.bool), 1.0, True)
 
 
 MOST_DIMS = 4
