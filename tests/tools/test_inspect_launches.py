@@ -100,6 +100,16 @@ def test_a_call_that_needs_values_is_known_as_far_as_it_goes():
         launches("of_values", 4096)
 
 
+def test_what_a_call_reads_may_be_said():
+    op = registry.load("unique")
+    case = Case((("N", 2**20), ("spread", 1), ("inverse", True)), "int16")
+    found = {n: of_kernel(op, op.kernels["triton"], case, datasheet("h200"), reads=n) for n in (None, 0)}
+    names = ["_unique_mark", "_unique_groups", "_unique_write", "_unique_inverse"]
+    assert [launch.name for launch in found[0]] == names
+    assert [launch.name for launch in found[None]] == names[:2]
+    assert not found[0][-1].note
+
+
 def test_another_configuration():
     (launch,) = launches("copy", 4096)
     other = with_config(launch, {"BLOCK": 256, "num_warps": 8})

@@ -159,7 +159,7 @@ def _plan(
     if N <= LONGEST_TILE:
         config = TILE(device, "fwd", dtype.itemsize, next_power_of_2(N))
         return _launch_tile.prepare((cdiv(M, config["BLOCK_M"]),), M, *args, **flags, **config)
-    return _launch_online.prepare((M,), *args, **flags, BLOCK_N=8192, num_warps=8)
+    return _launch_online.prepare((M,), *args, **flags, BLOCK_N=8192, num_warps=16)
 
 
 def _like(x: Tensor, mask: Tensor | None, scale: float, is_causal: bool) -> Tensor:
@@ -200,6 +200,12 @@ masked_softmax_forward.differentiate(_save, _backward)
 @op.kernel("triton", language="triton")
 def triton_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, is_causal: bool) -> Tensor:
     return masked_softmax_forward(x, mask, scale, is_causal)
+
+
+@op.also
+def of_long_rows(device: str) -> None:
+    x = torch.empty(1, 1, 64, 65536, dtype=torch.bfloat16, device=device)
+    masked_softmax_forward(x, torch.empty_like(x, dtype=torch.bool), 1.0, True)
 
 
 MOST_DIMS = 4

@@ -17,7 +17,7 @@ from tilewright import source
 from tilewright.cost import DIRECTIONS, size
 from tilewright.counters import Counters
 from tilewright.record import is_stale
-from tilewright.report import accuracy
+from tilewright.report import accuracy, portability
 from tilewright.report.rows import Row, rows
 
 OF_ALL_OPS = ("summary", "largest")  # every case, or of each op the one with the most work
@@ -242,6 +242,7 @@ PARTS: dict[str, tuple[Callable[[dict[str, Any], str], bool], Callable[[Records]
     "audit": (lambda r, _: r["kind"] == "audit" and "counted" in r, _audits),
     "banks": (lambda r, op: r["kind"] == "counters" and r["op"] == op and bool(r["counters"]), _banks),
     "flaws": (lambda r, _: r["kind"] == "flaw", accuracy.flaws),
+    "portability": (lambda r, _: r["kind"] == "resources", portability.table),
     "predictions": (lambda r, _: r["kind"] == "prediction", accuracy.predictions),
     "sizes": (lambda r, _: r["kind"] == "timing" and bool(r.get("sized")), _sizes),
     "submissions": (lambda r, _: r["kind"] == "verdict" and "file" in r, _verdicts),

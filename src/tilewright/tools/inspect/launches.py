@@ -54,11 +54,19 @@ class Launch:
         return self.programs * self.code.cluster
 
 
-def of_kernel(op: Op, kernel: Kernel, case: Case, gpu: GPU, directions: Sequence[str] = ("forward",)) -> list[Launch]:
-    """The launches of one call of a kernel, in order. None where the kernel does not take the case."""
+def of_kernel(
+    op: Op,
+    kernel: Kernel,
+    case: Case,
+    gpu: GPU,
+    directions: Sequence[str] = ("forward",),
+    reads: int | None = None,
+) -> list[Launch]:
+    """The launches of one call of a kernel, in order. None where the kernel does not take the case. If it reads values
+    of tensors, they are `reads`, or the launches end there."""
     if kernel.name == "compile":
         return _generated(op, case, gpu) if "forward" in directions else []
-    with standing_in(gpu), _recording(gpu) as found:
+    with standing_in(gpu, reads), _recording(gpu) as found:
         args = op.make(case, device="meta")
         if not kernel.fits(*args):
             return []
