@@ -12,6 +12,7 @@ from triton.runtime import driver
 
 MOST_THREADS = 1024  # of a block, on every GPU
 LARGEST_INT32 = 2**31 - 1
+NUMBERS = {int, float, bool, type(None)}  # what a kernel is given besides tensors; None for one that it does without
 NOBODY_LISTENS = (None, None, None)  # neither metadata nor hooks
 
 
@@ -38,7 +39,7 @@ class Launcher:
             with torch.cuda.device(device):
                 self(grid, *args, **config)
         else:
-            values = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
+            values = [arg if type(arg) in NUMBERS else arg.data_ptr() for arg in args]
             self.compiled(device, grid, args, config)(device, _whole(grid), values)
 
     def compiled(self, device: int, grid: tuple[int, ...], args: tuple[Any, ...], config: dict[str, Any]) -> _Compiled:
@@ -113,8 +114,6 @@ def _within_a_block(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _specialised_on(arg: Any) -> Any:
-    if isinstance(arg, Tensor):
-        return arg.dtype, arg.data_ptr() % 16 == 0
     if type(arg) is int:
         return arg == 1, arg % 16 == 0, arg > LARGEST_INT32
-    return type(arg)
+    return type(arg) if type(arg) in NUMBERS else (arg.dtype, arg.data_ptr() % 16 == 0)
