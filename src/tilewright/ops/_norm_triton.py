@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, shared_memory
 from tilewright.ops._tuned import Config, Tuned
 
 LONGEST_ROW = 32768  # elements that one program can hold in registers
@@ -431,6 +431,9 @@ def forward_by_programs(op: str, tensors: Sequence[Tensor | None], M: int, N: in
     """Of x, residual, weight, bias: y and, with a residual, the sum; each row's mean and 1 / sqrt(...), if wanted."""
     config = _config(tensors[0], op, "forward", N)
     if "CHUNK" in config:
+        read = [t for t in tensors[:2] if t is not None]
+        held = shared_memory(read[0].get_device()) // sum(config["CHUNK"] * t.element_size() for t in read)
+        config["STAGES"] = min(config["STAGES"], 1 + held)
         _launch_fwd_long((M,), *tensors, N, eps, offset, **config)
     else:
         _launch_fwd((triton.cdiv(M, config["BLOCK_M"]),), *tensors, M, N, eps, offset, **config)
