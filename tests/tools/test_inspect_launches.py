@@ -78,6 +78,29 @@ def test_cuda_takes_a_cluster_where_there_are_clusters():
         assert fallen_back.name == "_online_fwd"
 
 
+@pytest.mark.skipif(not is_installed(), reason="needs cuda-core")
+def test_cuda_takes_no_more_shared_memory_than_there_is():
+    op = registry.load("layer_norm")
+    case = Case((("M", 512), ("N", 32768), ("affine", "same")), "bfloat16")
+    (held,), (fallen_back,) = (of_kernel(op, op.kernels["cuda"], case, datasheet(gpu)) for gpu in ("a100", "rtx-4090"))
+    assert held.code.shared == 128 * 1024
+    assert fallen_back.name == "_norm_fwd_long"
+
+
+def test_as_many_stages_as_shared_memory_holds():
+    def stages(name, gpu, dtype, **point):
+        op = registry.load(name)
+        launch = of_kernel(op, op.kernels["triton"], Case(tuple(point.items()), dtype), datasheet(gpu))[0]
+        return launch.code.config.get("STAGES") or launch.code.options["num_stages"]
+
+    rows = {"M": 64, "N": 65536, "affine": "same"}
+    norm = {gpu: stages("add_layer_norm", gpu, "float32", **rows) for gpu in ("h200", "rtx-4090")}
+    assert norm == {"h200": 3, "rtx-4090": 2}
+    sizes = {"M": 8192, "N": 8192, "K": 4096, "relu": True}
+    linear = {gpu: stages("linear", gpu, "bfloat16", **sizes) for gpu in ("h200", "mi300x")}
+    assert linear == {"h200": 3, "mi300x": 2}
+
+
 def test_registered_operators_launch_in_both_directions():
     op = registry.load("attention")
     found = of_kernel(op, op.kernels["triton"], op.bench[0], datasheet("h200"), ("forward", "backward"))

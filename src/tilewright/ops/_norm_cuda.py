@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops._cuda import Prepared, Source
+from tilewright.ops._launch import shared_memory
 from tilewright.ops._rows import PACK, has_clusters, most_blocks, shared_out
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
@@ -26,7 +27,7 @@ LARGEST_BLOCK = {  # threads, by packs a thread; as in norm.cu
     "forward": {1: 512, 2: 512, 4: 256, 8: 512},
     "backward": {1: 512, 2: 512},
 }
-SHARED = 222 * 1024  # bytes that weights may take of a multiprocessor's memory
+EXCHANGED = 5 * 1024  # bytes of shared memory that weights leave for what blocks tell each other
 WINS = {  # elements of rows, from and to, with which "cuda" beats "triton" on an H200
     ("forward", "rms_norm"): (2048, 32768),
     ("forward", "layer_norm"): (8192, 32768),
@@ -100,7 +101,7 @@ def by_clusters(
     kernel = f"norm_{'fwd' if direction == 'forward' else 'bwd'}<T, {', '.join(map(str, kinds))}>"
     threads = WARP * cdiv(packs, WARP * each * blocks)
     kept = 0 if direction == "backward" else each * PACK * (weights.itemsize // dtype.itemsize) * (1 if is_rms else 2)
-    if threads * kept > SHARED:
+    if threads * kept > shared_memory(device) - EXCHANGED:
         return None
     how = {"shared": threads * kept, "cluster": blocks}
     at_once = max(1, CUDA.resident(kernel, dtype, device, threads, **how))

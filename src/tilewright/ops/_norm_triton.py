@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.ops._launch import Launcher, Prepared
+from tilewright.ops._launch import Launcher, Prepared, shared_memory
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
 
@@ -432,6 +432,9 @@ def forward_by_programs(
     """Of x, residual, weight, bias: y and, with a residual, the sum; each row's mean and 1 / sqrt(...), if wanted."""
     config = _config(op, "forward", dtype, device, N)
     if "CHUNK" in config:
+        read = 2 if op.startswith("add_") else 1  # tensors
+        held = shared_memory(device) // (read * config["CHUNK"] * dtype.itemsize)
+        config["STAGES"] = min(config["STAGES"], 1 + held)
         return _launch_fwd_long.prepare((M,), N, eps, offset, **config)
     return _launch_fwd.prepare((cdiv(M, config["BLOCK_M"]),), M, N, eps, offset, **config)
 
