@@ -156,6 +156,16 @@ def test_host_time_is_of_a_call_with_nothing_before_it_and_no_garbage_collected(
     assert clock.settled == 25
 
 
+def test_what_else_the_machine_does_is_not_host_time(hours):
+    calls = count()
+
+    def now_and_then_slow():
+        for _ in range(next(calls) % 3):
+            next(hours)
+
+    assert Lane(Pretended(), lambda: [now_and_then_slow]).host_us() == pytest.approx(0.1e6)
+
+
 def test_garbage_is_collected_again_after_a_call_that_fails():
     def broken():
         raise RuntimeError("no")

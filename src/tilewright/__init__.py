@@ -103,9 +103,9 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tilewright' has no attribute '{name}'")
     found = getattr(importlib.import_module(f"tilewright.{_HOMES[name]}"), name)
-    globals()[name] = found  # from now on it is found without asking here
+    globals()[name] = found  # the next look-up costs what that of any name costs
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted([*globals(), *_HOMES])

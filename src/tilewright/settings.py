@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -34,8 +33,8 @@ CACHES = (
 )
 
 
-def worker_environment(*, simulate: bool, folder: str) -> Mapping[str, str]:
-    """The environment of a worker process, with `folder` for all it writes. `simulate`: Numba kernels without a GPU.
+def worker_environment(simulate: bool) -> dict[str, str]:
+    """The environment of worker processes. `simulate`: Numba kernels without a GPU.
 
     Numba reads its switch when a kernel is decorated, so it must be set before the process imports it.
     """
@@ -43,11 +42,21 @@ def worker_environment(*, simulate: bool, folder: str) -> Mapping[str, str]:
     package_root = str(Path(__file__).parent.parent)
     inherited = environment.get("PYTHONPATH")
     environment["PYTHONPATH"] = f"{package_root}{os.pathsep}{inherited}" if inherited else package_root
-    environment |= dict.fromkeys(CACHES, folder) | {"OPENBLAS_NUM_THREADS": "1"}
-    environment |= {"HOME": folder, "USER": "tilewright"}  # in a sandbox it may be a user whom nobody knows
+    environment["OPENBLAS_NUM_THREADS"] = "1"
     if simulate:
         environment |= {"NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1"}
     return environment
+
+
+def folder_of_worker(folder: str) -> dict[str, str]:
+    """What has a worker process write all it writes to a folder of its own."""
+    # In a sandbox it may be a user whom nobody knows.
+    return dict.fromkeys(CACHES, folder) | {"HOME": folder, "USER": "tilewright"}
+
+
+def replace_environment(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 def debug() -> bool:

@@ -1,5 +1,6 @@
 """Forks a child for every request on standard input, after importing once what commands import for seconds."""
 
+import atexit
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ import tilewright.tools.bench
 import tilewright.tools.check
 import tilewright.tools.tune  # noqa: F401
 from tilewright.cli import main
+from tilewright.worker import process
 
 
 def become(args: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:
@@ -25,10 +27,17 @@ def become(args: list[str], cwd: str, env: dict[str, str], out: str, err: str) -
     os.environ.clear()
     os.environ.update(env)
     sys.argv = ["tilewright", *args]
-    main()
+    process.Nursery.is_alive = True  # that of this process serves all commands, one after another
+    try:
+        main()
+    except SystemExit as end:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        os._exit(end.code if isinstance(end.code, int) else bool(end.code))  # to take torch apart takes a second
 
 
 def serve() -> None:
+    process.nursery("cpu")
     for line in sys.stdin:
         child = os.fork()
         if child == 0:

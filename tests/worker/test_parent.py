@@ -1,5 +1,7 @@
 """Whatever a file does, the parent lives on and says what happened."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -8,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tilewright import settings
+from tilewright.worker import process
 from tilewright.worker.memory import Placed
 from tilewright.worker.parent import Worker
 from tilewright.worker.stage import KernelFailed, Like, Request
@@ -126,3 +130,39 @@ def _comes_true(condition) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()
+
+
+def test_processes_come_from_one_that_has_imported_torch(worker):
+    ask(worker, 0)
+    first, nursery = worker._process.pid, process.nursery("cpu")
+    worker.close()
+    ask(worker, 0)
+    assert worker._process.pid != first
+    assert process.nursery("cpu") is nursery
+    parent = Path("/proc", str(worker._process.pid), "stat").read_text().rpartition(")")[2].split()[1]
+    assert int(parent) == nursery._process.pid
+
+
+def test_a_file_sees_none_of_the_pipes_and_sockets_of_others(worker):
+    ask(worker, 0)
+    open_here = {file.name: os.readlink(file) for file in Path("/proc", str(worker._process.pid), "fd").iterdir()}
+    assert not [file for file in open_here.values() if file.startswith("socket")]
+    assert len([file for file in open_here.values() if file.startswith("pipe")]) == 2
+
+
+def test_where_the_nursery_is_killed_another_is_started(worker):
+    ask(worker, 0)
+    child = Path("/proc", str(worker._process.pid))
+    os.kill(process.nursery("cpu")._process.pid, signal.SIGKILL)
+    assert _comes_true(lambda: not child.exists())
+    with pytest.raises(KernelFailed, match="the process"):
+        ask(worker, 0)
+    ask(worker, 0)
+
+
+def test_a_python_without_torch_is_told_in_one_line(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    monkeypatch.setattr(settings, "worker_environment", lambda _: os.environ | {"PYTHONPATH": str(tmp_path)})
+    monkeypatch.setattr(process, "BOOTSTRAP", "import torch")
+    with Worker(device="cpu") as started, pytest.raises(KernelFailed, match="code 1: ImportError: no torch here"):
+        started.load("softmax")

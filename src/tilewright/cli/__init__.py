@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -58,6 +59,8 @@ def main() -> None:
         if settings.debug():
             raise
         _fail(f"unexpected {type(error).__name__}: {one_line(error)}; set TILEWRIGHT_DEBUG=1 to see where", code=3)
+    finally:
+        gc.freeze()  # the process ends: to look through all of torch for garbage would take most of a second
     sys.exit(code if isinstance(code, int) else 0)
 
 

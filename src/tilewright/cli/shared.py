@@ -55,10 +55,10 @@ def require_files(paths: list[Path]) -> None:
 
 def start_worker_early() -> None:
     """A worker imports torch while we do. Where there may be a GPU it is not known yet what kind to start."""
-    from tilewright.worker.process import start_early
+    from tilewright.worker.process import nursery
 
     if not any(Path(device).exists() for device in GPU_DEVICES):
-        start_early("cpu")
+        nursery("cpu")
 
 
 def exit_unless_good(found: Sequence[Verdict | Timing]) -> None:

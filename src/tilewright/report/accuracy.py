@@ -8,6 +8,7 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
+from tilewright.counters import Counters
 from tilewright.record import is_stale
 
 Record = dict[str, Any]
@@ -30,6 +31,48 @@ def predictions(records: Sequence[Record]) -> str:
         lines.append(f"| {op}{way} | {kernel} | {len(found)} | {numbers} | {stale} |")
     where = dict.fromkeys(f"Predicted for {r['device']['name']} without it, {r['date'][:10]}." for r in records)
     return "\n".join([*lines, "", *(f"{line}  " for line in means(records)), "", *where]) + "\n"
+
+
+WAITING = ("latency", "start", "atomics")  # what ncu calls latency: no unit is busy
+
+
+def bottlenecks(records: Sequence[Record]) -> str:
+    """A line for each op, kernel and direction, of its calls that were both counted and predicted; then each call that
+    is predicted to be bound by something else than ncu names."""
+    predicted = {_call(r): r for r in records if r["kind"] == "prediction"}
+    counted = sorted((r for r in records if r["kind"] == "counters" and _call(r) in predicted), key=_call)
+    if not counted:
+        return "No records yet.\n"
+    lines = ["| op | kernel | calls | named as ncu does | ncu names | |", "|---|---|--:|--:|---|---|"]
+    others, agreed = [], 0
+    for (op, kernel, direction), together in groupby(counted, key=lambda r: _call(r)[:3]):
+        pairs = [(r, Counters.of_record(r), predicted[_call(r)]) for r in together]
+        named = [(r, found.binds, found, guess) for r, found, guess in pairs if found and found.binds]
+        parted = [pair for pair in named if not _agree(pair[1], pair[3]["binds"])]
+        agreed += len(named) - len(parted)
+        stale = "stale" if any(is_stale(r) for r, *_ in named) else ""
+        names = ", ".join(dict.fromkeys(name for _, name, *_ in named))
+        way = "" if direction == "forward" else f" {direction}"
+        lines.append(f"| {op}{way} | {kernel} | {len(named)} | {len(named) - len(parted)} | {names} | {stale} |")
+        others += [
+            f"- {op}{way}, {kernel}, {','.join(f'{k}={v}' for k, v in r['case'].items())} {r['dtype']}: ncu names "
+            f"{name} (memory {found.memory:.0%} busy, SMs {found.sm:.0%}), predicted: {guess['binds']}"
+            for r, name, found, guess in parted
+        ]
+    total = agreed + len(others)
+    share = f"Named as ncu does: {agreed} of {total} calls, {agreed / max(1, total):.0%}."
+    where = dict.fromkeys(f"Counted by ncu on {r['device']['name']}, {r['date'][:10]}." for r in counted)
+    return "\n".join([*lines, "", share, *(["", *others] if others else []), "", *where]) + "\n"
+
+
+def _call(r: Record) -> tuple[str, ...]:
+    return r["op"], r["kernel"], r["direction"], str(sorted(r["case"].items())), r["dtype"]
+
+
+def _agree(counted: str, predicted: str) -> bool:
+    """Where memory and SMs are equally busy, either is."""
+    kind = "memory" if predicted == "memory" else "latency" if predicted in WAITING else "compute"
+    return kind == counted or (counted == "balanced" and kind != "latency")
 
 
 def means(records: Sequence[Record]) -> Iterator[str]:

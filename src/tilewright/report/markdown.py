@@ -241,6 +241,10 @@ Records = list[dict[str, Any]]
 PARTS: dict[str, tuple[Callable[[dict[str, Any], str], bool], Callable[[Records], str]]] = {  # what belongs, its table
     "audit": (lambda r, _: r["kind"] == "audit" and "counted" in r, _audits),
     "banks": (lambda r, op: r["kind"] == "counters" and r["op"] == op and bool(r["counters"]), _banks),
+    "bottlenecks": (
+        lambda r, _: r["kind"] == "prediction" or (r["kind"] == "counters" and "case" in r),
+        accuracy.bottlenecks,
+    ),
     "flaws": (lambda r, _: r["kind"] == "flaw", accuracy.flaws),
     "portability": (lambda r, _: r["kind"] == "resources", portability.table),
     "predictions": (lambda r, _: r["kind"] == "prediction", accuracy.predictions),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tilewright import registry, sandbox
+from tilewright import registry, sandbox, settings
 from tilewright.errors import TilewrightError, first_line
 from tilewright.timer import Clock, timer_for
 from tilewright.worker import messages, solutions, wire
@@ -24,12 +23,10 @@ COMPILERS = 256  # processes and threads
 LARGEST_FILE = 2**30  # bytes: what a kernel that prints without end may write
 
 
-def serve() -> None:
-    device, memory, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
-    _die_with_parent()
+def serve(device: str, memory: int, folder: str) -> None:
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a kernel that prints must not speak on the pipe
-    child = Child(device, memory, folder)
+    child = Child(device, memory, Path(folder))
     while True:
         try:
             token, message, tensors = wire.receive(requests, None)
@@ -66,7 +63,10 @@ class Child:
 
     def _do(self, message: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
         what = message["do"]
-        if what == "load":
+        if what == "wake":
+            settings.replace_environment(message["environment"])
+            tempfile.tempdir = None  # read from the environment again
+        elif what == "load":
             if message["file"] and self._fingerprint is None:
                 self._confine(message)
             self._fn = _load(message, self._device)
@@ -133,10 +133,3 @@ def _confine(file: Path, others: list[Path], folder: Path, device: str, memory: 
     read = [*sandbox.runtime(), *beside, *others]
     memory, processes = (memory, 0) if device == "cpu" else (0, COMPILERS)
     return sandbox.confine(read=read, write=[folder], memory=memory, processes=processes, file_bytes=LARGEST_FILE)
-
-
-def _die_with_parent() -> None:
-    """Linux ends this process when the parent ends, however that ends."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

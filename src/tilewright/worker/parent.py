@@ -15,7 +15,6 @@ from tilewright.worker import messages, process, wire
 from tilewright.worker.stage import KernelFailed, Reply, Request
 from tilewright.worker.track import Lap
 
-START_SECONDS = 120.0  # importing torch on a cold, loaded machine
 SECONDS = {"cpu": 60.0, "cuda": 180.0}  # for an answer; on a GPU the first may wait for compilers
 FAILURES = ("wrong", "crashed", "timeout", "tampered", "unsupported", "memory", "usage")
 SMALL = 2**20  # bytes beyond what was asked for that a reply may have
@@ -48,11 +47,9 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> process.Process:
-        """Begin to start the process, which takes seconds, if there is none."""
-        if self._process is None:
-            self._process = process.take(self.device, self._memory)
-        return self._process
+    def start(self) -> None:
+        """Begin what takes seconds, while other things are done."""
+        process.nursery(self.device)
 
     def load(
         self,
@@ -141,10 +138,12 @@ class Worker:
             self._process = None
 
     def _load(self) -> None:
-        started = self.start()
-        if not started.is_awake:
-            self._exchange({"do": "wake"}, [], START_SECONDS)  # so that the limit below is the file's own
-            started.is_awake = True
+        if self._process is None:
+            try:
+                self._process = process.Process(self.device, self._memory)
+            except EOFError as ended:
+                raise KernelFailed("crashed", str(ended)) from None
+            self._exchange({"do": "wake", "environment": self._process.environment}, [], self.seconds)
         answer, _ = self._exchange({"do": "load", **self._loaded}, [], self.seconds)
         self.isolation = answer["isolation"]
 

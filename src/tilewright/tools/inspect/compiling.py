@@ -77,8 +77,8 @@ def _key_by_place(source: Any, file: str) -> None:
 
 def _by_nvrtc(code: CudaCode) -> Compiled:
     binary, symbols = code.source.cubin(code.arch, (code.instance,))
-    question = [*_with_includes(Path(code.file))], code.file, code.instance, code.arch, _compiler_version()
-    texts = {"ptx": kept(repr(question).encode(), "ptx", lambda: _ptx_by_nvrtc(code)).decode()}
+    identity = [*_with_includes(Path(code.file))], code.file, code.instance, code.arch, _compiler_version()
+    texts = {"ptx": kept(repr(identity).encode(), "ptx", lambda: _ptx_by_nvrtc(code)).decode()}
     return Compiled(symbols[code.instance], binary, code.arch, code.threads, code.shared, code.cluster, texts)
 
 
