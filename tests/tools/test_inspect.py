@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tilewright import registry
+from tilewright import registry, source
 from tilewright.errors import NoSuchCode
 from tilewright.hardware import datasheet
 from tilewright.spec import Cost
@@ -210,6 +210,14 @@ def test_a_difference_of_configurations():
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_machine_code_of_an_ops_cuda_knows_its_source():
+    op = registry.load("add")
+    (found,) = inspect_kernel(op, op.kernels["cuda"], op.bench[0].with_dtype("float32"), datasheet("h200"))
+    assert isinstance(found, Inspection)
+    files = {Path(line.place[0]) for line in listing(found.made, "sass") if line.place}
+    assert source.CUDA / "add.cu" in files
+
+
 def test_a_cuda_file(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
     file = tmp_path / "two.cu"

@@ -20,6 +20,7 @@ from tilewright.errors import MissingPackage
 
 FOLDER = Path(__file__).parent / "cuda"
 SPELLED = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # as in cuda/dtypes.cuh
+OPTIONS: dict[str, Any] = {"std": "c++17", "include_path": str(FOLDER), "lineinfo": True}
 PORTABLE_CLUSTER = 8  # blocks
 PORTABLE_SHARED = 32 * 1024  # bytes a block, beside those that a kernel declares
 
@@ -42,7 +43,7 @@ class Source:
         code = folder / f"{self._key(text, arch, names)}.cubin"
         symbols = code.with_suffix(".json")
         if not symbols.exists():
-            options = _core().ProgramOptions(arch=arch, std="c++17", include_path=str(FOLDER))
+            options = _core().ProgramOptions(name=str(FOLDER / self.file), arch=arch, **OPTIONS)
             compiled = _core().Program(text, "c++", options).compile("cubin", name_expressions=names)
             folder.mkdir(parents=True, exist_ok=True)
             _write(code, bytes(compiled.code))
@@ -93,7 +94,7 @@ class Source:
 
     def _key(self, text: str, arch: str, names: tuple[str, ...]) -> str:
         headers = "".join(path.read_text() for path in sorted(FOLDER.glob("*.cuh")))
-        identity = repr((text, headers, arch, names, _compiler_version())).encode()
+        identity = repr((text, headers, arch, names, OPTIONS, _compiler_version())).encode()
         return f"{Path(self.file).stem}-{hashlib.sha256(identity).hexdigest()[:24]}"
 
 

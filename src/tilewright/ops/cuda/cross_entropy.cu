@@ -57,7 +57,7 @@ __device__ __forceinline__ void loss_and_gradient(Part& part, Exchange<>& exchan
 template <typename T, int EACH> __global__ void __launch_bounds__(MOST_THREADS) cross_entropy_both(GIVEN) {
     Given given = AS_GIVEN;
     Exchange<> exchange;
-    int row = blockIdx.x / cluster_blocks();
+    int row = cluster_number();
     RowPart<T, EACH, true> part(x + row * N, N);
     part.load(x + row * N, -INFINITY);
     exchange.open();

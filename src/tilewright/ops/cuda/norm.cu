@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
     extern __shared__ Words kept[];
     Turns turns;
     Columns<T, EACH> columns(N);
-    int cluster = blockIdx.x / cluster_blocks(), clusters = gridDim.x / cluster_blocks();
+    int cluster = cluster_number(), clusters = ::clusters();
     long long at = cluster * N, step = clusters * N, end = M * N;
     float share = 1.0f / N;
     Held<T, COUNT> next_x = {}, next_r = {};
@@ -183,7 +183,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
     constexpr int COUNT = Columns<T, EACH>::COUNT;
     Turns turns;
     Columns<T, EACH> columns(N);
-    int cluster = blockIdx.x / cluster_blocks(), clusters = gridDim.x / cluster_blocks();
+    int cluster = cluster_number(), clusters = ::clusters();
     float share = 1.0f / N, ws[COUNT], dws[COUNT] = {}, dbs[COUNT] = {};
     if (!w) offset = 0.0f;
 #pragma unroll
