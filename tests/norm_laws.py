@@ -101,8 +101,14 @@ class NormLaws:
                 with _norm_triton.CONFIG.trying(key, config):
                     torch.testing.assert_close(run(self.mine), expected, rtol=1e-4, atol=1e-4)
 
-    def test_gradients_of_gradients(self, device):
-        tensors = [t.requires_grad_() for t in self.tensors((3, 5), device)]
+    @pytest.mark.parametrize("is_turned", [False, True])
+    def test_gradients_of_gradients(self, is_turned, device):
+        shape = (2, 3, 5)
+        tensors = self.tensors(shape, device)
+        if is_turned:  # rows that lie apart, in an order that no view can undo
+            turned = [t.permute(1, 0, 2).contiguous().permute(1, 0, 2) for t in tensors[: self.inputs]]
+            tensors = [*turned, *tensors[self.inputs :]]
+        tensors = [t.requires_grad_() for t in tensors]
 
         def twice(norm):
             first = torch.autograd.grad(norm(*tensors).square().sum(), tensors, create_graph=True)

@@ -1,12 +1,13 @@
 """Cheap launches: the same machine code as Triton's own launch would take, found by a cheaper key."""
 
+import numpy
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from tilewright.interpreter import interpret
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, _specialised_on
 from tilewright.ops._sizes import cdiv
 
 
@@ -90,3 +91,8 @@ def test_it_can_be_captured_in_a_graph():
     x.fill_(5)
     graph.replay()
     assert (y == 10).all()
+
+
+def test_a_number_of_any_kind_is_no_tensor():
+    assert _specialised_on(numpy.float64(1e-5)) is numpy.float64
+    assert _specialised_on(16) == (False, True, False)

@@ -72,9 +72,9 @@ class Source:
     ) -> int:
         """How many clusters of such blocks the GPU has at a time."""
         with torch.cuda.device(device):
+            stream = _stream(device, torch._C._cuda_getCurrentRawStream(device), threading.get_ident())
             found = self._kernel(kernel, dtype, device, shared, cluster).occupancy
             if cluster > 1:
-                stream = _stream(device, torch._C._cuda_getCurrentRawStream(device), threading.get_ident())
                 return found.max_active_clusters(_config((1,), block, shared, cluster), stream=stream)
             multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
             return multiprocessors * found.max_active_blocks_per_multiprocessor(block, shared)
@@ -125,8 +125,8 @@ class Prepared:
             with torch.cuda.device(device):
                 self(*tensors)
             return
-        launch, config, kernel, numbers = self._made
         stream = _stream(device, torch._C._cuda_getCurrentRawStream(device), threading.get_ident())
+        launch, config, kernel, numbers = self._made  # with the context that the stream brought
         launch(stream, config, kernel, *[0 if t is None else t.data_ptr() for t in tensors], *numbers)
 
 

@@ -12,7 +12,6 @@ from triton.runtime import driver
 
 MOST_THREADS = 1024  # of a block, on every GPU
 LARGEST_INT32 = 2**31 - 1
-NUMBERS = {int, float, bool, type(None)}  # what a kernel is given besides tensors; None for one that it does without
 NOBODY_LISTENS = (None, None, None)  # neither metadata nor hooks
 
 
@@ -33,13 +32,13 @@ class Launcher:
         device = args[0].get_device()
         if device < 0:  # interpreted
             self.kernel[grid](*args, **config)
-        elif knobs.runtime.launch_enter_hook.calls:  # watched by a profiler
-            self.kernel[grid](*args, **_within_a_block(config))
         elif device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
                 self(grid, *args, **config)
+        elif knobs.runtime.launch_enter_hook.calls:  # watched by a profiler
+            self.kernel[grid](*args, **_within_a_block(config))
         else:
-            values = [arg if type(arg) in NUMBERS else arg.data_ptr() for arg in args]
+            values = [arg.data_ptr() if isinstance(arg, Tensor) else arg for arg in args]
             self.compiled(device, grid, args, config)(device, _whole(grid), values)
 
     def compiled(self, device: int, grid: tuple[int, ...], args: tuple[Any, ...], config: dict[str, Any]) -> _Compiled:
@@ -116,4 +115,4 @@ def _within_a_block(config: dict[str, Any]) -> dict[str, Any]:
 def _specialised_on(arg: Any) -> Any:
     if type(arg) is int:
         return arg == 1, arg % 16 == 0, arg > LARGEST_INT32
-    return type(arg) if type(arg) in NUMBERS else (arg.dtype, arg.data_ptr() % 16 == 0)
+    return (arg.dtype, arg.data_ptr() % 16 == 0) if isinstance(arg, Tensor) else type(arg)

@@ -212,7 +212,7 @@ def _gradients_in_torch(
     wanted: Sequence[bool],
 ) -> list[Tensor]:
     """The same written out, for torch to differentiate again."""
-    wide, dy = x.float().view(-1, N), dy.float().reshape(-1, N)
+    wide, dy = x.float().reshape(-1, N), dy.float().reshape(-1, N)
     if not is_rms:
         wide = wide - wide.mean(1, keepdim=True)
     rstd = torch.rsqrt(wide.square().mean(1, keepdim=True) + eps)

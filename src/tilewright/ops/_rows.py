@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tilewright.ops._cuda import Prepared, Source, is_installed
+from tilewright.ops._cuda import PORTABLE_CLUSTER, Prepared, Source, is_installed
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
 
@@ -87,7 +87,8 @@ def cluster_default(tensors: int, packs: int, streams: bool) -> Config:
     choices = cluster_choices(tensors, packs, streams)
     single = [c for c in choices if not c["stages"]]
     alone = next((c for c in single if c["blocks"] == 1 and packs <= LARGEST_ALONE), None)
-    return alone or next((c for c in single if c["threads"] >= 256 * tensors), single[-1])
+    portable = [c for c in single if c["blocks"] <= PORTABLE_CLUSTER] or single
+    return alone or next((c for c in portable if c["threads"] >= 256 * tensors), portable[-1])
 
 
 def clusters(
