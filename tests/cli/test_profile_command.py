@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from cli.command import assert_one_line
-from tilewright import hardware, record, source
+from tilewright import hardware, record, registry, source
 from tilewright.cli import main
 from tilewright.counters import Counters
 from tilewright.report import markdown
@@ -120,6 +120,19 @@ def test_what_is_asked_for(command, asked, tmp_path):
     assert of_op == [{**of_op[0], "kernel": "relu.py", "file": str(file), "direction": "backward", "op": "relu"}]
     assert sources == ["ncu"]
     assert of_file == [{"file": str(file), "function": "relu", "inputs": ["8x8:fp16"]}]
+
+
+def test_without_a_name_it_is_what_users_call_of_every_op(command, asked, tmp_path):
+    path = tmp_path / "counters.jsonl"
+    assert command("--direction", "backward", "--record", path, "--json").returncode == 0
+    ((calls, _, _),) = asked
+    assert {call["kernel"] for call in calls} == {"tilewright"}
+    assert {call["op"] for call in calls} < {*source.op_files()}, "some have no backward"
+    of_softmax = [call["case"] for call in calls if call["op"] == "softmax"]
+    assert of_softmax == [dict(case.point) for case in registry.load("softmax").bench]
+    assert {call["direction"] for call in calls} == {"backward"}
+    assert len(record.read(path).records) == len(calls)
+    assert_one_line(command("-k", "triton"), 2, "for a named operation")
 
 
 def test_records_carry_counters_and_predictions_to_the_page(command, asked, tmp_path):

@@ -28,7 +28,9 @@ COMPILED = ("triton", "cuda")  # languages of kernels that `inspect` can read
 
 
 def profile(
-    target: Annotated[str, typer.Argument(metavar="OP|FILE", help="An operation, or a file with kernels.")],
+    target: Annotated[
+        str | None, typer.Argument(metavar="[OP|FILE]", help="An operation, or a file with kernels; all operations.")
+    ] = None,
     files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your kernels of OP.")] = None,
     kernel: Kernels = None,
     case: CaseText = None,
@@ -45,7 +47,10 @@ def profile(
     record: Annotated[Path | None, typer.Option(help="Append what was counted to this file, as JSON lines.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What does the hardware say? Counters, times and a trace of a call, each number with its source. Needs a GPU."""
+    """What does the hardware say? Counters, times and a trace of a call, each number with its source. Needs a GPU.
+
+    Without OP or FILE: what a user's call of every operation does, on all its bench cases.
+    """
     if direction not in DIRECTIONS:
         raise typer.BadParameter(f"'{direction}' is none of {', '.join(DIRECTIONS)}.")
     for name in only or ():
@@ -53,7 +58,9 @@ def profile(
             raise typer.BadParameter(f"'{name}' is none of {', '.join(SOURCES)}.")
     if trace and only and "torch" not in only:
         raise typer.BadParameter("--trace is torch's: ask --source torch too.")
-    is_file = target not in source.op_files() and target.endswith(".py")
+    is_file = target is not None and target not in source.op_files() and target.endswith(".py")
+    if target is None and (kernel or case or dtype or files or trace):
+        raise typer.BadParameter("--kernel, --case, --dtype, --trace and files are for a named operation.")
     if is_file and (kernel or case or dtype or files or direction != "forward"):
         raise typer.BadParameter("--kernel, --case, --dtype, --direction and more files are for an OP.")
     if not is_file and (function or given):
@@ -61,18 +68,23 @@ def profile(
     from tilewright import hardware
     from tilewright.record import append, require_writable
 
-    if is_file:
+    if target and is_file:
         source.require_python_file(Path(target))
-    chosen = None if is_file else Chosen(target, files or [], case, dtype, (direction,))
+    chosen = Chosen(target, files or [], case, dtype, (direction,)) if target and not is_file else None
     if not hardware.has_gpu():
-        raise NoGPU("profile", f"`tilewright inspect {target}` and `tilewright explain {target}` need none")
+        raise NoGPU(
+            "profile", f"`tilewright inspect {target or 'OP'}` and `tilewright explain {target or 'OP'}` need none"
+        )
     for path in (trace, record):
         if path:
             require_writable(path)
-    calls = list(_of_op(chosen, kernel, direction)) if chosen else [_of_file(Path(target), function, given or [])]
-    if not calls:
-        raise NothingLaunched(target)
-    predicted = [_predicted(call) for call in calls]
+    if target is None:
+        calls, predicted = _of_all_ops(direction)
+    else:
+        calls = list(_of_op(chosen, kernel, direction)) if chosen else [_of_file(Path(target), function, given or [])]
+        if not calls:
+            raise NothingLaunched(target)
+        predicted = [_predicted(call) for call in calls]
     found = _profiled(calls, only or SOURCES, trace)
     if record:
         append(record, [_record(one, shared) for one, shared in zip(found, predicted, strict=True)])
@@ -103,6 +115,18 @@ def _of_op(chosen: Chosen, names: list[str] | None, direction: str) -> Iterator[
     for path in chosen.files:
         for case in chosen.cases or chosen.defaults[:1]:
             yield _call(op.name, path.name, case, direction) | {"file": str(path)}
+
+
+def _of_all_ops(direction: str) -> tuple[list[Call], list[dict[str, list[float]]]]:
+    """Calls, and nothing predicted of them: to compile all anew would take longer than to count."""
+    from tilewright import registry
+
+    calls = []
+    for op in map(registry.load, source.op_files()):
+        kernel = op.shipped
+        if kernel and (direction == "forward" or kernel.differentiable):
+            calls += [_call(op.name, kernel.name, case.with_dtype(op.bench_dtype), direction) for case in op.bench]
+    return calls, [{} for _ in calls]
 
 
 def _call(op: str, kernel: str, case: Case, direction: str) -> Call:
