@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -143,6 +144,16 @@ def test_processes_come_from_one_that_has_imported_torch(worker):
     assert int(parent) == nursery._process.pid
 
 
+def test_one_that_hangs_is_gone_when_its_time_is_up(worker):
+    ask(worker, 0)
+    child = Path("/proc", str(worker._process.pid))
+    worker.seconds = 1
+    with pytest.raises(KernelFailed, match="within 1 s"):
+        ask(worker, 2)
+    worker.seconds = 8
+    assert not child.exists()
+
+
 def test_a_file_sees_none_of_the_pipes_and_sockets_of_others(worker):
     ask(worker, 0)
     open_here = {file.name: os.readlink(file) for file in Path("/proc", str(worker._process.pid), "fd").iterdir()}
@@ -158,6 +169,24 @@ def test_where_the_nursery_is_killed_another_is_started(worker):
     with pytest.raises(KernelFailed, match="the process"):
         ask(worker, 0)
     ask(worker, 0)
+
+
+def test_a_nursery_that_was_stopped_half_way_answers_nobody_else(worker, monkeypatch):
+    """Else its answer, an exit code of 0, would be the number of the next process, and all of this group be killed."""
+    ask(worker, 0)
+    nursery, asked = process.nursery("cpu"), socket.send_fds
+
+    def stopped(*given):
+        asked(*given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(socket, "send_fds", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        worker.close()
+    monkeypatch.setattr(socket, "send_fds", asked)
+    assert not nursery.is_alive
+    assert ask(worker, 0).outputs[0].shape == (2, 3)
+    assert process.nursery("cpu") is not nursery
 
 
 def test_a_python_without_torch_is_told_in_one_line(tmp_path, monkeypatch):

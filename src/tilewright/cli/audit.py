@@ -19,7 +19,10 @@ from tilewright.cli.shared import (
     AsJson,
     CaseText,
     DtypeName,
+    FunctionName,
+    Inputs,
     Kernels,
+    OwnKernels,
     cases_of,
     console,
     dtypes_of,
@@ -54,14 +57,12 @@ class Job:
 
 def audit(
     target: Annotated[str, typer.Argument(metavar="OP|FILE", help="An operation, or a file with kernels.")],
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your kernels of OP.")] = None,
+    files: OwnKernels = None,
     kernel: Kernels = None,
     case: CaseText = None,
     dtype: DtypeName = None,
-    function: Annotated[str | None, typer.Option("--function", "-f", help="Of FILE: the one to call.")] = None,
-    given: Annotated[
-        list[str] | None, typer.Option("--input", "-i", help="Of FILE: 64x1000:bfloat16, 7 or 0.5; may be repeated.")
-    ] = None,
+    function: FunctionName = None,
+    given: Inputs = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with a map of each tensor.")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Operations a program may take; a million.")] = None,
     gpu: Annotated[str, typer.Option(help="Whose SMs the programs are held against.")] = "h200",

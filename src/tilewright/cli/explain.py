@@ -13,7 +13,21 @@ import typer
 
 from tilewright import source
 from tilewright.cli.inspect import THREADS, Chosen
-from tilewright.cli.shared import AsJson, CaseText, DtypeName, Kernels, console, progress, recorded, say_next
+from tilewright.cli.shared import (
+    AsJson,
+    CaseText,
+    DtypeName,
+    FunctionName,
+    Inputs,
+    Kernels,
+    OwnKernels,
+    SharedBytes,
+    Threads,
+    console,
+    progress,
+    recorded,
+    say_next,
+)
 from tilewright.errors import CompilerRefused, FileMissing, NothingLaunched, NoTimings, UnknownOp
 
 if TYPE_CHECKING:
@@ -30,18 +44,16 @@ def explain(
     target: Annotated[
         str | None, typer.Argument(metavar="OP|FILE", help="An operation, or a .py or .cu file with kernels.")
     ] = None,
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your kernels of OP.")] = None,
+    files: OwnKernels = None,
     kernel: Kernels = None,
     case: CaseText = None,
     dtype: DtypeName = None,
     gpu: Annotated[str, typer.Option(help="On which GPU.")] = "h200",
     direction: Annotated[str, typer.Option(help="forward or backward.")] = "forward",
-    function: Annotated[str | None, typer.Option("--function", "-f", help="Of FILE: the one to call.")] = None,
-    given: Annotated[
-        list[str] | None, typer.Option("--input", "-i", help="Of FILE: 64x1000:bfloat16, 7 or 0.5; may be repeated.")
-    ] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Of a .cu file: threads of a block.")] = THREADS,
-    shared: Annotated[int, typer.Option(min=0, help="Of a .cu file: bytes of shared memory a launch asks for.")] = 0,
+    function: FunctionName = None,
+    given: Inputs = None,
+    threads: Threads = THREADS,
+    shared: SharedBytes = 0,
     predict: Annotated[
         bool, typer.Option("--predict", help="Only times, beside those recorded; of all operations unless told.")
     ] = False,

@@ -14,7 +14,18 @@ import typer
 
 from tilewright import source
 from tilewright.cli.inspect import Chosen
-from tilewright.cli.shared import AsJson, CaseText, DtypeName, Kernels, console, progress, say_next
+from tilewright.cli.shared import (
+    AsJson,
+    CaseText,
+    DtypeName,
+    FunctionName,
+    Inputs,
+    Kernels,
+    OwnKernels,
+    console,
+    progress,
+    say_next,
+)
 from tilewright.errors import NoGPU, NothingLaunched, TilewrightError
 
 if TYPE_CHECKING:
@@ -31,15 +42,13 @@ def profile(
     target: Annotated[
         str | None, typer.Argument(metavar="[OP|FILE]", help="An operation, or a file with kernels; all operations.")
     ] = None,
-    files: Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your kernels of OP.")] = None,
+    files: OwnKernels = None,
     kernel: Kernels = None,
     case: CaseText = None,
     dtype: DtypeName = None,
     direction: Annotated[str, typer.Option(help="forward or backward.")] = "forward",
-    function: Annotated[str | None, typer.Option("--function", "-f", help="Of FILE: the one to call.")] = None,
-    given: Annotated[
-        list[str] | None, typer.Option("--input", "-i", help="Of FILE: 64x1000:bfloat16, 7 or 0.5; may be repeated.")
-    ] = None,
+    function: FunctionName = None,
+    given: Inputs = None,
     only: Annotated[
         list[str] | None, typer.Option("--source", "-s", help="Ask only ncu, proton or torch; may be repeated.")
     ] = None,

@@ -28,6 +28,13 @@ OpName = Annotated[str, typer.Argument(metavar="OP", help="An operation; `tilewr
 Files = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Kernels of your own, one a file.")]
 Kernels = Annotated[list[str] | None, typer.Option("--kernel", "-k", help="Only this kernel; may be repeated.")]
 CaseText = Annotated[list[str] | None, typer.Option("--case", "-c", help="Sizes, as M=64,N=1000; may be repeated.")]
+OwnKernels = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your kernels of OP.")]
+FunctionName = Annotated[str | None, typer.Option("--function", "-f", help="Of FILE: the one to call.")]
+Inputs = Annotated[
+    list[str] | None, typer.Option("--input", "-i", help="Of FILE: 64x1000:bfloat16, 7 or 0.5; may be repeated.")
+]
+Threads = Annotated[int, typer.Option(min=1, help="Of a .cu file: threads of a block.")]
+SharedBytes = Annotated[int, typer.Option(min=0, help="Of a .cu file: bytes of shared memory a launch asks for.")]
 DtypeName = Annotated[list[str] | None, typer.Option("--dtype", "-d", help="float32, float16 or bfloat16.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON lines instead of a table.")]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from tilewright.counters import Counters
 from tilewright.record import is_stale
+from tilewright.report.provenance import told
 
 Record = dict[str, Any]
 
@@ -61,7 +62,7 @@ def bottlenecks(records: Sequence[Record]) -> str:
         ]
     total = agreed + len(others)
     share = f"Named as ncu does: {agreed} of {total} calls, {agreed / max(1, total):.0%}."
-    where = dict.fromkeys(f"Counted by ncu on {r['device']['name']}, {r['date'][:10]}." for r in counted)
+    where = told("Counted by ncu on", counted)
     return "\n".join([*lines, "", share, *(["", *others] if others else []), "", *where]) + "\n"
 
 
@@ -117,7 +118,4 @@ def flaws(records: Sequence[Record]) -> str:
             f"| [{r['op']}](../{r['file']}){stale} | {', '.join(r['named'])} | {slow} | {mended} "
             f"| {r['ratio']:.2f}x, {low:.2f} to {high:.2f} | {predicted} |"
         )
-    where = dict.fromkeys(
-        f"Measured on {r['device']['name']}, {r['date'][:10]}, triton {r['versions']['triton']}." for r in records
-    )
-    return "\n".join([*lines, "", *where]) + "\n"
+    return "\n".join([*lines, "", *told("Measured on", records, "triton")]) + "\n"

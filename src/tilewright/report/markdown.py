@@ -18,6 +18,7 @@ from tilewright.cost import DIRECTIONS, size
 from tilewright.counters import Counters
 from tilewright.record import is_stale
 from tilewright.report import accuracy, portability
+from tilewright.report.provenance import told
 from tilewright.report.rows import Row, rows
 
 OF_ALL_OPS = ("summary", "largest")  # every case, or of each op the one with the most work
@@ -159,10 +160,7 @@ def _audits(records: Sequence[dict[str, Any]]) -> str:
         name = f"`{called['file']}`" if "file" in called else f"{called['op']}, {called['kernel']}"
         stale = ", stale" if is_stale(r) else ""
         lines.append(f"| {name}, {' '.join(what)}{stale} | {r['moved'] / 1e6:.1f} | {' | '.join(cells)} |")
-    where = dict.fromkeys(
-        f"Counted on {r['device']['name']}, {r['date'][:10]}, triton {r['versions']['triton']}; in MB." for r in records
-    )
-    return "\n".join([*lines, "", *where]) + "\n"
+    return "\n".join([*lines, "", *told("Counted on", records, "triton", end="; in MB.")]) + "\n"
 
 
 def _banks(records: Sequence[dict[str, Any]]) -> str:
@@ -183,10 +181,7 @@ def _banks(records: Sequence[dict[str, Any]]) -> str:
             f"| {r['kernel']}{stale} | {case} {r['dtype']} | {' | '.join(cells)} | {conflicts:,.0f} "
             f"| {counted.us or 0:.1f} us |"
         )
-    where = dict.fromkeys(
-        f"Counted by ncu on {r['device']['name']}, {r['date'][:10]}, triton {r['versions']['triton']}." for r in records
-    )
-    return "\n".join([*lines, "", *where]) + "\n"
+    return "\n".join([*lines, "", *told("Counted by ncu on", records, "triton")]) + "\n"
 
 
 def _verdicts(records: Sequence[dict[str, Any]]) -> str:
@@ -198,12 +193,7 @@ def _verdicts(records: Sequence[dict[str, Any]]) -> str:
         name = f"`{r['file']}`" if "file" in r else r["kernel"]
         verdict = r["verdict"] + (", stale" if is_stale(r) else "")
         lines.append(f"| {r['op']} | {name} | {verdict} | {asked.count('right')} / {len(asked)} | {'; '.join(said)} |")
-    where = dict.fromkeys(
-        f"Checked on {r['device'].get('name', 'a machine without a GPU')}, {r['date'][:10]}, "
-        f"torch {r['versions']['torch']}, triton {r['versions']['triton']}."
-        for r in records
-    )
-    return "\n".join([*lines, "", *where]) + "\n"
+    return "\n".join([*lines, "", *told("Checked on", records, "torch", "triton")]) + "\n"
 
 
 def _traps(records: Sequence[dict[str, Any]]) -> str:
@@ -220,10 +210,7 @@ def _traps(records: Sequence[dict[str, Any]]) -> str:
         lines.append(
             f"| {r['kernel']}{stale} | {r['what']} | {' | '.join(ways)} | {r['ratio']:.2f}, {low:.2f} to {high:.2f} |"
         )
-    where = dict.fromkeys(
-        f"Measured on {r['device']['name']}, {r['date'][:10]}, torch {r['versions']['torch']}." for r in records
-    )
-    return "\n".join([*lines, "", *where]) + "\n"
+    return "\n".join([*lines, "", *told("Measured on", records, "torch")]) + "\n"
 
 
 def _provenance(records: Sequence[dict[str, Any]]) -> str:

@@ -133,9 +133,9 @@ class Worker:
         return self._exchange(message, [], self.seconds, self._longest_lap)
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.end()
-            self._process = None
+        ended, self._process = self._process, None
+        if ended is not None:
+            ended.end()
 
     def _load(self) -> None:
         if self._process is None:

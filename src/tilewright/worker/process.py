@@ -61,12 +61,16 @@ class Nursery:
             raise EOFError(f"torch was not imported within {START_SECONDS:.0f} s") from None
         except OSError:
             answer = b""
+        except BaseException:  # stopped half-way: the answer that is still to come must not be taken for the next one
+            self.end()
+            raise
         if not answer:
             raise EOFError(_told(self._process.wait(), self._log))
         return json.loads(answer)
 
     def end(self) -> None:
         if os.getpid() == self._owner:
+            atexit.unregister(self.end)
             self._process.kill()
             self._process.wait()
             self._control.close()
@@ -81,6 +85,8 @@ def nursery(device: str) -> Nursery:
     environment = settings.worker_environment(device == "cpu")
     key = device, environment["PYTHONPATH"]
     found = _nurseries.get(key)
+    if found and not found.is_alive:
+        found.end()
     if found is None or not found.is_alive:
         found = _nurseries[key] = Nursery(device, environment)
     return found
@@ -114,14 +120,16 @@ class Process:
         return _told(self._exit_code(), self._log)
 
     def end(self) -> None:
-        if self.pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self._exit_code()
-        for file in (self.stdin, self.stdout, self._log):
-            with contextlib.suppress(BrokenPipeError):
-                file.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            if self.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+                self._exit_code()
+        finally:
+            for file in (self.stdin, self.stdout, self._log):
+                with contextlib.suppress(BrokenPipeError):
+                    file.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _exit_code(self) -> int | None:
         if self._code is None:
