@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tilewright
+from tilewright.ops._tuned import forget_plans
 
 HAS_GPU = torch.cuda.is_available()
 
@@ -32,6 +33,12 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def device() -> str:
     return "cuda" if HAS_GPU else "cpu"
+
+
+@pytest.fixture(autouse=True)
+def plans_are_made_anew():
+    """With the constants that a test sets."""
+    forget_plans()
 
 
 @pytest.fixture(autouse=True)

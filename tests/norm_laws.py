@@ -11,7 +11,6 @@ from torch import Tensor
 
 from support import assert_compiles, assert_gradients_match, assert_right, laid_out
 from tilewright.ops import _norm, _norm_cuda, _norm_triton, add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from tilewright.ops._tuned import forget_plans
 
 NORMS = (rms_norm, layer_norm, add_rms_norm, add_layer_norm)
 inf, nan = float("inf"), float("nan")
@@ -82,7 +81,6 @@ class NormLaws:
     def test_every_configuration(self, shape, device, monkeypatch):
         """With so few programs that each has several turns."""
         monkeypatch.setattr(_norm_cuda, "WINS", dict.fromkeys(_norm_cuda.WINS, (1, 0)))  # no clusters
-        forget_plans()
         tensors = [t.requires_grad_() for t in self.tensors(shape, device)]
 
         def run(norm):
@@ -103,8 +101,14 @@ class NormLaws:
                 with _norm_triton.CONFIG.trying(key, config):
                     torch.testing.assert_close(run(self.mine), expected, rtol=1e-4, atol=1e-4)
 
-    def test_gradients_of_gradients(self, device):
-        tensors = [t.requires_grad_() for t in self.tensors((3, 5), device)]
+    @pytest.mark.parametrize("is_turned", [False, True])
+    def test_gradients_of_gradients(self, is_turned, device):
+        shape = (2, 3, 5)
+        tensors = self.tensors(shape, device)
+        if is_turned:  # rows that lie apart, in an order that no view can undo
+            turned = [t.permute(1, 0, 2).contiguous().permute(1, 0, 2) for t in tensors[: self.inputs]]
+            tensors = [*turned, *tensors[self.inputs :]]
+        tensors = [t.requires_grad_() for t in tensors]
 
         def twice(norm):
             first = torch.autograd.grad(norm(*tensors).square().sum(), tensors, create_graph=True)
@@ -189,13 +193,57 @@ class NormLaws:
         weights = [*self.tensors((4, 33), device)[self.inputs :], None][:2]
         rest = (33, 1e-5, 0.0, self.is_rms, "best")
         inputs = self.tensors((4, 33), device, "transposed")[: self.inputs]
-        torch.library.opcheck(operator.registered, (*inputs, *weights, *rest))
+        for keeps in (False, True):
+            torch.library.opcheck(operator.registered, (*inputs, *weights, *rest, keeps))
         inputs[0].requires_grad_()
-        torch.library.opcheck(operator.registered, (*inputs, None, None, *rest))
+        for keeps in (False, True):  # those who did not keep it have backward find it again
+            torch.library.opcheck(operator.registered, (*inputs, None, None, *rest, keeps))
         grads = (*self.tensors((4, 33), device)[: self.inputs], None)[:2]
         wanted = [w is not None for w in weights]
-        inputs[0].requires_grad_(False)
-        torch.library.opcheck(_norm.normalize_backward.registered, (inputs[0], *weights, *grads, *rest, wanted))
+        stats = torch.rand(4, 2, device=device)
+        args = (inputs[0].detach(), *weights, stats, *grads, 33, 0.0, self.is_rms, "best", wanted)
+        torch.library.opcheck(_norm.normalize_backward.registered, args)
+
+    def stats_of(self, tensors: list[Tensor], form: str, keeps: bool = True) -> Tensor:
+        inputs, weights = tensors[: self.inputs], [*tensors[self.inputs :], None][:2]
+        operator = _norm.normalize if self.inputs == 1 else _norm.add_normalize
+        return operator(*inputs, *weights, inputs[0].shape[-1], 1e-5, 0.0, self.is_rms, form, keeps)[-1]
+
+    @pytest.mark.parametrize("form", ["triton", pytest.param("cuda", marks=pytest.mark.gpu)])
+    @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+    def test_forward_leaves_the_mean_and_scale_of_each_row(self, dtype, form, device):
+        for shape in ((0, 8), (1, 1), (37, 200), (5, 781), (3, 4096), (2, 40000)):
+            tensors = self.tensors(shape, device, dtype=dtype)
+            stats = self.stats_of(tensors, form)
+            x = (tensors[0] if self.inputs == 1 else tensors[0] + tensors[1]).double()
+            mean = torch.zeros_like(x[:, 0]) if self.is_rms else x.mean(1)
+            scale = ((x - mean[:, None]).square().mean(1) + 1e-5).rsqrt()
+            torch.testing.assert_close(stats.double(), torch.stack([mean, scale], 1), rtol=1e-5, atol=1e-6)
+
+    def test_nothing_is_kept_without_gradients(self, device, monkeypatch):
+        kept = []
+        forward = _norm._forward
+
+        def heard(x, residual, weight, bias, stats, *numbers):
+            kept.append(stats if stats is None else tuple(stats.shape))
+            return forward(x, residual, weight, bias, stats, *numbers)
+
+        monkeypatch.setattr(_norm, "_forward", heard)
+        tensors = self.tensors((4, 9), device)
+        self.mine(*tensors)
+        with torch.no_grad():
+            self.mine(*(t.clone().requires_grad_() for t in tensors))
+        assert kept == [None, None]
+        for number in range(len(tensors)):
+            self.mine(*tensors[:number], tensors[number].clone().requires_grad_(), *tensors[number + 1 :])
+        assert kept[2:] == [(4, 2)] * len(tensors)
+
+    def test_what_is_kept_is_no_result_with_gradients(self, device):
+        tensors = self.tensors((4, 9), device)
+        tensors[0].requires_grad_()
+        assert not self.stats_of(tensors, "triton").requires_grad
+        results = type(self).call(*tensors[: self.inputs], (9,), *tensors[self.inputs :])
+        assert isinstance(results, Tensor) if self.inputs == 1 else len(results) == 2
 
     def test_compiled_it_is_the_same(self, device):
         tensors = self.tensors((4, 33), device)
@@ -216,15 +264,20 @@ class NormLaws:
         torch.testing.assert_close(self.mine(*tensors)[..., -1:, :], self.torchs(*last))
         weights = [*tensors[self.inputs :], None][:2]
         for form in ("triton", "cuda"):
-            rest = (2048, 1e-5, 0.0, self.is_rms, form, [True, self.weights > 1])
-            dx, *others = _norm.normalize_backward(x, *weights, x, None, *rest)
-            torch.testing.assert_close(dx[-1:], _norm.normalize_backward(x[-1:], *weights, x[-1:], None, *rest)[0])
+            stats = self.stats_of(tensors, form)
+            torch.testing.assert_close(stats[-1:], self.stats_of(last, form))
+            if self.inputs > 1:
+                stats = _norm.normalize(x, *weights, 2048, 1e-5, 0.0, self.is_rms, form, True)[1]
+            rest = (2048, 0.0, self.is_rms, form, [True, self.weights > 1])
+            dx, *others = _norm.normalize_backward(x, *weights, stats, x, None, *rest)
+            alone = _norm.normalize_backward(x[-1:], *weights, stats[-1:].clone(), x[-1:], None, *rest)[0]
+            torch.testing.assert_close(dx[-1:], alone)
             assert all(g.isfinite().all() for g in others)
 
     def by_clusters(self, *tensors: Tensor):
         inputs, weights = tensors[: self.inputs], [*tensors[self.inputs :], None, None][:2]
-        operator = _norm.normalize if self.inputs == 1 else _norm.add_normalize
-        results = operator(*inputs, *weights, inputs[0].shape[-1], 1e-5, 0.0, self.is_rms, "cuda")
+        norm: Any = _norm.normed if self.inputs == 1 else _norm.add_normed
+        results = norm(*inputs, *weights, inputs[0].shape[-1], 1e-5, 0.0, self.is_rms, "cuda")
         return results if isinstance(results, Tensor) else torch.stack(results)
 
     @pytest.mark.gpu

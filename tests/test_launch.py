@@ -1,18 +1,29 @@
 """Cheap launches: the same machine code as Triton's own launch would take, found by a cheaper key."""
 
+import numpy
 import pytest
 import torch
 import triton
 import triton.language as tl
 
 from tilewright.interpreter import interpret
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, _specialised_on
+from tilewright.ops._sizes import cdiv
 
 
 @triton.jit
 def _scale(x_ptr, y_ptr, N, by, BLOCK: tl.constexpr):
     offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y_ptr + offs, tl.load(x_ptr + offs, mask=offs < N) * by, mask=offs < N)
+
+
+@triton.jit
+def _scale_and_move(x_ptr, b_ptr, y_ptr, N, by, BLOCK: tl.constexpr):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(x_ptr + offs, mask=offs < N) * by
+    if b_ptr is not None:
+        y += tl.load(b_ptr + offs, mask=offs < N)
+    tl.store(y_ptr + offs, y, mask=offs < N)
 
 
 def test_interpreted_it_is_tritons_own_launch():
@@ -24,17 +35,28 @@ def test_interpreted_it_is_tritons_own_launch():
     torch.testing.assert_close(y, 2 * x)
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_prepared_launch_may_lack_a_tensor(offset, device):
+    x, b, y = (torch.randn(100 + offset, device=device)[offset:] for _ in range(3))
+    launcher = Launcher(_scale_and_move)
+    for moved in (None, b):
+        prepared = launcher.prepare((4,), 100, 2.0, BLOCK=32)
+        for _ in range(2):
+            prepared(x, moved, y.zero_())
+            torch.testing.assert_close(y, 2 * x if moved is None else 2 * x + moved)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("N", [1, 16, 100, 4096])
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_every_specialisation_is_right_the_second_time_too(N, offset, dtype):
     launcher = Launcher(_scale)
-    prepared = launcher.prepare((triton.cdiv(N, 64),), N, 3.0, BLOCK=64)
+    prepared = launcher.prepare((cdiv(N, 64),), N, 3.0, BLOCK=64)
     for _ in range(3):
         x = torch.randn(N + offset, device="cuda", dtype=dtype)[offset:]
         launches = (
-            lambda y, x=x: launcher((triton.cdiv(N, 64),), x, y, N, 3.0, BLOCK=64),
+            lambda y, x=x: launcher((cdiv(N, 64),), x, y, N, 3.0, BLOCK=64),
             lambda y, x=x: prepared(x, y),
         )
         for launch in launches:
@@ -69,3 +91,8 @@ def test_it_can_be_captured_in_a_graph():
     x.fill_(5)
     graph.replay()
     assert (y == 10).all()
+
+
+def test_a_number_of_any_kind_is_no_tensor():
+    assert _specialised_on(numpy.float64(1e-5)) is numpy.float64
+    assert _specialised_on(16) == (False, True, False)

@@ -81,6 +81,26 @@ def test_without_a_need_for_gradients_there_is_no_node():
         assert double(x, 1).grad_fn is None
 
 
+@operator("test_copy", fake=contiguous_like)
+def copy(x: Tensor) -> Tensor:
+    assert x.data_ptr()  # a tensor that has left a transform has none until it is unwrapped
+    return x.clone()
+
+
+copy.differentiate(lambda ctx, inputs, output: None, lambda ctx, dy: dy)
+
+
+def test_a_tensor_that_has_left_a_transform_is_taken_as_what_it_holds():
+    kept: list[Tensor] = []
+    torch.func.grad(lambda x: kept.append(3 * x) or x.sum())(torch.ones(3))
+    assert torch.equal(copy(kept[0]), torch.full((3,), 3.0))
+
+
+def test_within_a_transform_torch_says_what_is_missing():
+    with pytest.raises(RuntimeError, match="setup_context"):
+        torch.func.grad(lambda x: copy(x).sum())(torch.ones(3))
+
+
 def test_opcheck():
     torch.library.opcheck(double.registered, (torch.randn(3, requires_grad=True), 1))
     torch.library.opcheck(zero.registered, (torch.randn(3),))

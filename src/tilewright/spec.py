@@ -193,6 +193,7 @@ class Op:
     bench_dtype: str = "bfloat16"
     kernels: dict[str, Kernel] = field(default_factory=dict)
     shipped: Kernel | None = None
+    calls: list[Callable[[str], Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.kernel("eager", is_baseline=True)(self.reference)
@@ -221,6 +222,12 @@ class Op:
         """Register the function users call, with the arguments that `inputs` makes: one of the kernels, or torch's."""
         self.shipped = Kernel(PUBLIC, fn, "triton", _always, self.backward_cost is not None)
         return fn
+
+    def also(self, call: Callable[[str], Any]) -> Callable[[str], Any]:
+        """Register a call on a device for a kernel that no bench case reaches, so that it, too, is compiled for every
+        GPU."""
+        self.calls.append(call)
+        return call
 
     def sizes(self) -> list[Case]:
         """The first bench case at other sizes: as long in its batch as makes the inputs 1 KiB, 4 KiB, … 4 GiB large."""

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from cli.command import assert_one_line, run
+from tilewright import record, source
 from tilewright.cli import main
 
 KERNELS = Path(__file__).parent.parent / "tools" / "inspected.py"
@@ -73,3 +74,27 @@ def test_mistakes_are_one_line(inspect, tmp_path):
     assert_one_line(inspect("relu", "--diff", "triton", "triton:BLOK=8"), 2, "did you mean 'BLOCK")
     assert_one_line(inspect(KERNELS, "-k", "triton"), 2, "for an OP")
     assert_one_line(inspect("relu", "--direction", "up"), 2, "none of forward, backward, both")
+
+
+def test_every_kernel_everywhere_is_recorded(inspect, monkeypatch, tmp_path):
+    only = {"dot": source.op_files()["dot"]}
+    monkeypatch.setattr("tilewright.source.op_files", lambda: only)
+    monkeypatch.setattr("tilewright.tools.inspect.portability.TARGETS", ("a100-80gb", "mi300x"))
+    path = tmp_path / "r.jsonl"
+    done = inspect("--everywhere", "--record", path)
+    assert done.returncode == 0, done.stderr
+    assert "kernels for 2 GPUs: 4 fit, 0 do not." in done.stdout
+    found = {r["kernel"]: r for r in record.read(path).records}
+    assert set(found) == {"_dot_chunk", "_reduce_pieces"}
+    assert found["_dot_chunk"]["gpus"].keys() == {"a100-80gb", "mi300x"}
+    assert found["_dot_chunk"]["gpus"]["a100-80gb"]["spills"] == 0
+    assert not any(map(record.is_stale, found.values()))
+
+
+@pytest.mark.parametrize(
+    "args", [(), ("dot", "--everywhere"), ("--everywhere", "-k", "triton"), ("dot", "--record", "x")]
+)
+def test_everywhere_is_of_all_operations(inspect, args):
+    done = inspect(*args)
+    assert done.returncode == 2
+    assert "--everywhere" in done.stderr

@@ -11,7 +11,7 @@ from tilewright.report import markdown
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("softmax", "speed", "audit", "check", "measuring")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("softmax", "speed", "audit", "check", "measuring", "portability")),
 ]
 
 
@@ -136,6 +136,20 @@ def test_verdicts_of_kernels_and_of_files_have_tables_of_their_own():
     assert "a.py" not in ours
     assert "| softmax | `no/a.py` | right | 2 / 2 | forward only |" in files
     assert "Checked on NVIDIA H200" in files
+
+
+def test_each_gpu_has_a_column_with_what_a_kernel_takes_of_it():
+    figures = {"registers": 40, "shared": 512, "spills": 0, "blocks": 12, "occupancy": 0.75, "limiter": "registers"}
+    gpus = {"a100-80gb": figures, "mi300x": figures | {"occupancy": 1.0, "limiter": "", "spills": 8}}
+    content = {"versions": {"triton": "3.6.0"}, "file": "src/tilewright/ops/relu.py"}
+    made = record.stamp("resources", "relu", "_relu", "x", gpus=gpus, **content)
+    other = record.stamp("resources", "relu", "_only", "x", gpus={"mi300x": figures}, **content)
+    filled = markdown.fill("<!-- records: portability -->\n<!-- end -->", [made, other])
+    link = "](../src/tilewright/ops/relu.py)"
+    assert "| kernel | a100-80gb, sm_80 | mi300x, gfx942 |" in filled
+    assert f"| [`_relu`{link} | 40, 512 B, 75% (registers) | 40, 512 B, 100%, 8 B spilled |" in filled
+    assert f"| [`_only`{link} |  | 40, 512 B, 75% (registers) |" in filled
+    assert "by triton 3.6.0." in filled
 
 
 def test_an_audit_of_a_file_is_stale_when_the_file_is_another(tmp_path):

@@ -58,15 +58,47 @@ def test_each_gpu_has_its_own_winners_and_target():
     assert (amd.code.target.backend, amd.code.target.warp_size) == ("hip", 64)
 
 
+def test_no_block_has_more_threads_than_a_gpu_takes():
+    for gpu, warps in (("a100", 32), ("mi300x", 16)):
+        (launch,) = softmax("triton", gpu, M=512, N=32768)
+        assert launch.code.config["num_warps"] == warps
+
+
 @pytest.mark.skipif(not is_installed(), reason="needs cuda-core")
 def test_cuda_takes_a_cluster_where_there_are_clusters():
     (launch,) = softmax("cuda", "h200", M=512, N=262144)
     assert launch.code.cluster > 1
     assert launch.blocks == launch.programs * launch.code.cluster
     assert "<bfloat16" in launch.name
-    (fallen_back,) = softmax("cuda", "a100", M=512, N=262144)
-    assert "fwd" in fallen_back.name
-    assert fallen_back.code.cluster == 1
+    for gpu in ("a100", "rtx-4090"):
+        (held,) = softmax("cuda", gpu, M=512, N=65536)
+        assert "<bfloat16" in held.name
+        assert (held.code.threads, held.code.cluster) == (1024, 1), "a row of 8192 packs, the most that one block takes"
+        (fallen_back,) = softmax("cuda", gpu, M=512, N=65537)
+        assert fallen_back.name == "_online_fwd"
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs cuda-core")
+def test_cuda_takes_no_more_shared_memory_than_there_is():
+    op = registry.load("layer_norm")
+    case = Case((("M", 512), ("N", 32768), ("affine", "same")), "bfloat16")
+    (held,), (fallen_back,) = (of_kernel(op, op.kernels["cuda"], case, datasheet(gpu)) for gpu in ("a100", "rtx-4090"))
+    assert held.code.shared == 128 * 1024
+    assert fallen_back.name == "_norm_fwd_long"
+
+
+def test_as_many_stages_as_shared_memory_holds():
+    def stages(name, gpu, dtype, **point):
+        op = registry.load(name)
+        launch = of_kernel(op, op.kernels["triton"], Case(tuple(point.items()), dtype), datasheet(gpu))[0]
+        return launch.code.config.get("STAGES") or launch.code.options["num_stages"]
+
+    rows = {"M": 64, "N": 65536, "affine": "same"}
+    norm = {gpu: stages("add_layer_norm", gpu, "float32", **rows) for gpu in ("h200", "rtx-4090")}
+    assert norm == {"h200": 3, "rtx-4090": 2}
+    sizes = {"M": 8192, "N": 8192, "K": 4096, "relu": True}
+    linear = {gpu: stages("linear", gpu, "bfloat16", **sizes) for gpu in ("h200", "mi300x")}
+    assert linear == {"h200": 3, "mi300x": 2}
 
 
 def test_registered_operators_launch_in_both_directions():
@@ -89,6 +121,16 @@ def test_a_call_that_needs_values_is_known_as_far_as_it_goes():
     assert "the last launch that is known" in launch.note
     with pytest.raises(LauncherFailed, match="of_values fails before it launches"):
         launches("of_values", 4096)
+
+
+def test_what_a_call_reads_may_be_said():
+    op = registry.load("unique")
+    case = Case((("N", 2**20), ("spread", 1), ("inverse", True)), "int16")
+    found = {n: of_kernel(op, op.kernels["triton"], case, datasheet("h200"), reads=n) for n in (None, 0)}
+    names = ["_unique_mark", "_unique_groups", "_unique_write", "_unique_inverse"]
+    assert [launch.name for launch in found[0]] == names
+    assert [launch.name for launch in found[None]] == names[:2]
+    assert not found[0][-1].note
 
 
 def test_another_configuration():

@@ -43,7 +43,9 @@ THREADS = 256  # of a block, where a .cu file is read without a launch
 
 
 def inspect(
-    target: Annotated[str, typer.Argument(metavar="OP|FILE", help="An operation, or a .py or .cu file with kernels.")],
+    target: Annotated[
+        str | None, typer.Argument(metavar="OP|FILE", help="An operation, or a .py or .cu file with kernels.")
+    ] = None,
     files: OwnKernels = None,
     kernel: Kernels = None,
     case: CaseText = None,
@@ -62,12 +64,28 @@ def inspect(
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="What changes between two kernels of OP, as triton triton:num_warps=8."),
     ] = None,
+    everywhere: Annotated[
+        bool, typer.Option("--everywhere", help="Instead: every Triton kernel, for a GPU of each architecture.")
+    ] = False,
+    record: Annotated[
+        Path | None, typer.Option(help="With --everywhere: append what was found to this file, as JSON lines.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """What does it compile to? Registers, occupancy and instructions of a launch, for GPUs that need not be here."""
     from tilewright import hardware
     from tilewright.report import inspection as report
 
+    if record and not everywhere:
+        raise typer.BadParameter("--record is for --everywhere: a launch is for its reader.")
+    if everywhere and any((target, files, kernel, case, dtype, function, given, diff)):
+        raise typer.BadParameter("--everywhere is of all operations, on cases of their own.")
+    if everywhere:
+        _everywhere(record, as_json)
+        return
+    if target is None:
+        raise typer.BadParameter("name an operation or a file, or give --everywhere.")
+    path = Path(target)
     gpus = [hardware.datasheet(name.strip()) for name in gpu.split(",")]
     forms = [name for name, wanted in (("ttgir", ttgir), ("llir", llir), ("ptx", ptx), ("sass", sass)) if wanted]
     if direction not in DIRECTIONS:
@@ -78,9 +96,9 @@ def inspect(
     if not is_file and (function or given):
         raise typer.BadParameter("--function and --input are for a FILE: an operation has its own inputs.")
     if target.endswith(".cu") and is_file:
-        jobs = [lambda one=one: _of_cuda_file(Path(target), one, threads, shared) for one in gpus]
+        jobs = [lambda one=one: _of_cuda_file(path, one, threads, shared) for one in gpus]
     elif is_file:
-        jobs = [lambda one=one: _of_file(Path(target), function, given or [], one) for one in gpus]
+        jobs = [lambda one=one: _of_file(path, function, given or [], one) for one in gpus]
     else:
         chosen = Chosen(target, files or [], case, dtype, DIRECTIONS[direction])
         if diff:
@@ -115,6 +133,44 @@ def _run(jobs: list[Callable[[], Found]]) -> Found:
                 found += job()
             advance("")
     return found
+
+
+def _everywhere(path: Path | None, as_json: bool) -> None:
+    from tilewright import hardware, registry
+    from tilewright.record import append, require_writable, stamp
+    from tilewright.tools.inspect import Inspection
+    from tilewright.tools.inspect.portability import TARGETS, compiled_for, figures, flaw
+
+    if path:
+        require_writable(path)
+    ops = [registry.load(name) for name in source.op_files()]
+    found = _run([lambda gpu=gpu: compiled_for(gpu, ops) for gpu in TARGETS])
+    gpus: dict[tuple[Path, str], dict[str, Any]] = {}
+    for one in found:
+        if isinstance(one, Inspection) and one.launch:
+            gpus.setdefault((Path(one.launch.code.file), one.name), {})[one.gpu.name] = figures(one)
+    records = [
+        stamp(
+            "resources",
+            file.stem,
+            name,
+            source.file_hash(file),
+            file=f"src/tilewright/ops/{file.name}",
+            gpus=by_gpu,
+            versions=hardware.versions(),
+        )
+        for (file, name), by_gpu in gpus.items()
+    ]
+    if path:
+        append(path, records)
+    flaws = [f"{one.name} for {one.gpu.name}: {what}" for one in found if (what := flaw(one))]
+    for line in map(json.dumps, records) if as_json else flaws:
+        print(line)
+    if not as_json:
+        print(f"{len(records)} kernels for {len(TARGETS)} GPUs: {len(found) - len(flaws)} fit, {len(flaws)} do not.")
+        say_next("make pages" if path else "tilewright inspect OP --gpu NAME for the details")
+    if flaws:
+        raise typer.Exit(1)
 
 
 class Chosen:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 LARGEST_CASE = 2**34  # elements: beyond, the inputs alone pass any GPU's memory
-KINDS = ("timing", "audit", "verdict", "sweep", "trap", "counters", "prediction", "flaw")
+KINDS = ("timing", "audit", "verdict", "sweep", "trap", "counters", "prediction", "flaw", "resources")
 
 OpName = Annotated[str, typer.Argument(metavar="OP", help="An operation; `tilewright ops` lists them.")]
 Files = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Kernels of your own, one a file.")]

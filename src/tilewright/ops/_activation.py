@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._flat import bucket, may_change, takes, tile, tiles
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._operator import contiguous_like, operator
-from tilewright.ops._tuned import Tuned
+from tilewright.ops._sizes import cdiv, next_power_of_2
+from tilewright.ops._tuned import Tuned, planned
 
 FORMULAS = {
     "relu": F.relu,
@@ -235,23 +237,37 @@ CONFIG = Tuned("activation.json", _default, _choices)
 
 def _several_rows(config: dict[str, int], N: int) -> tuple[int, int]:
     """The shape of a tile: several rows, so that a bias that was loaded serves more than once."""
-    columns = min(config["columns"], triton.next_power_of_2(N))
+    columns = min(config["columns"], next_power_of_2(N))
     return config["block"] // columns, columns
 
 
-def _launch_activation(x: Tensor, y: Tensor, act: str) -> None:
-    config = CONFIG(x, "fwd", act, x.element_size(), bucket(x))
-    grid = (triton.cdiv(x.numel(), config["block"]),)
-    _launch_fwd(grid, x, y, x.numel(), ACT=act, BLOCK_N=config["block"], num_warps=config["num_warps"])
+LAUNCHERS = {"fwd": _launch_fwd, "bwd": _launch_bwd}
 
 
-def _launch_bias_activation(x: Tensor, bias: Tensor, y: Tensor, act: str) -> None:
-    config = CONFIG(x, "bias fwd", act, x.element_size(), bucket(x))
-    N = bias.numel()
-    M = x.numel() // N
+@planned
+def _plan(direction: str, act: str, N: int, device: int, dtype: torch.dtype, _: torch.dtype | None = None) -> Prepared:
+    """How x becomes y or, with dy, of whatever dtype, dx."""
+    config = CONFIG(device, direction, act, dtype.itemsize, bucket(N))
+    block, warps = config["block"], config["num_warps"]
+    return LAUNCHERS[direction].prepare((cdiv(N, block),), N, ACT=act, BLOCK_N=block, num_warps=warps)
+
+
+@planned
+def _plan_bias(act: str, M: int, N: int, device: int, dtype: torch.dtype, _: torch.dtype) -> Prepared:
+    """How x and a bias, of whatever dtype, become y."""
+    config = CONFIG(device, "bias fwd", act, dtype.itemsize, bucket(M * N))
     BLOCK_M, BLOCK_N = _several_rows(config, N)
-    grid, warps = tiles(M, N, BLOCK_M, BLOCK_N), config["num_warps"]
-    _launch_bias_fwd(grid, x, bias, y, M, N, ACT=act, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=warps)
+    blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "num_warps": config["num_warps"]}
+    return _launch_bias_fwd.prepare(tiles(M, N, BLOCK_M, BLOCK_N), M, N, ACT=act, **blocks)
+
+
+def _activate(x: Tensor, y: Tensor, act: str) -> None:
+    _plan("fwd", act, x.numel(), x.get_device(), x.dtype)(x, y)
+
+
+def _add_and_activate(x: Tensor, bias: Tensor, y: Tensor, act: str) -> None:
+    N = bias.numel()
+    _plan_bias(act, x.numel() // N, N, x.get_device(), x.dtype, bias.dtype)(x, bias, y)
 
 
 @operator("activation", fake=contiguous_like)
@@ -259,7 +275,7 @@ def activation(x: Tensor, act: str) -> Tensor:
     """The named activation of every element."""
     y = contiguous_like(x)
     if x.numel():
-        _launch_activation(x.contiguous(), y, act)
+        _activate(x.contiguous(), y, act)
     return y
 
 
@@ -268,10 +284,7 @@ def activation_backward(x: Tensor, dy: Tensor, act: str) -> Tensor:
     """The gradient of an activation's input from that input and the output's gradient."""
     dx = contiguous_like(x)
     if N := x.numel():
-        config = CONFIG(x, "bwd", act, x.element_size(), bucket(x))
-        grid = (triton.cdiv(N, config["block"]),)
-        x, dy = x.contiguous(), dy.contiguous()
-        _launch_bwd(grid, x, dy, dx, N, ACT=act, BLOCK_N=config["block"], num_warps=config["num_warps"])
+        _plan("bwd", act, N, x.get_device(), x.dtype, dy.dtype)(x.contiguous(), dy.contiguous(), dx)
     return dx
 
 
@@ -300,12 +313,12 @@ def bias_activation(x: Tensor, bias: Tensor, act: str) -> Tensor:
     """The named activation of x [..., N] + bias [N]."""
     y = contiguous_like(x)
     if x.numel():
-        _launch_bias_activation(x.contiguous(), bias.contiguous(), y, act)
+        _add_and_activate(x.contiguous(), bias.contiguous(), y, act)
     return y
 
 
 def _bias_gradients(x: Tensor, bias: Tensor | None, *_: object) -> tuple[Tensor, Tensor]:
-    return contiguous_like(x), x.new_empty(x.shape[-1:])
+    return contiguous_like(x), x.new_empty(x.shape[-1])
 
 
 @operator("bias_activation_backward", fake=_bias_gradients)
@@ -314,18 +327,33 @@ def bias_activation_backward(x: Tensor, bias: Tensor | None, dy: Tensor, act: st
     dx, dbias = _bias_gradients(x, bias)
     if not x.numel():
         return dx, dbias.zero_()
-    config = CONFIG(x, "bias bwd", act, x.element_size(), bucket(x))
-    N, warps = x.shape[-1], config["num_warps"]
-    M = x.numel() // N
-    BLOCK_M, BLOCK_N = _several_rows(config, N)
-    across = triton.cdiv(N, BLOCK_N)
-    rows = triton.cdiv(M, max(1, config["programs"] // across))  # shapes decide, so that sums are always the same
-    pieces = triton.cdiv(M, rows)
-    part = x.new_empty((pieces, N), dtype=torch.float32)
-    args = (x.contiguous(), None if bias is None else bias.contiguous(), dy.contiguous(), dx, part, M, N, rows)
-    _launch_bias_bwd((pieces * across,), *args, ACT=act, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=warps)
-    _launch_sum((triton.cdiv(N, 32),), part, dbias, pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4)
+    given = [None if t is None else t.contiguous() for t in (x, bias, dy)]
+    dtypes = x.dtype, None if bias is None else bias.dtype, dy.dtype
+    N = x.shape[-1]
+    _plan_bias_backward(act, x.numel() // N, N, x.get_device(), *dtypes)(*given, dx, dbias)
     return dx, dbias
+
+
+@planned
+def _plan_bias_backward(
+    act: str, M: int, N: int, device: int, dtype: torch.dtype, *_: torch.dtype | None
+) -> Callable[..., None]:
+    """How x, a bias and dy, of whatever dtypes, become the gradients."""
+    config = CONFIG(device, "bias bwd", act, dtype.itemsize, bucket(M * N))
+    BLOCK_M, BLOCK_N = _several_rows(config, N)
+    across = cdiv(N, BLOCK_N)
+    rows = cdiv(M, max(1, config["programs"] // across))  # shapes decide, so that sums are always the same
+    pieces = cdiv(M, rows)
+    blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "num_warps": config["num_warps"]}
+    pull_back = _launch_bias_bwd.prepare((pieces * across,), M, N, rows, ACT=act, **blocks)
+    add_up = _launch_sum.prepare((cdiv(N, 32),), pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4)
+
+    def launch(x: Tensor, bias: Tensor | None, dy: Tensor, dx: Tensor, dbias: Tensor) -> None:
+        part = x.new_empty(pieces, N, dtype=torch.float32)
+        pull_back(x, bias, dy, dx, part)
+        add_up(part, dbias)
+
+    return launch
 
 
 def _bias_save(ctx, inputs, output) -> None:
@@ -352,9 +380,9 @@ def fits(smallest: float, input: Any, bias: Any = None, *, inplace: bool = False
     # Inductor fuses torch's own with its neighbours; it could not look into ours.
     if torch.compiler.is_compiling() or not takes(0 if bias is not None else smallest, input):
         return False
-    if bias is not None and not runs_here(input, bias):
-        return False
-    return not inplace or may_change(*(t for t in (input, bias) if t is not None))
+    if bias is None:
+        return not inplace or may_change(input)
+    return runs_here(input, bias) and (not inplace or may_change(input, bias))
 
 
 def _require_bias(input: Any, bias: Any) -> None:
@@ -371,9 +399,9 @@ def apply(input: Tensor, bias: Tensor | None, act: str, inplace: bool = False) -
         return activation(input, act) if bias is None else bias_activation(input, bias, act)
     if input.numel():
         if bias is None:
-            _launch_activation(input, input, act)
+            _activate(input, input, act)
         else:
-            _launch_bias_activation(input, bias.contiguous(), input, act)
+            _add_and_activate(input, bias.contiguous(), input, act)
     torch.autograd.graph.increment_version(input)
     return input
 

@@ -23,8 +23,9 @@ from triton.language.extra import libdevice
 
 from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
-from tilewright.ops._launch import LARGEST_INT32, Launcher
+from tilewright.ops._launch import LARGEST_INT32, Launcher, Prepared
 from tilewright.ops._rows import PACK, PACKS, Rows, cluster_choices, cluster_default, clusters
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Tuned, planned
 
 IGNORED = -100  # the target that torch ignores unless told otherwise
@@ -69,7 +70,7 @@ def validate(z_loss: float, softcap: float | None) -> None:
     """What torch's cross entropy does not have, so that it cannot complain."""
     if softcap is not None and not softcap > 0:
         raise ValueError(f"softcap must be positive, not {softcap}")
-    if not isinstance(z_loss, int | float):
+    if not isinstance(z_loss, (int, float)):
         raise TypeError(f"z_loss must be a number, not {type(z_loss).__name__}")
 
 
@@ -390,11 +391,12 @@ def _cross_entropy_loop(
 def _count_targets(target_ptr, weight_ptr, divisor_ptr, M, N, piece, ignore_index, BLOCK_M: tl.constexpr):
     """The targets of each piece that count, or their weights."""
     start = tl.program_id(0).to(tl.int64) * piece
-    end = tl.minimum(start + piece, M)
+    length = tl.minimum(piece, M - start).to(tl.int32)  # offsets within a piece take half the registers
+    target_ptr += start
     total = tl.zeros([BLOCK_M], tl.float32)
-    for at in range(start, end, BLOCK_M):
+    for at in range(0, length, BLOCK_M):
         offs_m = at + tl.arange(0, BLOCK_M)
-        y = tl.load(target_ptr + offs_m, mask=offs_m < end, other=ignore_index)
+        y = tl.load(target_ptr + offs_m, mask=offs_m < length, other=ignore_index)
         counts = y != ignore_index
         if weight_ptr is not None:
             total += tl.load(weight_ptr + y, mask=counts & (y >= 0) & (y < N), other=0.0).to(tl.float32)
@@ -467,18 +469,18 @@ _launch_sum = Launcher(_sum_losses)
 _launch_scale = Launcher(_scale)
 
 
-def _triton_rows(mode: str, probs: bool, logits: Tensor, options: Options, args: tuple[Any, ...]) -> None:
-    M, N = logits.shape
-    vector = 16 // logits.element_size()
+def _programs(
+    mode: str, dtype: torch.dtype, device: int, M: int, N: int, probs: bool, stride: int, options: Options
+) -> Prepared:
+    vector = 16 // dtype.itemsize
     is_aligned = N % vector == 0
-    config = CONFIG(logits, mode, logits.element_size(), triton.next_power_of_2(N), is_aligned)
-    flags = {"PROBS": probs, "SMOOTH": options.label_smoothing > 0}
+    config = CONFIG(device, mode, dtype.itemsize, next_power_of_2(N), is_aligned)
+    given, flags = (stride, M, N, *options), {"PROBS": probs, "SMOOTH": options.label_smoothing > 0}
     if config["BLOCK_N"] >= N:
-        grid = (triton.cdiv(M, config["BLOCK_M"]),)
-        _launch_tile(grid, logits, *args, M, N, *options, **flags, VECTOR=vector if is_aligned else 1, **config)
-    else:
-        blocks = {"BLOCK_N": config["BLOCK_N"], "num_warps": config["num_warps"]}
-        _launch_loop((M,), logits, *args, M, N, *options, **flags, VECTOR=vector, IS_ALIGNED=is_aligned, **blocks)
+        grid = (cdiv(M, config["BLOCK_M"]),)
+        return _launch_tile.prepare(grid, *given, **flags, VECTOR=vector if is_aligned else 1, **config)
+    blocks = {"BLOCK_N": config["BLOCK_N"], "num_warps": config["num_warps"]}
+    return _launch_loop.prepare((M,), *given, **flags, VECTOR=vector, IS_ALIGNED=is_aligned, **blocks)
 
 
 CUDA = Source("cross_entropy.cu", f"cross_entropy_both<T, {PACKS[1]}>", f"cross_entropy_both_stream<T, {PACKS[1]}, 2>")
@@ -491,29 +493,31 @@ CLUSTER = Tuned(
 
 
 @planned
-def _clusters(rows: Rows) -> Callable[..., None]:
-    return clusters(CLUSTER, CUDA, "cross_entropy_both", rows, 1)
-
-
-def _cluster_rows(mode: str, probs: bool, logits: Tensor, options: Options, args: tuple[Any, ...]) -> None:
-    """By clusters where they can: losses with gradients, of index targets, without what is rarely asked for."""
-    target, weight, divisor, dloss, losses, stats, dlogits, stride = args
-    M, N = logits.shape
-    is_plain = mode == "both" and not probs and weight is None and options.softcap is None
-    is_plain = (
-        is_plain and not options.label_smoothing and all(t is None or t.dtype == torch.float32 for t in args[3:5])
-    )
-    is_aligned = is_plain and (logits.data_ptr() | dlogits.data_ptr()) % PACK == 0
-    found = Rows(M, N, logits.dtype, logits.get_device(), is_aligned)
-    if N < SHORTEST_CLUSTER or not found.fit_a_cluster(tensors=1):
-        _triton_rows(mode, probs, logits, options, args)
-        return
-    pointers = [0 if t is None else t for t in (divisor, dloss, losses, stats, dlogits)]
-    numbers = (stride, M, N, options.ignore_index, float(options.z_loss))
-    _clusters(found)(logits, target, *pointers, *numbers)
-
-
-FORMS = {"triton": _triton_rows, "best": _cluster_rows}
+def _plan(
+    form: str,
+    mode: str,
+    dtypes: tuple[Any, ...],
+    is_aligned: bool,
+    device: int,
+    M: int,
+    N: int,
+    has_divisor: bool,
+    has_stats: bool,
+    stride: int,
+    options: Options,
+) -> Callable[..., None]:
+    """How rows are taken, of logits, target, weight, divisor, dloss, losses, stats and dlogits; dtypes are those of
+    the first three, of dloss and of losses. Clusters make losses with gradients, of index targets, without what is
+    rarely asked for."""
+    logits, target, weight, *others = dtypes
+    is_plain = mode == "both" and not target.is_floating_point and weight is None and options.softcap is None
+    is_plain = is_plain and not options.label_smoothing and {*others} <= {None, torch.float32}
+    found = Rows(M, N, logits, device, is_plain and is_aligned)
+    if form == "triton" or N < SHORTEST_CLUSTER or not found.fit_a_cluster(tensors=1):
+        return _programs(mode, logits, device, M, N, target.is_floating_point, stride, options)
+    numbers = stride, M, N, options.ignore_index, float(options.z_loss)
+    launch = clusters(CLUSTER, CUDA, "cross_entropy_both", found, 1, (), *numbers)
+    return lambda logits, target, weight, *others: launch(logits, target, *others)
 
 
 def rows(
@@ -534,44 +538,84 @@ def rows(
     The gradient is that of the losses over the divisor, times `dloss` where it is given: one number or one for each
     row. Without `losses` it is made from stats. It may lie where the logits lie.
     """
-    if not logits.shape[0]:
+    M, N = logits.shape
+    if not M:
         return
     mode = "bwd" if losses is None else "fwd" if dlogits is None else "both"
     stride = 1 if dloss is not None and dloss.dim() and dloss.numel() > 1 else 0
-    args = (target, weight, divisor, dloss, losses, stats, dlogits, stride)
-    FORMS[form](mode, target.is_floating_point(), logits, options, args)
+    is_aligned = dlogits is not None and (logits.data_ptr() | dlogits.data_ptr()) % PACK == 0
+    dtypes = (
+        logits.dtype,
+        target.dtype,
+        None if weight is None else weight.dtype,
+        None if dloss is None else dloss.dtype,
+        None if losses is None else losses.dtype,
+    )
+    given = divisor is not None, stats is not None
+    plan = _plan(form, mode, dtypes, is_aligned, logits.get_device(), M, N, *given, stride, options)
+    plan(logits, target, weight, divisor, dloss, losses, stats, dlogits)
 
 
 def count(target: Tensor, weight: Tensor | None, M: int, N: int, options: Options) -> Tensor:
     """What the mean divides by: a number on the device, known there before gradients are written."""
     if target.is_floating_point():
         return torch.full((), M, dtype=torch.float32, device=target.device)
+    dtypes = target.dtype, None if weight is None else weight.dtype
+    return _plan_count(dtypes, target.get_device(), M, N, options.ignore_index)(target, weight)
+
+
+@planned
+def _plan_count(
+    dtypes: tuple[Any, ...], device: int, M: int, N: int, ignore_index: int
+) -> Callable[[Tensor, Tensor | None], Tensor]:
     pieces = _pieces(M)
-    parts = torch.empty(pieces, dtype=torch.float32, device=target.device)
-    args = (target, weight, parts, M, N, triton.cdiv(M, pieces), options.ignore_index)
-    _launch_count((pieces,), *args, BLOCK_M=PIECE, num_warps=32)
-    return parts.view(()) if pieces == 1 else total(parts, None, torch.float32)
+    launch = _launch_count.prepare((pieces,), M, N, cdiv(M, pieces), ignore_index, BLOCK_M=PIECE, num_warps=32)
+
+    def counted(target: Tensor, weight: Tensor | None) -> Tensor:
+        parts = target.new_empty(() if pieces == 1 else pieces, dtype=torch.float32)
+        launch(target, weight, parts)
+        return parts if pieces == 1 else total(parts, None, torch.float32)
+
+    return counted
 
 
 def total(losses: Tensor, divisor: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The sum of the losses [M], over the divisor where there is one."""
-    M, pieces = len(losses), _pieces(len(losses))
-    if pieces > 1:
-        parts = torch.empty(pieces, dtype=torch.float32, device=losses.device)
-        _launch_sum((pieces,), losses, None, parts, M, triton.cdiv(M, pieces), BLOCK_M=PIECE, num_warps=32)
-        losses, M = parts, pieces
-    out = torch.empty((), dtype=dtype, device=losses.device)
-    _launch_sum((1,), losses, divisor, out, M, M, BLOCK_M=PIECE, num_warps=32)
-    return out
+    """The sum of the losses [M], in fp32, over the divisor where there is one."""
+    return _plan_total(losses.get_device(), losses.numel(), divisor is not None, dtype)(losses, divisor)
+
+
+@planned
+def _plan_total(
+    device: int, M: int, has_divisor: bool, dtype: torch.dtype
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    pieces, how = _pieces(M), {"BLOCK_M": PIECE, "num_warps": 32}
+    cut = _launch_sum.prepare((pieces,), M, cdiv(M, pieces), **how) if pieces > 1 else None
+    rest = M if cut is None else pieces
+    add_up = _launch_sum.prepare((1,), rest, rest, **how)
+
+    def summed(losses: Tensor, divisor: Tensor | None) -> Tensor:
+        if cut is not None:
+            parts = losses.new_empty(pieces)
+            cut(losses, None, parts)
+            losses = parts
+        out = losses.new_empty((), dtype=dtype)
+        add_up(losses, divisor, out)
+        return out
+
+    return summed
 
 
 def _pieces(M: int) -> int:
     """Shapes alone decide, so that the order of summation is always the same."""
-    return min(MOST_PIECES, max(1, triton.cdiv(M, PIECE)))
+    return min(MOST_PIECES, max(1, cdiv(M, PIECE)))
 
 
 def scale(x: Tensor, by: Tensor) -> None:
     """x, which lies in one run, times a number on the device, in place."""
-    N = x.numel()
-    if N:
-        _launch_scale((min(SCALING_PROGRAMS, triton.cdiv(N, SCALING["BLOCK_N"])),), x, by, N, **SCALING)
+    if N := x.numel():
+        _plan_scale(x.dtype, by.dtype, x.get_device(), N)(x, by)
+
+
+@planned
+def _plan_scale(dtype: torch.dtype, of_number: torch.dtype, device: int, N: int) -> Prepared:
+    return _launch_scale.prepare((min(SCALING_PROGRAMS, cdiv(N, SCALING["BLOCK_N"])),), N, **SCALING)

@@ -8,16 +8,19 @@ import hashlib
 import json
 import re
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tilewright import settings
 from tilewright.errors import MissingPackage
 
 FOLDER = Path(__file__).parent / "cuda"
 SPELLED = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # as in cuda/dtypes.cuh
+OPTIONS: dict[str, Any] = {"std": "c++17", "include_path": str(FOLDER), "lineinfo": True}
 PORTABLE_CLUSTER = 8  # blocks
 PORTABLE_SHARED = 32 * 1024  # bytes a block, beside those that a kernel declares
 
@@ -40,34 +43,28 @@ class Source:
         code = folder / f"{self._key(text, arch, names)}.cubin"
         symbols = code.with_suffix(".json")
         if not symbols.exists():
-            options = _core().ProgramOptions(arch=arch, std="c++17", include_path=str(FOLDER))
+            options = _core().ProgramOptions(name=str(FOLDER / self.file), arch=arch, **OPTIONS)
             compiled = _core().Program(text, "c++", options).compile("cubin", name_expressions=names)
             folder.mkdir(parents=True, exist_ok=True)
             _write(code, bytes(compiled.code))
             _write(symbols, json.dumps({k: _text(v) for k, v in compiled.symbol_mapping.items()}).encode())
         return code.read_bytes(), json.loads(symbols.read_text())
 
-    def launch(
+    @functools.lru_cache(4096, typed=True)  # noqa: B019  sources are module-level constants
+    def prepare(
         self,
         kernel: str,
         dtype: torch.dtype,
+        device: int,
         grid: tuple[int, ...],
         block: int,
-        *args: Any,
+        *numbers: int | float,
         shared: int = 0,
         cluster: int = 1,
-    ) -> None:
-        """Launch on torch's current stream of the first tensor's GPU. Tensors pass as pointers, ints as int64, floats
-        as float. A grid of clusters counts clusters."""
-        device = args[0].get_device()
-        if device != torch._C._cuda_getDevice():
-            with torch.cuda.device(device):
-                self.launch(kernel, dtype, grid, block, *args, shared=shared, cluster=cluster)
-            return
-        values = [a.data_ptr() if isinstance(a, torch.Tensor) else _scalar(a) for a in args]
-        stream = _stream(device, torch._C._cuda_getCurrentRawStream(device), threading.get_ident())
-        config = _config(grid, block, shared, cluster)
-        _core().launch(stream, config, self._kernel(kernel, dtype, device, shared, cluster), *values)
+    ) -> Prepared:
+        """A launch that lacks nothing but its tensors, which are the kernel's first parameters. Of the numbers, ints
+        pass as int64, floats as float. A grid of clusters counts clusters."""
+        return Prepared(self, kernel, dtype, device, grid, block, numbers, shared, cluster)
 
     @functools.cache  # noqa: B019  sources are module-level constants
     def resident(
@@ -75,9 +72,9 @@ class Source:
     ) -> int:
         """How many clusters of such blocks the GPU has at a time."""
         with torch.cuda.device(device):
+            stream = _stream(device, torch._C._cuda_getCurrentRawStream(device), threading.get_ident())
             found = self._kernel(kernel, dtype, device, shared, cluster).occupancy
             if cluster > 1:
-                stream = _stream(device, torch._C._cuda_getCurrentRawStream(device), threading.get_ident())
                 return found.max_active_clusters(_config((1,), block, shared, cluster), stream=stream)
             multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
             return multiprocessors * found.max_active_blocks_per_multiprocessor(block, shared)
@@ -97,8 +94,40 @@ class Source:
 
     def _key(self, text: str, arch: str, names: tuple[str, ...]) -> str:
         headers = "".join(path.read_text() for path in sorted(FOLDER.glob("*.cuh")))
-        identity = repr((text, headers, arch, names, _compiler_version())).encode()
+        identity = repr((text, headers, arch, names, OPTIONS, _compiler_version())).encode()
         return f"{Path(self.file).stem}-{hashlib.sha256(identity).hexdigest()[:24]}"
+
+
+@dataclass
+class Prepared:
+    """A launch that lacks nothing but its tensors; None is a null pointer."""
+
+    source: Source
+    kernel: str
+    dtype: torch.dtype
+    device: int
+    grid: tuple[int, ...]
+    block: int
+    numbers: tuple[int | float, ...]
+    shared: int
+    cluster: int
+
+    @functools.cached_property
+    def _made(self) -> tuple[Any, Any, Any, list[Any]]:
+        config = _config(self.grid, self.block, self.shared, self.cluster)
+        kernel = self.source._kernel(self.kernel, self.dtype, self.device, self.shared, self.cluster)
+        return _core().launch, config, kernel, [*map(_scalar, self.numbers)]
+
+    def __call__(self, *tensors: Tensor | None) -> None:
+        """On torch's current stream of the GPU."""
+        device = self.device
+        if device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                self(*tensors)
+            return
+        stream = _stream(device, torch._C._cuda_getCurrentRawStream(device), threading.get_ident())
+        launch, config, kernel, numbers = self._made  # with the context that the stream brought
+        launch(stream, config, kernel, *[0 if t is None else t.data_ptr() for t in tensors], *numbers)
 
 
 def _spelled(kernel: str, dtype: torch.dtype) -> str:
@@ -141,7 +170,6 @@ def _allow(kernel: Any, device: int, what: str, value: int) -> None:
         raise RuntimeError(f"this GPU does not take {what} = {value}: {status.name}")
 
 
-@functools.lru_cache(4096)
 def _config(grid: tuple[int, ...], block: int, shared: int, cluster: int) -> Any:
     return _core().LaunchConfig(grid=grid, block=block, shmem_size=shared, cluster=cluster if cluster > 1 else None)
 

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops._dispatch import runs_here
+from tilewright.ops._sizes import cdiv, next_power_of_2
 
 NARROWEST = 256  # columns of a tile where rows are longer: 512 bytes in a run, and little is lost where a row ends
 OVERLAPS = 1  # as torch says that elements of a tensor share memory
@@ -19,14 +20,18 @@ LARGE = 2**23  # elements; above, a call is many waves of programs
 
 def takes(smallest: float, *tensors: Any) -> bool:
     """Whether our kernels can take these as torch would: tensors of one shape, each a run of memory without gaps."""
-    first = tensors[0]
-    return (
-        isinstance(first, Tensor)
-        and first.numel() >= smallest
-        and all(isinstance(t, Tensor) for t in tensors)
-        and runs_here(*tensors)
-        and all(t.is_contiguous() and t.shape == first.shape for t in tensors)
-    )
+    first, *others = tensors
+    if not isinstance(first, Tensor) or first.numel() < smallest:
+        return False
+    for other in others:
+        if not isinstance(other, Tensor):
+            return False
+    if not runs_here(*tensors):
+        return False
+    for other in others:
+        if other.shape != first.shape or not other.is_contiguous():
+            return False
+    return first.is_contiguous()
 
 
 def may_change(*tensors: Tensor) -> bool:
@@ -39,26 +44,26 @@ def may_change(*tensors: Tensor) -> bool:
     )
 
 
-def bucket(x: Tensor) -> str:
+def bucket(elements: int) -> str:
     """The sizes that share a configuration."""
-    return "large" if x.numel() >= LARGE else "small"
+    return "large" if elements >= LARGE else "small"
 
 
 def as_rows(x: Tensor) -> Tensor:
     """[M, N] with the elements of a row side by side; a copy only where x does not lie so."""
-    x = x.reshape(-1, x.shape[-1])
+    x = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
 def tile_shape(M: int, N: int, block: int) -> tuple[int, int]:
     """Rows and columns of a tile of `block` elements of [M, N]; the columns divide N where they can."""
-    columns = block if M == 1 else max(min(N & -N, block), min(NARROWEST, triton.next_power_of_2(N)))
+    columns = block if M == 1 else max(min(N & -N, block), min(NARROWEST, next_power_of_2(N)))
     return max(1, block // columns), columns
 
 
 def tiles(M: int, N: int, BLOCK_M: int, BLOCK_N: int) -> tuple[int]:
     """The grid for `tile`."""
-    return (triton.cdiv(M, BLOCK_M) * triton.cdiv(N, BLOCK_N),)
+    return (cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N),)
 
 
 @triton.jit

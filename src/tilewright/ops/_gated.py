@@ -12,9 +12,9 @@ from torch import Tensor
 from tilewright.ops._activation import FORMULAS, activated, flops, pulled_back
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._flat import as_rows, bucket, tile, tile_shape, tiles
-from tilewright.ops._launch import Launcher
-from tilewright.ops._operator import operator
-from tilewright.ops._tuned import Tuned
+from tilewright.ops._launch import Launcher, Prepared
+from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._tuned import Tuned, planned
 from tilewright.spec import Cost, Draw
 
 # A case names its sizes M and N, N those of the result, and whether the input is packed.
@@ -134,39 +134,60 @@ _launch_fwd = Launcher(_gated_fwd)
 _launch_bwd = Launcher(_gated_bwd)
 
 
-def _rows(gate: Tensor, up: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    return halves(*(as_rows(t) for t in (gate, up) if t is not None))
+LAUNCHERS = {"fwd": _launch_fwd, "bwd": _launch_bwd}
+Sizes = tuple[int, int, tuple[int, ...]]  # of all tensors the rows and columns, and of each the rows' stride
 
 
-def _launch(launch: Launcher, direction: str, tensors: list[Tensor], strided: list[Tensor], act: str) -> None:
-    """`strided`: those whose strides the kernel takes, [M, N] each; the first of all tensors is one of them."""
-    M, N = strided[0].shape
-    strides = [t.stride(0) for t in strided]
-    if all(t.is_contiguous() for t in strided):  # then rows do not matter
-        M, N, strides = 1, M * N, [0] * len(strides)
+@planned
+def _plan(direction: str, act: str, dtypes: tuple[torch.dtype, ...], device: int, sizes: Sizes) -> Prepared:
+    M, N, strides = sizes
     form = "flat" if M == 1 else "rows"
-    config = CONFIG(tensors[0], direction, form, act, tensors[0].element_size(), bucket(strided[0]))
+    config = CONFIG(device, direction, form, act, dtypes[0].itemsize, bucket(M * N))
     BLOCK_M, BLOCK_N = tile_shape(M, N, config["block"])
-    grid, warps = tiles(M, N, BLOCK_M, BLOCK_N), config["num_warps"]
-    launch(grid, *tensors, *strides, M, N, ACT=act, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, num_warps=warps)
+    blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "num_warps": config["num_warps"]}
+    return LAUNCHERS[direction].prepare(tiles(M, N, BLOCK_M, BLOCK_N), *strides, M, N, ACT=act, **blocks)
+
+
+def _flat(tensors: int, elements: int) -> Sizes:
+    """Of runs of memory: then rows do not matter."""
+    return 1, elements, (0,) * tensors
+
+
+def _sizes(*tensors: Tensor) -> Sizes:
+    """Of tensors [M, N]."""
+    if all(t.is_contiguous() for t in tensors):
+        return _flat(len(tensors), tensors[0].numel())
+    M, N = tensors[0].shape
+    return M, N, tuple(t.stride(0) for t in tensors)
+
+
+def _rows(gate: Tensor, up: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    return halves(as_rows(gate), None if up is None else as_rows(up))
 
 
 def _result(gate: Tensor, up: Tensor | None, *_: object) -> Tensor:
-    return gate.new_empty(halves(gate, up)[0].shape)
+    if up is not None:
+        return contiguous_like(gate)
+    *sizes, both = gate.shape
+    return gate.new_empty(*sizes, both // 2)
 
 
 def _gradients(gate: Tensor, up: Tensor | None, *_: object) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t in (gate, up) if t is not None]
+    return [contiguous_like(gate)] if up is None else [contiguous_like(gate), contiguous_like(up)]
 
 
 @operator("gated", fake=_result)
 def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
     """The named activation of the gate, times up; without up both are halves of `gate`."""
     y = _result(gate, up)
-    if y.numel():
-        first, second = _rows(gate, up)
-        rows = as_rows(y)
-        _launch(_launch_fwd, "fwd", [first, second, rows], [first, second, rows], act)
+    if N := y.numel():
+        if up is not None and gate.is_contiguous() and up.is_contiguous():
+            first, second, out, sizes = gate, up, y, _flat(3, N)
+        else:
+            first, second = _rows(gate, up)
+            out = as_rows(y)
+            sizes = _sizes(first, second, out)
+        _plan("fwd", act, (first.dtype, second.dtype), gate.get_device(), sizes)(first, second, out)
     return y
 
 
@@ -174,11 +195,15 @@ def gated(gate: Tensor, up: Tensor | None, act: str) -> Tensor:
 def gated_backward(gate: Tensor, up: Tensor | None, dy: Tensor, act: str) -> list[Tensor]:
     """The gradients of gate and up, or of the tensor that holds both."""
     grads = _gradients(gate, up)
-    if dy.numel():
-        first, second = _rows(gate, up)
-        dfirst, dsecond = _rows(*grads)
-        rows = as_rows(dy)
-        _launch(_launch_bwd, "bwd", [first, second, rows, dfirst, dsecond], [first, second, rows, dfirst], act)
+    if N := dy.numel():
+        if up is not None and gate.is_contiguous() and up.is_contiguous() and dy.is_contiguous():
+            first, second, out, outs, sizes = gate, up, dy, grads, _flat(4, N)
+        else:
+            first, second = _rows(gate, up)
+            out, outs = as_rows(dy), _rows(*grads)
+            sizes = _sizes(first, second, out, outs[0])  # both gradients lie alike
+        dtypes = first.dtype, second.dtype, out.dtype
+        _plan("bwd", act, dtypes, gate.get_device(), sizes)(first, second, out, *outs)
     return grads
 
 
@@ -205,11 +230,10 @@ def fits(smallest: float, gate: Any, up: Any) -> bool:
     """Whether our kernels take this call. Raises where one tensor cannot be both."""
     if up is None and isinstance(gate, Tensor) and (not gate.dim() or gate.shape[-1] % 2):
         raise ValueError(f"without up, the last dimension of gate holds both: it is even, not that of {[*gate.shape]}")
-    return (
-        not torch.compiler.is_compiling()  # Inductor fuses torch's own with its neighbours
-        and isinstance(gate, Tensor)
-        and gate.dim() > 0
-        and gate.numel() >= smallest
-        and (up is None or (isinstance(up, Tensor) and up.shape == gate.shape))
-        and runs_here(*(t for t in (gate, up) if t is not None))
-    )
+    if torch.compiler.is_compiling():  # Inductor fuses torch's own with its neighbours
+        return False
+    if not isinstance(gate, Tensor) or gate.dim() == 0 or gate.numel() < smallest:
+        return False
+    if up is None:
+        return runs_here(gate)
+    return isinstance(up, Tensor) and up.shape == gate.shape and runs_here(gate, up)

@@ -4,30 +4,33 @@ rms_norm: y = x r w, r = 1 / sqrt(mean x² + eps). layer_norm: y = (x - mean x) 
 
 Forward keeps rows in registers: one read, one write. Backward, with h = y before w and b, and g = dy w:
 dx = r (g - h mean(g h)), for layer_norm less r mean(g) too; dw = sum of dy h and db = sum of dy over all rows.
-It finds r again, since it must read x anyway, so that forward has nothing to save. Each of a fixed number of programs
-takes rows at a fixed distance and keeps its share of dw and db in registers; a second kernel adds up the shares. Shapes
-and the configuration decide the order of all sums, so results are the same every time.
+Where gradients are wanted, forward leaves each row's mean and r, 8 bytes: to find them again backward would need sums
+over the row before the sums of g h and g, and a cluster waits for each. Each of a fixed number of programs takes rows
+at a fixed distance and keeps its share of dw and db in registers; a second kernel adds up the shares. Shapes and the
+configuration decide the order of all sums, so results are the same every time.
 
-A row too long for registers is taken in blocks, twice. The sums of squares of layer_norm are then taken around the mean
-m of the first block: of B blocks, (mean - m)² <= B var, so little cancels in var = mean (x - m)² - (mean - m)².
+A row too long for registers is taken in blocks, twice. Forward's sums for layer_norm are then taken, lane by lane,
+around what the lane meets first, so that little cancels in the variance.
 
-The form "triton" (`py`) is that. The form "cuda" (`_norm_cuda.py`) has a cluster of blocks hold a row,
+The form "triton" (`_norm_triton.py`) is that. The form "cuda" (`_norm_cuda.py`) has a cluster of blocks hold a row,
 however long; "best" is whichever wins.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tilewright.ops._dispatch import runs_here
-from tilewright.ops._norm_cuda import by_clusters, clusters_for
-from tilewright.ops._norm_triton import add_up, backward_by_programs, forward_by_programs, shares_for
-from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._norm_cuda import by_clusters, wins
+from tilewright.ops._norm_triton import add_up, backward_by_programs, forward_by_programs
+from tilewright.ops._operator import contiguous_like, is_seen, operator
+from tilewright.ops._rows import PACK
+from tilewright.ops._tuned import planned
 from tilewright.spec import Draw
 
 EPS = torch.finfo(torch.float32).eps  # where rms_norm is given none: torch takes that of the type it computes in
@@ -57,8 +60,56 @@ def _op(is_add: bool, is_rms: bool) -> str:
     return ("add_" if is_add else "") + ("rms_norm" if is_rms else "layer_norm")
 
 
-def _contiguous(*tensors: Tensor | None) -> list[Any]:
-    return [None if t is None else t.contiguous() for t in tensors]
+def _settled(*tensors: Tensor | None) -> tuple[list[Any], tuple[torch.dtype | None, ...], bool]:
+    """The tensors, each a run of memory, their dtypes, and whether they all begin on 16 bytes."""
+    runs: list[Tensor | None] = []
+    dtypes: list[torch.dtype | None] = []
+    together = 0
+    for tensor in tensors:
+        if tensor is None:
+            dtypes.append(None)
+        else:
+            tensor = tensor.contiguous()
+            dtypes.append(tensor.dtype)
+            together |= tensor.data_ptr()
+        runs.append(tensor)
+    return runs, tuple(dtypes), together % PACK == 0
+
+
+def _stats_for(x: Tensor, N: int, keeps: bool) -> Tensor:
+    """Where forward leaves the mean, 0 for rms_norm, and 1 / sqrt(...) of each row; empty where they are not kept."""
+    return x.new_empty(x.numel() // N if keeps and N else 0, 2, dtype=torch.float32)
+
+
+def _clusters(
+    op: str, direction: str, dtypes: Any, is_aligned: bool, device: int, form: str, M: int, N: int, *numbers: float
+) -> Any:
+    """How clusters take rows, if they can and should; dtypes are of x, weight and bias."""
+    dtype, *weights = dtypes
+    kinds = {*weights} - {None} or {dtype}
+    if form == "triton" or not is_aligned or len(kinds) > 1 or (form == "best" and not wins(op, direction, device, N)):
+        return None
+    return by_clusters(op, direction, dtype, *kinds, device, M, N, *numbers)
+
+
+@planned
+def _plan_forward(
+    dtypes: tuple[Any, ...],
+    is_aligned: bool,
+    device: int,
+    M: int,
+    N: int,
+    eps: float,
+    offset: float,
+    is_rms: bool,
+    form: str,
+    keeps: bool,
+) -> Callable[..., None]:
+    """How rows are normed; dtypes are of x, residual, weight and bias."""
+    x, residual, *weights = dtypes
+    op = _op(residual is not None, is_rms)
+    found = _clusters(op, "forward", (x, *weights), is_aligned, device, form, M, N, eps, offset)
+    return found or forward_by_programs(op, x, device, M, N, eps, float(offset))
 
 
 def _forward(
@@ -66,27 +117,55 @@ def _forward(
     residual: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
+    stats: Tensor | None,
     N: int,
     eps: float,
     offset: float,
     is_rms: bool,
     form: str,
 ) -> tuple[Tensor, Any]:
-    is_add = residual is not None
-    y, total = contiguous_like(x), contiguous_like(x) if is_add else None
-    M = x.numel() // max(1, N)
-    if not M:
-        return y, total
-    x, residual, weight, bias = _contiguous(x, residual, weight, bias)
-    tensors = (x, residual, weight, bias, y, total)
-    op = _op(is_add, is_rms)
-    if form != "triton":
-        plan = clusters_for(op, x, (weight, bias), (residual,), "forward", N, form == "best")
-        if plan:
-            by_clusters(plan, tensors, M, N, eps, offset)
-            return y, total
-    forward_by_programs(op, tensors, M, N, eps, offset)
+    """The normed rows and, with a residual, the sum."""
+    y, total = contiguous_like(x), None if residual is None else contiguous_like(x)
+    if M := N and x.numel() // N:
+        tensors, dtypes, is_aligned = _settled(x, residual, weight, bias)
+        keeps = stats is not None
+        plan = _plan_forward(dtypes, is_aligned, x.get_device(), M, N, eps, offset, is_rms, form, keeps)
+        plan(*tensors, y, total, stats)
     return y, total
+
+
+@planned
+def _plan_backward(
+    dtypes: tuple[Any, ...],
+    of_bias: torch.dtype | None,
+    is_aligned: bool,
+    device: int,
+    M: int,
+    N: int,
+    offset: float,
+    is_rms: bool,
+    form: str,
+    wanted: tuple[bool, bool],
+) -> Callable[..., None]:
+    """How gradients are made; dtypes are of x, weight, stats, dy and dsum."""
+    x, weight, *_, dsum = dtypes
+    op = _op(dsum is not None, is_rms)
+    launch = _clusters(op, "backward", (x, weight, of_bias), is_aligned, device, form, M, N, offset)
+    if launch:
+        (shares,) = launch.grid
+    else:
+        launch, shares = backward_by_programs(op, x, device, M, N, float(offset))
+    sums = add_up(shares, N, sum(wanted))
+
+    def run(x: Tensor, weight: Any, stats: Tensor, dy: Tensor, dsum: Any, dx: Tensor, *gradients: Tensor):
+        dw, db = (x.new_empty(shares, N, dtype=torch.float32) if is_wanted else None for is_wanted in wanted)
+        launch(x, weight, stats, dy, dsum, dx, dw, db)
+        if dw is not None:
+            sums(dw, gradients[0], db, None if db is None else gradients[1])
+        elif db is not None:
+            sums(db, *gradients, None, None)
+
+    return run
 
 
 def _gradients_like(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> list[Tensor]:
@@ -99,41 +178,41 @@ def normalize_backward(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
+    stats: Tensor,
+    dy: Tensor,
+    dsum: Tensor | None,
+    N: int,
+    offset: float,
+    is_rms: bool,
+    form: str,
+    wanted: Sequence[bool],
+) -> list[Tensor]:
+    """The gradient of x and, as far as they are wanted, those of weight and bias, with the stats that forward left."""
+    gradients = _gradients_like(x, weight, bias, wanted)
+    M = N and x.numel() // N
+    if not M:
+        return [g.zero_() for g in gradients]
+    tensors, dtypes, is_aligned = _settled(x, weight, stats, dy, dsum)
+    of_bias = None if bias is None else bias.dtype
+    plan = _plan_backward(dtypes, of_bias, is_aligned, x.get_device(), M, N, offset, is_rms, form, tuple(wanted))
+    plan(*tensors, *gradients)
+    return gradients
+
+
+def _gradients_in_torch(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
     dy: Tensor,
     dsum: Tensor | None,
     N: int,
     eps: float,
     offset: float,
     is_rms: bool,
-    form: str,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
-    """The gradient of x and, as far as they are wanted, those of weight and bias."""
-    gradients = _gradients_like(x, weight, bias, wanted)
-    M = x.numel() // max(1, N)
-    if not M:
-        return [g.zero_() for g in gradients]
-    x, weight, dy, dsum = _contiguous(x, weight, dy, dsum)
-    op = _op(dsum is not None, is_rms)
-    tensors = (x, weight, dy, dsum, gradients[0])
-    plan = None
-    if form != "triton":
-        plan = clusters_for(op, x, (weight, bias), (dy, dsum), "backward", N, form == "best")
-    if plan:
-        shares = shares_for(x, plan.clusters(M), N, wanted)
-        by_clusters(plan, (*tensors, *shares), M, N, eps, offset)
-    else:
-        shares = backward_by_programs(op, tensors, M, N, eps, offset, wanted)
-    add_up(shares, gradients[1:])
-    return gradients
-
-
-def _gradients_in_torch(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, dy: Tensor, dsum: Tensor | None, N: int, *rest: Any
-) -> list[Tensor]:
     """The same written out, for torch to differentiate again."""
-    eps, offset, is_rms, _, wanted = rest
-    wide, dy = x.float().view(-1, N), dy.float().reshape(-1, N)
+    wide, dy = x.float().reshape(-1, N), dy.float().reshape(-1, N)
     if not is_rms:
         wide = wide - wide.mean(1, keepdim=True)
     rstd = torch.rsqrt(wide.square().mean(1, keepdim=True) + eps)
@@ -150,33 +229,60 @@ def _gradients_in_torch(
 
 def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None) -> tuple[Tensor | None, ...]:
     """Of x, weight and bias."""
-    wanted = ctx.needs_input_grad[-7:-5]
-    compute = _gradients_in_torch if torch.is_grad_enabled() else normalize_backward
-    dx, *rest = compute(*ctx.saved_tensors, dy, dsum, *ctx.rest, wanted)
+    x, weight, bias, stats = ctx.saved_tensors
+    N, eps, offset, is_rms, form, keeps = ctx.rest
+    wanted = ctx.needs_input_grad[-8:-6]
+    if torch.is_grad_enabled() or not keeps:
+        dx, *rest = _gradients_in_torch(x, weight, bias, dy, dsum, N, eps, offset, is_rms, wanted)
+    else:
+        dx, *rest = normalize_backward(x, weight, bias, stats, dy, dsum, N, offset, is_rms, form, wanted)
     return dx, *(rest.pop(0) if is_wanted else None for is_wanted in wanted)
 
 
-@operator("normalize", fake=contiguous_like)
+def _results_like(x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, *rest: Any) -> tuple[Tensor, Tensor]:
+    return contiguous_like(x), _stats_for(x, N, rest[-1])
+
+
+@operator("normalize", fake=_results_like)
 def normalize(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, eps: float, offset: float, is_rms: bool, form: str
-) -> Tensor:
-    """rms_norm or layer_norm of runs of N elements, times offset + weight, by the named form; layer_norm plus bias."""
-    return _forward(x, None, weight, bias, N, eps, offset, is_rms, form)[0]
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: int,
+    eps: float,
+    offset: float,
+    is_rms: bool,
+    form: str,
+    keeps: bool,
+) -> tuple[Tensor, Tensor]:
+    """rms_norm or layer_norm of runs of N elements, times offset + weight, by the named form; layer_norm plus bias.
+    With them what backward needs of each row, if it keeps that."""
+    stats = _stats_for(x, N, keeps)
+    return _forward(x, None, weight, bias, stats if keeps else None, N, eps, offset, is_rms, form)[0], stats
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, bias, *ctx.rest = inputs
-    ctx.save_for_backward(x, weight, bias)
+    ctx.save_for_backward(x, weight, bias, output[1])
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    return *_gradients(ctx, dy, None), None, None, None, None, None
+def _backward(ctx: Any, dy: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
+    found = (None, None, None) if dy is None else _gradients(ctx, dy, None)
+    return *found, None, None, None, None, None, None
 
 
 normalize.differentiate(_save, _backward)
 
 
-@operator("add_normalize", fake=lambda x, *_: (contiguous_like(x), contiguous_like(x)))
+def _sums_like(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, *rest: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return contiguous_like(x), contiguous_like(x), _stats_for(x, N, rest[-1])
+
+
+@operator("add_normalize", fake=_sums_like)
 def add_normalize(
     x: Tensor,
     residual: Tensor,
@@ -187,23 +293,63 @@ def add_normalize(
     offset: float,
     is_rms: bool,
     form: str,
-) -> tuple[Tensor, Tensor]:
-    """The same of x + residual, and that sum."""
-    return _forward(x, residual, weight, bias, N, eps, offset, is_rms, form)
+    keeps: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same of x + residual, and that sum, before what backward needs."""
+    stats = _stats_for(x, N, keeps)
+    return *_forward(x, residual, weight, bias, stats if keeps else None, N, eps, offset, is_rms, form), stats
 
 
-def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     _, _, weight, bias, *ctx.rest = inputs
-    ctx.save_for_backward(output[1], weight, bias)
+    _, total, stats = output
+    ctx.save_for_backward(total, weight, bias, stats)
+    ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
 
 
-def _backward_sum(ctx: Any, dy: Tensor | None, dsum: Tensor | None) -> tuple[Tensor | None, ...]:
+def _backward_sum(ctx: Any, dy: Tensor | None, dsum: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
     dx, dw, db = (dsum, None, None) if dy is None else _gradients(ctx, dy, dsum)
-    return dx, dx, dw, db, None, None, None, None, None
+    return dx, dx, dw, db, None, None, None, None, None, None
 
 
 add_normalize.differentiate(_save_sum, _backward_sum)
+
+
+def _is_differentiated(*tensors: Tensor | None) -> bool:
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
+def normed(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, eps: float, offset: float, is_rms: bool, form: str
+) -> Tensor:
+    """`normalize`, which keeps for backward what is needed."""
+    keeps = _is_differentiated(x, weight, bias)
+    if keeps or is_seen():
+        return normalize(x, weight, bias, N, eps, offset, is_rms, form, keeps)[0]
+    return _forward(x, None, weight, bias, None, N, eps, offset, is_rms, form)[0]
+
+
+def add_normed(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    N: int,
+    eps: float,
+    offset: float,
+    is_rms: bool,
+    form: str,
+) -> tuple[Tensor, Tensor]:
+    """`add_normalize`, likewise."""
+    keeps = _is_differentiated(x, residual, weight, bias)
+    if keeps or is_seen():
+        return add_normalize(x, residual, weight, bias, N, eps, offset, is_rms, form, keeps)[:2]
+    return _forward(x, residual, weight, bias, None, N, eps, offset, is_rms, form)
 
 
 def without_infinities(draw: Draw, x: Tensor) -> Tensor:
@@ -214,17 +360,23 @@ def without_infinities(draw: Draw, x: Tensor) -> Tensor:
 
 def takes(smallest: int, shape: Any, inputs: Sequence[Any], weights: Sequence[Any]) -> bool:
     """Whether our kernels can take these as torch would: weights of the inputs' dtype or in fp32, shapes that fit."""
-    if not all(isinstance(t, Tensor) for t in inputs) or not isinstance(shape, tuple | list) or not shape:
+    for given in inputs:
+        if not isinstance(given, Tensor):
+            return False
+    first = inputs[0]
+    if not isinstance(shape, (tuple, list)) or not shape or first.numel() < smallest:
         return False
-    first, given = inputs[0], [w for w in weights if w is not None]
-    return (
-        first.numel() >= smallest
-        and all(isinstance(w, Tensor) and w.shape == torch.Size(shape) for w in given)
-        and first.shape[-len(shape) :] == torch.Size(shape)
-        and runs_here(*inputs)
-        and (not given or (runs_here(*given) and given[0].device == first.device))
-        and all(w.dtype in (first.dtype, torch.float32) for w in given)
-    )
+    size = torch.Size(shape)
+    given = [w for w in weights if w is not None]
+    for weight in given:
+        if not isinstance(weight, Tensor) or weight.shape != size:
+            return False
+    if first.shape[-len(size) :] != size:
+        return False
+    if not given or given[0].dtype == first.dtype:
+        return runs_here(*inputs, *given)
+    is_wide = given[0].dtype == torch.float32 and given[0].device == first.device
+    return is_wide and runs_here(*inputs) and runs_here(*given)
 
 
 def require_alike(input: Any, residual: Any) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
-from tilewright.ops._cuda import Source
+from tilewright.ops._cuda import Prepared, Source
+from tilewright.ops._launch import shared_memory
 from tilewright.ops._rows import PACK, has_clusters, most_blocks, shared_out
-from tilewright.ops._tuned import Config, Tuned, planned
+from tilewright.ops._sizes import cdiv, next_power_of_2
+from tilewright.ops._tuned import Config, Tuned
 
 CUDA = Source(  # a few of the many instances; each is compiled when it is first called
     "norm.cu",
@@ -28,7 +27,7 @@ LARGEST_BLOCK = {  # threads, by packs a thread; as in norm.cu
     "forward": {1: 512, 2: 512, 4: 256, 8: 512},
     "backward": {1: 512, 2: 512},
 }
-SHARED = 222 * 1024  # bytes that weights may take of a multiprocessor's memory
+EXCHANGED = 5 * 1024  # bytes of shared memory that weights leave for what blocks tell each other
 WINS = {  # elements of rows, from and to, with which "cuda" beats "triton" on an H200
     ("forward", "rms_norm"): (2048, 32768),
     ("forward", "layer_norm"): (8192, 32768),
@@ -75,27 +74,23 @@ def _most_packs(direction: str) -> int:
     return max(each * threads for each, threads in LARGEST_BLOCK[direction].items())
 
 
-class Plan(NamedTuple):
-    """A launch of norm.cu, for so many rows at a time."""
-
-    kernel: str
-    threads: int
-    blocks: int
-    shared: int
-    rows: int
-
-    def clusters(self, M: int) -> int:
-        """As few as let each take as many rows as the most that any has to take."""
-        return shared_out(M, min(M, self.rows))
+def wins(op: str, direction: str, device: int, N: int) -> bool:
+    """Whether clusters beat programs."""
+    shortest, longest = WINS[direction, op]
+    return shortest <= N <= longest and has_clusters(device)
 
 
-@planned
-def _plan(op: str, dtype: torch.dtype, weights: torch.dtype, device: int, direction: str, N: int) -> Plan | None:
-    """How clusters take such rows, if they can."""
+def by_clusters(
+    op: str, direction: str, dtype: torch.dtype, weights: torch.dtype, device: int, M: int, N: int, *numbers: float
+) -> Prepared | None:
+    """How clusters take such rows, if they can; all tensors must be aligned.
+
+    Forward takes x, residual, weight, bias, y, sum, stats, and eps and offset; backward x, weight, stats, dy, dsum, dx
+    and the shares of dw and db, one for each cluster, and offset."""
     packs, rest = divmod(N * dtype.itemsize, PACK)
     if rest or packs > _most_packs(direction) * min(LARGEST_CLUSTER, most_blocks(device)):
         return None
-    key = (op, f"cuda-{direction}", dtype.itemsize, triton.next_power_of_2(packs))
+    key = (op, f"cuda-{direction}", dtype.itemsize, next_power_of_2(packs))
     alone = [config for config in _cluster_choices(*key) if config["blocks"] == 1]
     if not has_clusters(device) and not alone:
         return None
@@ -104,43 +99,14 @@ def _plan(op: str, dtype: torch.dtype, weights: torch.dtype, device: int, direct
     flags = [is_rms, op.startswith("add_"), *([config["waves"] < EVERY] if direction == "forward" else [])]
     kinds = ("T" if weights == dtype else "float", each, *("true" if flag else "false" for flag in flags))
     kernel = f"norm_{'fwd' if direction == 'forward' else 'bwd'}<T, {', '.join(map(str, kinds))}>"
-    threads = WARP * triton.cdiv(packs, WARP * each * blocks)
+    threads = WARP * cdiv(packs, WARP * each * blocks)
     kept = 0 if direction == "backward" else each * PACK * (weights.itemsize // dtype.itemsize) * (1 if is_rms else 2)
-    if threads * kept > SHARED:
+    if threads * kept > shared_memory(device) - EXCHANGED:
         return None
     how = {"shared": threads * kept, "cluster": blocks}
     at_once = max(1, CUDA.resident(kernel, dtype, device, threads, **how))
-    return Plan(kernel, threads, blocks, threads * kept, at_once * config["waves"])
-
-
-def clusters_for(
-    op: str,
-    x: Tensor,
-    weights: Sequence[Tensor | None],
-    others: Sequence[Tensor | None],
-    direction: str,
-    N: int,
-    only_where_best: bool,
-) -> Plan | None:
-    """How clusters take these tensors, which must be aligned, if they can and should."""
-    shortest, longest = WINS[direction, op]
-    if only_where_best and not (shortest <= N <= longest and has_clusters(x.get_device())):
-        return None
-    kinds = {w.dtype for w in weights if w is not None} or {x.dtype}
-    if len(kinds) > 1:
-        return None
-    found = _plan(op, x.dtype, *kinds, x.get_device(), direction, N)
-    tensors = (x, *weights, *others)
-    return found if found and not any(t.data_ptr() % PACK for t in tensors if t is not None) else None
-
-
-def by_clusters(plan: Plan, tensors: Sequence[Tensor | None], M: int, N: int, eps: float, offset: float) -> None:
-    """Forward takes x, residual, weight, bias, y, sum; backward x, weight, dy, dsum, dx and the shares of dw and db."""
-    pointers = [0 if t is None else t for t in tensors]
-    grid, numbers = (plan.clusters(M),), (M, N, float(eps), float(offset))
-    first: Any = tensors[0]
-    how = {"cluster": plan.blocks, "shared": plan.shared}
-    CUDA.launch(plan.kernel, first.dtype, grid, plan.threads, *pointers, *numbers, **how)
+    clusters = shared_out(M, min(M, at_once * config["waves"]))
+    return CUDA.prepare(kernel, dtype, device, (clusters,), threads, M, N, *map(float, numbers), **how)
 
 
 def fits_a_cluster(x: Tensor) -> bool:

@@ -1,20 +1,20 @@
 """The norms in Triton: whole rows in registers, or, where they are too long, in blocks, twice.
 
-Backward has each of a fixed number of programs take rows at a fixed distance and keep its share of dw and db in
-registers; a second kernel adds up the shares. Long rows have the columns cut into blocks with programs of their own.
+Forward leaves each row's mean and 1 / sqrt(...), stats [M, 2], where they are wanted. Backward has each of a fixed
+number of programs take rows at a fixed distance and keep its share of dw and db in registers; a second kernel adds up
+the shares. Long rows have the columns cut into blocks with programs of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, Prepared, shared_memory
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
 
 LONGEST_ROW = 32768  # elements that one program can hold in registers
@@ -23,11 +23,6 @@ LONGEST_ROW = 32768  # elements that one program can hold in registers
 @triton.jit
 def _add_pairs(a, b, c, d):
     return a + c, b + d
-
-
-@triton.jit
-def _add_triples(a, b, c, d, e, f):
-    return a + d, b + e, c + f
 
 
 @triton.jit
@@ -62,6 +57,7 @@ def _norm_fwd(
     b_ptr,
     y_ptr,
     s_ptr,
+    stats_ptr,
     M,
     N,
     eps,
@@ -86,11 +82,17 @@ def _norm_fwd(
     # Before the sums: the weights come while those wait for each other.
     w = _scaled(tl.full([1, BLOCK_N], 1.0, tl.float32), w_ptr, offs_n, N, offset, FILLED)
     b = _moved(tl.zeros([1, BLOCK_N], tl.float32), b_ptr, offs_n, N, FILLED)
+    mean = tl.zeros([BLOCK_M], tl.float32)
     if not IS_RMS:
-        x -= (tl.sum(x, axis=1) / N)[:, None]
+        mean = tl.sum(x, axis=1) / N
+        x -= mean[:, None]
         if not FILLED:
             x = tl.where(mask, x, 0.0)
-    y = x * (1.0 / tl.sqrt(tl.sum(x * x, axis=1) / N + eps))[:, None] * w + b
+    rstd = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / N + eps)
+    if stats_ptr is not None:
+        tl.store(stats_ptr + offs_m * 2, mean, mask=offs_m < M)
+        tl.store(stats_ptr + offs_m * 2 + 1, rstd, mask=offs_m < M)
+    y = x * rstd[:, None] * w + b
     tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -102,6 +104,7 @@ def _norm_fwd_long(
     b_ptr,
     y_ptr,
     s_ptr,
+    stats_ptr,
     N,
     eps,
     offset,
@@ -109,7 +112,8 @@ def _norm_fwd_long(
     CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    row = tl.program_id(0).to(tl.int64) * N
+    m = tl.program_id(0).to(tl.int64)
+    row = m * N
     lanes = tl.arange(0, CHUNK)
     centre = tl.zeros([CHUNK], tl.float32)
     if not IS_RMS:  # each lane's sums are around what it meets first; the row is longer than a chunk
@@ -140,6 +144,9 @@ def _norm_fwd_long(
         squares += counts * (centre - mean) * (centre - mean) - totals * totals / counts
         square = tl.maximum(tl.sum(squares, axis=0) / N, 0.0, propagate_nan=tl.PropagateNan.ALL)
     rstd = 1.0 / tl.sqrt(square + eps)
+    if stats_ptr is not None:
+        tl.store(stats_ptr + m * 2, mean)
+        tl.store(stats_ptr + m * 2 + 1, rstd)
     normed_ptr = x_ptr
     if r_ptr is not None:
         normed_ptr = s_ptr
@@ -166,28 +173,39 @@ def _load_pair(x_ptr, dy_ptr, offs_m, offs_n, M, N):
 
 
 @triton.jit
-def _row_sums(x, dy, w_ptr, offs_n, N, eps, offset, IS_RMS: tl.constexpr, FILLED: tl.constexpr):
-    """mean, 1 / sqrt(...), mean(g h) and mean(g) of each row."""
+def _load_stats(stats_ptr, offs_m, M):
+    """mean and 1 / sqrt(...) of each row; 0 where there is none, so that nothing comes of it."""
+    mean = tl.load(stats_ptr + offs_m * 2, mask=offs_m < M, other=0.0)
+    return mean, tl.load(stats_ptr + offs_m * 2 + 1, mask=offs_m < M, other=0.0)
+
+
+@triton.jit
+def _normed(x, mean, rstd, IS_RMS: tl.constexpr):
+    """Rows of one size, before the weights."""
     x = x.to(tl.float32)
+    if not IS_RMS:
+        x -= mean
+    return x * rstd
+
+
+@triton.jit
+def _row_means(x, dy, mean, rstd, w_ptr, offs_n, N, offset, IS_RMS: tl.constexpr, FILLED: tl.constexpr):
+    """mean(g h) and mean(g) of each row. Past its end dy is 0."""
     g = _scaled(dy.to(tl.float32), w_ptr, offs_n, N, offset, FILLED)  # from the cache: registers are worth more
+    gh = g * _normed(x, mean[:, None], rstd[:, None], IS_RMS)
     if IS_RMS:
-        square, gx = tl.reduce((x * x, g * x), 1, _add_pairs)
-        mean = tl.zeros_like(square)
-        g_sum = tl.zeros_like(square)
+        gh_sum = tl.sum(gh, axis=1)
+        g_sum = tl.zeros_like(gh_sum)
     else:
-        mean = tl.sum(x, axis=1) / N
-        x -= mean[:, None]
-        if not FILLED:
-            x = tl.where((offs_n < N)[None, :], x, 0.0)
-        square, gx, g_sum = tl.reduce((x * x, g * x, g), 1, _add_triples)
-    rstd = 1.0 / tl.sqrt(square / N + eps)
-    return mean, rstd, gx * rstd / N, g_sum / N
+        gh_sum, g_sum = tl.reduce((gh, g), 1, _add_pairs)
+    return gh_sum / N, g_sum / N
 
 
 @triton.jit
 def _norm_bwd(
     x_ptr,
     w_ptr,
+    stats_ptr,
     dy_ptr,
     ds_ptr,
     dx_ptr,
@@ -195,7 +213,6 @@ def _norm_bwd(
     db_ptr,
     M,
     N,
-    eps,
     offset,
     IS_RMS: tl.constexpr,
     FILLED: tl.constexpr,
@@ -206,8 +223,8 @@ def _norm_bwd(
 ):
     """dw_ptr and db_ptr take the shares of the programs, [programs, N].
 
-    AHEAD: while the gradients of some rows are written, the next rows are on their way to be summed up. Only sums live
-    from one to the other, so few registers are needed; the rows are read again, from the cache.
+    AHEAD: while the gradients of some rows are written, the next rows are on their way to be summed up. Only sums and
+    stats live from one to the other, so few registers are needed; the rows are read again, from the cache.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -216,21 +233,20 @@ def _norm_bwd(
     db = tl.zeros([BLOCK_N], tl.float32)
     if AHEAD:
         first_x, first_dy = _load_pair(x_ptr, dy_ptr, offs_m, offs_n, M, N)
-        mean, rstd, gh, g_mean = _row_sums(first_x, first_dy, w_ptr, offs_n, N, eps, offset, IS_RMS, FILLED)
+        mean, rstd = _load_stats(stats_ptr, offs_m, M)
+        gh, g_mean = _row_means(first_x, first_dy, mean, rstd, w_ptr, offs_n, N, offset, IS_RMS, FILLED)
     for _ in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.num_programs(0), num_stages=STAGES):
         if AHEAD:
             next_x, next_dy = _load_pair(x_ptr, dy_ptr, offs_m + step, offs_n, M, N)
+            next_mean, next_rstd = _load_stats(stats_ptr, offs_m + step, M)
         x, dy = _load_pair(x_ptr, dy_ptr, offs_m, offs_n, M, N)
         if not AHEAD:
-            mean, rstd, gh, g_mean = _row_sums(x, dy, w_ptr, offs_n, N, eps, offset, IS_RMS, FILLED)
-        rstd = tl.where(offs_m < M, rstd, 0.0)  # no inf * 0 in rows that are not there
-        x = x.to(tl.float32)
+            mean, rstd = _load_stats(stats_ptr, offs_m, M)
+            gh, g_mean = _row_means(x, dy, mean, rstd, w_ptr, offs_n, N, offset, IS_RMS, FILLED)
+        h = _normed(x, mean[:, None], rstd[:, None], IS_RMS)
         dy = dy.to(tl.float32)
         dx = _scaled(dy, w_ptr, offs_n, N, offset, FILLED)
-        if IS_RMS:
-            h = x * rstd[:, None]
-        else:
-            h = (x - mean[:, None]) * rstd[:, None]
+        if not IS_RMS:
             dx -= g_mean[:, None]
         dx = (dx - h * gh[:, None]) * rstd[:, None]
         offs = offs_m[:, None] * N + offs_n[None, :]
@@ -243,7 +259,9 @@ def _norm_bwd(
         if db_ptr is not None:
             db += tl.sum(dy, axis=0)
         if AHEAD:
-            mean, rstd, gh, g_mean = _row_sums(next_x, next_dy, w_ptr, offs_n, N, eps, offset, IS_RMS, FILLED)
+            mean = next_mean
+            rstd = next_rstd
+            gh, g_mean = _row_means(next_x, next_dy, mean, rstd, w_ptr, offs_n, N, offset, IS_RMS, FILLED)
         offs_m += step
     share = tl.program_id(0).to(tl.int64) * N
     if dw_ptr is not None:
@@ -256,6 +274,7 @@ def _norm_bwd(
 def _norm_bwd_long(
     x_ptr,
     w_ptr,
+    stats_ptr,
     dy_ptr,
     ds_ptr,
     dx_ptr,
@@ -263,7 +282,6 @@ def _norm_bwd_long(
     db_ptr,
     M,
     N,
-    eps,
     offset,
     IS_RMS: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -277,43 +295,30 @@ def _norm_bwd_long(
     db = tl.zeros([BLOCK_N], tl.float32)
     for m in range(tl.program_id(1).to(tl.int64), M, tl.num_programs(1)):
         row = m * N
-        centre = 0.0
-        if not IS_RMS:  # the row is longer than a chunk
-            centre = tl.sum(tl.load(x_ptr + row + tl.arange(0, CHUNK)).to(tl.float32), axis=0) / CHUNK
-        totals = tl.zeros([CHUNK], tl.float32)
-        squares = tl.zeros([CHUNK], tl.float32)
+        mean = tl.load(stats_ptr + m * 2)
+        rstd = tl.load(stats_ptr + m * 2 + 1)
         gs = tl.zeros([CHUNK], tl.float32)
-        gxs = tl.zeros([CHUNK], tl.float32)
+        ghs = tl.zeros([CHUNK], tl.float32)
         for start in tl.range(0, N, CHUNK, num_stages=STAGES):
             offs_c = start + tl.arange(0, CHUNK)
             mask = offs_c < N
-            x = tl.load(x_ptr + row + offs_c, mask=mask, other=0.0).to(tl.float32)
+            x = tl.load(x_ptr + row + offs_c, mask=mask, other=0.0)
             g = tl.load(dy_ptr + row + offs_c, mask=mask, other=0.0).to(tl.float32)
             if w_ptr is not None:
                 g *= tl.load(w_ptr + offs_c, mask=mask, other=0.0).to(tl.float32) + offset
-            if not IS_RMS:
-                x = tl.where(mask, x - centre, 0.0)
-                totals += x
-                gs += g
-            squares += x * x
-            gxs += g * x
-        square, gx = tl.reduce((squares, gxs), 0, _add_pairs)
-        square /= N
-        g_mean = 0.0
-        if not IS_RMS:
-            moved, g_sum = tl.reduce((totals, gs), 0, _add_pairs)
-            moved /= N
-            centre += moved
-            square = tl.maximum(square - moved * moved, 0.0, propagate_nan=tl.PropagateNan.ALL)
-            gx -= moved * g_sum
-            g_mean = g_sum / N
-        rstd = 1.0 / tl.sqrt(square + eps)
-        h = (tl.load(x_ptr + row + offs_n, mask=in_row, other=0.0).to(tl.float32) - centre) * rstd
+            gs += g
+            ghs += g * _normed(x, mean, rstd, IS_RMS)
+        h = _normed(tl.load(x_ptr + row + offs_n, mask=in_row, other=0.0), mean, rstd, IS_RMS)
         dy = tl.load(dy_ptr + row + offs_n, mask=in_row, other=0.0).to(tl.float32)
         dx = dy
         if w_ptr is not None:
             dx *= tl.load(w_ptr + offs_n, mask=in_row, other=0.0).to(tl.float32) + offset
-        dx = rstd * (dx - g_mean - h * (gx / N * rstd))
+        if IS_RMS:
+            gh_sum = tl.sum(ghs, axis=0)
+        else:
+            gh_sum, g_sum = tl.reduce((ghs, gs), 0, _add_pairs)
+            dx -= g_sum / N
+        dx = rstd * (dx - h * (gh_sum / N))
         if ds_ptr is not None:
             dx += tl.load(ds_ptr + row + offs_n, mask=in_row, other=0.0).to(tl.float32)
         tl.store(dx_ptr + row + offs_n, dx.to(dx_ptr.dtype.element_ty), mask=in_row)
@@ -377,10 +382,11 @@ def _columns(N: int, block: int, chunk: int, warps: int) -> Config:
 
 def _default(op: str, direction: str, size: int, N: int) -> Config:
     if direction == "forward":
-        return _rows(N, 4096, 32) if N <= LONGEST_ROW else _chunks(8192, 16)
+        held = N if "rms" in op else 2 * N  # as registers count it: the mean is taken off, too
+        return _rows(N, 4096, 32) if held <= LONGEST_ROW else _chunks(8192, 16)
     if N <= 8192:
         return _rows(N, 2048, 16, resident=16, AHEAD=N > 4096)
-    return _columns(N, min(N, 16384 if "rms" in op else 8192), 4096, 16)
+    return _columns(N, min(N, 16384 if op == "rms_norm" else 8192), 4096, 16)
 
 
 def _choices(op: str, direction: str, size: int, N: int) -> list[Config]:
@@ -413,52 +419,44 @@ _launch_bwd_long = Launcher(_norm_bwd_long)
 _launch_bwd_sum = Launcher(_norm_bwd_sum)
 
 
-def _config(x: Any, op: str, direction: str, N: int) -> Config:
+def _config(op: str, direction: str, dtype: torch.dtype, device: int, N: int) -> Config:
     """The kernel's constants and, for backward, how many programs there are at most."""
-    found = CONFIG(x, op, direction, x.element_size(), triton.next_power_of_2(N))
+    found = CONFIG(device, op, direction, dtype.itemsize, next_power_of_2(N))
     config = {"IS_RMS": op.endswith("rms_norm"), **found}
     return config if "CHUNK" in config else config | {"FILLED": config["BLOCK_N"] == N}
 
 
-def forward_by_programs(op: str, tensors: Sequence[Tensor | None], M: int, N: int, eps: float, offset: float) -> None:
-    """Of x, residual, weight, bias: y and, with a residual, the sum."""
-    config = _config(tensors[0], op, "forward", N)
+def forward_by_programs(
+    op: str, dtype: torch.dtype, device: int, M: int, N: int, eps: float, offset: float
+) -> Prepared:
+    """Of x, residual, weight, bias: y and, with a residual, the sum; each row's mean and 1 / sqrt(...), if wanted."""
+    config = _config(op, "forward", dtype, device, N)
     if "CHUNK" in config:
-        _launch_fwd_long((M,), *tensors, N, eps, offset, **config)
-    else:
-        _launch_fwd((triton.cdiv(M, config["BLOCK_M"]),), *tensors, M, N, eps, offset, **config)
+        read = 2 if op.startswith("add_") else 1  # tensors
+        held = shared_memory(device) // (read * config["CHUNK"] * dtype.itemsize)
+        config["STAGES"] = min(config["STAGES"], 1 + held)
+        return _launch_fwd_long.prepare((M,), N, eps, offset, **config)
+    return _launch_fwd.prepare((cdiv(M, config["BLOCK_M"]),), M, N, eps, offset, **config)
 
 
 def backward_by_programs(
-    op: str, tensors: Sequence[Tensor | None], M: int, N: int, eps: float, offset: float, wanted: Sequence[bool]
-) -> list[Tensor | None]:
-    """Of x, weight, dy, dsum: dx, and the shares of the gradients of weight and bias that are wanted."""
-    config = _config(tensors[0], op, "backward", N)
-    programs = min(config.pop("PROGRAMS"), triton.cdiv(M, config.get("BLOCK_M", 1)))
-    shares = shares_for(tensors[0], programs, N, wanted)  # type: ignore[arg-type]
+    op: str, dtype: torch.dtype, device: int, M: int, N: int, offset: float
+) -> tuple[Prepared, int]:
+    """Of x, weight, stats, dy, dsum: dx, and the shares of the gradients of weight and bias that are wanted; and the
+    number of shares."""
+    config = _config(op, "backward", dtype, device, N)
+    programs = min(config.pop("PROGRAMS"), cdiv(M, config.get("BLOCK_M", 1)))
     if "CHUNK" in config:
-        grid = (triton.cdiv(N, config["BLOCK_N"]), programs)
-        _launch_bwd_long(grid, *tensors, *shares, M, N, eps, offset, **config)
-    else:
-        # Fused to dy * w - mean(dy * w), a difference that should be nothing would keep the product's rounding.
-        fuses = config["IS_RMS"]
-        _launch_bwd((programs,), *tensors, *shares, M, N, eps, offset, **config, enable_fp_fusion=fuses)
-    return shares
+        grid = (cdiv(N, config["BLOCK_N"]), programs)
+        return _launch_bwd_long.prepare(grid, M, N, offset, **config), programs
+    # Fused to dy * w - mean(dy * w), a difference that should be nothing would keep the product's rounding.
+    fuses = config["IS_RMS"]
+    return _launch_bwd.prepare((programs,), M, N, offset, **config, enable_fp_fusion=fuses), programs
 
 
-def shares_for(x: Tensor, programs: int, N: int, wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Where each program leaves its share of dw and of db, if they are wanted."""
-    return [x.new_empty((programs, N), dtype=torch.float32) if is_wanted else None for is_wanted in wanted]
-
-
-def add_up(shares: Sequence[Tensor | None], gradients: Sequence[Tensor]) -> None:
-    """Each gradient is the sum of its shares."""
-    given = [share for share in shares if share is not None]
-    if not given:
-        return
-    programs, N = given[0].shape
-    sums = [*zip(given, gradients, strict=True), (None, None)][:2]
-    tile = min(SHARES, triton.next_power_of_2(programs))
+def add_up(shares: int, N: int, gradients: int) -> Prepared:
+    """Of shares [shares, N] of one or two gradients, each followed by its gradient: their sums."""
+    tile = min(SHARES, next_power_of_2(shares))
     columns = COLUMNS if N > 2048 else COLUMNS // 2  # so that there are programs enough
-    grid = (triton.cdiv(N, columns), len(given))
-    _launch_bwd_sum(grid, *sums[0], *sums[1], programs, N, BLOCK_P=tile, BLOCK_N=columns, num_warps=8)
+    grid = (cdiv(N, columns), gradients)
+    return _launch_bwd_sum.prepare(grid, shares, N, BLOCK_P=tile, BLOCK_N=columns, num_warps=8)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import unwrap_if_dead
 
 NAMESPACE = "tilewright"
 
@@ -22,11 +23,13 @@ class Operator:
     def __init__(self, name: str, function: Callable[..., Any], fake: Callable[..., Any], mutates: tuple[str, ...]):
         self.function = function
         self._name = f"{NAMESPACE}::{name}"
-        self._node: Any = None
+        self._apply: Callable[..., Any] | None = None  # with an autograd node
         torch.library.define(self._name, torch.library.infer_schema(function, mutates_args=mutates))
         torch.library.impl(self._name, ("CPU", "CUDA"))(function)
         torch.library.register_fake(self._name)(fake)
         self.registered = getattr(getattr(torch.ops, NAMESPACE), name).default
+        arguments = self.registered._schema.arguments
+        self._tensors = [n for n, arg in enumerate(arguments) if str(arg.type) in ("Tensor", "Optional[Tensor]")]
 
     def differentiate(self, save: Callable[..., None], backward: Callable[..., Any]) -> None:
         """Give it gradients: `save(ctx, inputs, output)` after a call, `backward(ctx, *grads)` later."""
@@ -40,17 +43,40 @@ class Operator:
                 return output
 
         Node.backward = staticmethod(backward)
-        self._node = Node
+        self._apply = applying(Node, self._tensors)
         torch.library.register_autograd(self._name, backward, setup_context=save)
 
     def __call__(self, *args: Any) -> Any:
-        if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+        if is_seen():
             return self.registered(*args)
-        if self._node is not None and torch.is_grad_enabled():
-            for arg in args:
-                if isinstance(arg, Tensor) and arg.requires_grad:
-                    return self._node.apply(*args)
+        if self._apply is not None and torch.is_grad_enabled():
+            for n in self._tensors:
+                arg = args[n]
+                if arg is not None and arg.requires_grad:
+                    return self._apply(*args)
         return self.function(*args)
+
+
+def applying(node: type[torch.autograd.Function], tensors: Sequence[int]) -> Callable[..., Any]:
+    """`node.apply`, which asks every argument whether it is a tensor that has left a functional transform: here only
+    those are asked, by their numbers, that can be tensors."""
+    apply = super(torch.autograd.Function, node).apply  # type: ignore[misc]
+
+    def applied(*args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return node.apply(*args)
+        unwrapped = [*args]
+        for n in tensors:
+            if args[n] is not None:
+                unwrapped[n] = unwrap_if_dead(args[n])
+        return apply(*unwrapped)
+
+    return applied
+
+
+def is_seen() -> bool:
+    """Whether a call is traced, or somebody listens to torch's dispatcher: then it must go there."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def operator(

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
 from tilewright.ops._reduce_kernels import _reduce_bwd, _reduce_columns, _reduce_long, _reduce_pieces, _reduce_tile
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned, planned
 from tilewright.spec import Cost, points
 
@@ -77,14 +77,14 @@ def split(M: int, N: int, block: int) -> tuple[int, int]:
     """
     if M >= PROGRAMS // 4:  # the rows are enough to fill the GPU
         return N, 1
-    blocks = triton.cdiv(N, block)
-    each = triton.cdiv(M * blocks, PROGRAMS)
-    return each * block, triton.cdiv(blocks, each)
+    blocks = cdiv(N, block)
+    each = cdiv(M * blocks, PROGRAMS)
+    return each * block, cdiv(blocks, each)
 
 
 def _warps(elements: int, each: int) -> int:
     """How many, where a thread takes `each` elements at a time."""
-    return min(32, max(4, triton.next_power_of_2(elements) // (32 * each)))
+    return min(32, max(4, next_power_of_2(elements) // (32 * each)))
 
 
 def _tile_default(form: str, how: str, size: int, block: int) -> Config:
@@ -145,34 +145,37 @@ Launch = Callable[..., None]  # of the tensors x, y, z
 
 
 @planned
-def _plan(outer: int, N: int, inner: int, dtype: torch.dtype, out: Any, device: int, name: str, p: float) -> Launch:
-    """How x [outer, N, inner] becomes y, and z where there is an index."""
+def _plan(
+    shape: tuple[int, ...], first: int, end: int, dtype: torch.dtype, out: Any, device: int, name: str, p: float
+) -> Launch:
+    """How x becomes y, and z where there is an index."""
+    outer, N, inner = sizes(shape, first, end)
     kind, size = KINDS[name], dtype.itemsize
     how: Config = {"HOW": kind.how, "TERM": kind.term}
     group = 16 // size if kind.how in GROUPED else 1  # what a thread reads at once
     if inner == 1 and N <= LONGEST_TILE:
-        config = dict(TILE(device, "tile", kind.how, size, max(group, triton.next_power_of_2(N))))
-        programs = min(config.pop("programs"), triton.cdiv(outer, config["BLOCK_M"]))
+        config = dict(TILE(device, "tile", kind.how, size, max(group, next_power_of_2(N))))
+        programs = min(config.pop("programs"), cdiv(outer, config["BLOCK_M"]))
         return _tile_launch.prepare((programs,), outer, N, p, **how, LAST=kind.last, GROUP=group, **config)
     if inner == 1:
-        config = LONG(device, "long", kind.how, size, min(LONGEST_KEY, triton.next_power_of_2(N)))
+        config = LONG(device, "long", kind.how, size, min(LONGEST_KEY, next_power_of_2(N)))
         how["GROUP"] = group
         chunk, pieces = split(outer, N, config["BLOCK_N"])
         launcher, grid, given = _long_launch, (outer, pieces), (N, chunk, p)
     else:
-        length, width = (triton.next_power_of_2(min(n, most)) for n, most in ((N, COLUMN_TILE), (inner, 1024)))
+        length, width = (next_power_of_2(min(n, most)) for n, most in ((N, COLUMN_TILE), (inner, 1024)))
         config = COLUMNS(device, "columns", kind.how, size, length, width)
-        tiles = triton.cdiv(inner, config["BLOCK_I"])
+        tiles = cdiv(inner, config["BLOCK_I"])
         chunk, pieces = split(outer * tiles, N, config["BLOCK_N"])
         launcher, grid, given = _columns_launch, (outer * tiles, pieces), (N, inner, tiles, chunk, p)
     if pieces == 1:
         return launcher.prepare(grid, *given, **how, LAST=kind.last, **config)
     cut = launcher.prepare(grid, *given, **how, LAST="piece", **config)
     M = outer * inner
-    block = triton.next_power_of_2(pieces)
+    block = next_power_of_2(pieces)
     rows = max(1, 4096 // block)
     put_together = _pieces_launch.prepare(
-        (triton.cdiv(M, rows),), M, N, pieces, chunk, p,
+        (cdiv(M, rows),), M, N, pieces, chunk, p,
         HOW=kind.how, TWO=kind.has_two, LAST=kind.last, BLOCK_M=rows, BLOCK_N=block, num_warps=_warps(rows * block, 16),
     )  # fmt: skip
 
@@ -187,12 +190,11 @@ def _plan(outer: int, N: int, inner: int, dtype: torch.dtype, out: Any, device: 
     return launch
 
 
-def sum_pieces(a: Tensor, y: Tensor) -> None:
-    """y [M] = the sums of the rows of a [M, pieces], each of which must fit into one program."""
-    M, pieces = a.shape
-    block = triton.next_power_of_2(pieces)
+def sum_pieces(M: int, pieces: int) -> Launch:
+    """Of a [M, pieces], given twice, whose rows must each fit into one program, their sums y [M], given twice."""
+    block = next_power_of_2(pieces)
     config = {"HOW": "sum", "TWO": False, "LAST": "x", "BLOCK_M": 1, "BLOCK_N": block, "num_warps": _warps(block, 16)}
-    _pieces_launch((M,), a, a, y, y, M, pieces, pieces, 1, 0.0, **config)
+    return _pieces_launch.prepare((M,), M, pieces, pieces, 1, 0.0, **config)
 
 
 def sizes(shape: tuple[int, ...], first: int, end: int) -> tuple[int, int, int]:
@@ -205,9 +207,7 @@ def _result_shape(shape: tuple[int, ...], first: int, end: int, keepdim: bool) -
 
 
 def _run(x: Tensor, y: Tensor, z: Tensor, first: int, end: int, kind: str, p: float) -> None:
-    outer, N, inner = sizes(x.shape, first, end)
-    x = x.contiguous()
-    _plan(outer, N, inner, x.dtype, y.dtype, x.get_device(), kind, p)(x, y, z)
+    _plan(x.shape, first, end, x.dtype, y.dtype, x.get_device(), kind, p)(x.contiguous(), y, z)
 
 
 def _empty(x: Tensor, first: int, end: int, keepdim: bool, kind: str, p: float, dtype: torch.dtype | None) -> Tensor:
@@ -269,18 +269,21 @@ def torchs(x: Tensor, first: int, end: int, keepdim: bool, kind: str, p: float, 
 
 
 @planned
-def _plan_backward(outer: int, N: int, inner: int, kind: str, p: float, dtypes: Any, device: int) -> Launch:
+def _plan_backward(
+    shape: tuple[int, ...], first: int, end: int, kind: str, p: float, dtypes: Any, device: int
+) -> Launch:
+    outer, N, inner = sizes(shape, first, end)
     if inner == 1:
-        block = min(SPREAD_TILE, triton.next_power_of_2(N))
+        block = min(SPREAD_TILE, next_power_of_2(N))
         width = SPREAD_TILE // block
         tiles = 1
-        programs = triton.cdiv(outer, width)
+        programs = cdiv(outer, width)
     else:
-        width = min(64, triton.next_power_of_2(inner))
-        block = min(SPREAD_TILE // width, triton.next_power_of_2(N))
-        tiles = triton.cdiv(inner, width)
+        width = min(64, next_power_of_2(inner))
+        block = min(SPREAD_TILE // width, next_power_of_2(N))
+        tiles = cdiv(inner, width)
         programs = outer * tiles
-    grid = (programs * triton.cdiv(N, block),)  # a second axis could be too long
+    grid = (programs * cdiv(N, block),)  # a second axis could be too long
     blocks = {"BLOCK_M": width, "BLOCK_N": block, "num_warps": 4}
     return _bwd_launch.prepare(grid, outer, N, inner, tiles, p, KIND=kind, **blocks)
 
@@ -304,8 +307,7 @@ def reduce_backward(x: Tensor, y: Tensor, dy: Tensor, first: int, end: int, kind
         best = y.view(_result_shape(x.shape, first, end, True))
         e = ((x if kind[0] == "a" else x.abs()) == best).sum(tuple(range(first, end)), dtype=torch.float32)
     dtypes = x.dtype, y.dtype, dy.dtype
-    plan = _plan_backward(*sizes(x.shape, first, end), kind, p, dtypes, x.get_device())
-    plan(x, y, dy, e, f, dx)
+    _plan_backward(x.shape, first, end, kind, p, dtypes, x.get_device())(x, y, dy, e, f, dx)
     return dx
 
 
@@ -357,7 +359,7 @@ def takes(smallest: float, x: Any, dtype: Any = None) -> bool:
     """Whether our kernels can take the reduction of x as torch would; there is something to reduce."""
     return (
         isinstance(x, Tensor)
-        and x.numel() >= max(1, smallest)
+        and 0 < x.numel() >= smallest
         and x.dim() > 0
         and runs_here(x)
         and dtype in (None, x.dtype, torch.float32)  # to a narrower one torch rounds before
@@ -367,6 +369,8 @@ def takes(smallest: float, x: Any, dtype: Any = None) -> bool:
 def named(x: Tensor, dim: Any) -> tuple[int, ...]:
     """The dimensions that `dim` names, sorted; none if it names no valid ones. None names all."""
     rank = x.dim()
+    if type(dim) is int:
+        return (dim % rank,) if -rank <= dim < rank else ()
     if dim is None:
         return tuple(range(rank))
     dims = tuple(dim) if isinstance(dim, tuple | list) else (dim,)

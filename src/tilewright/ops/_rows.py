@@ -7,14 +7,13 @@ their way to shared memory.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 
-from tilewright.ops._cuda import Source, is_installed
+from tilewright.ops._cuda import PORTABLE_CLUSTER, Prepared, Source, is_installed
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
 
 PACK = 16  # bytes of an access
@@ -22,7 +21,6 @@ MOST_BLOCKS = 16  # of a cluster
 THREADS = (128, 256, 512, 1024)  # of a block
 PACKS = {1: 8, 2: 4}  # a thread, of so many tensors at once: their rows are held in registers
 LARGEST_ALONE = 4096  # packs of a row that one block takes
-LONGEST_ALONE = 16384  # packs of rows, of all tensors, that have a cluster each
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Rows:
 
     @property
     def block(self) -> int:
-        return triton.next_power_of_2(self.N)
+        return next_power_of_2(self.N)
 
     @property
     def has_edges(self) -> bool:
@@ -51,7 +49,7 @@ class Rows:
     def packs(self) -> int:
         """How many packs hold a row wherever it begins, as a power of two."""
         edge = PACK - self.size if self.has_edges else 0
-        return triton.next_power_of_2(triton.cdiv(self.N * self.size + edge, PACK))
+        return next_power_of_2(cdiv(self.N * self.size + edge, PACK))
 
     def fit_a_cluster(self, tensors: int) -> bool:
         return self.is_aligned and self.packs <= most_packs(tensors) * most_blocks(self.device)
@@ -76,37 +74,46 @@ def cluster_choices(tensors: int, packs: int, streams: bool) -> list[Config]:
             found += [{**row, "stages": 0, "waves": 0}]
             if streams and 256 <= threads <= 512:
                 found += [{**row, "stages": 2, "waves": waves} for waves in (1, 16)]
-    return found or [{"threads": THREADS[0], "blocks": 1, "stages": 0, "waves": 0}]
+    return found or [one_block(THREADS[0])]
+
+
+def one_block(threads: int) -> Config:
+    """A row alone, as every GPU can hold it."""
+    return {"threads": threads, "blocks": 1, "stages": 0, "waves": 0}
 
 
 def cluster_default(tensors: int, packs: int, streams: bool) -> Config:
-    """One block, then clusters of small blocks, which hide each other's waiting; streams of rows that need many."""
+    """One block, then clusters of small blocks, which hide each other's waiting. Streams are for a search to find."""
     choices = cluster_choices(tensors, packs, streams)
-    if packs * tensors > LONGEST_ALONE and choices[-1]["stages"]:
-        return max(choices, key=lambda c: (c["stages"], -c["waves"], c["threads"]))
     single = [c for c in choices if not c["stages"]]
     alone = next((c for c in single if c["blocks"] == 1 and packs <= LARGEST_ALONE), None)
-    return alone or next((c for c in single if c["threads"] >= 256 * tensors), single[-1])
+    portable = [c for c in single if c["blocks"] <= PORTABLE_CLUSTER] or single
+    return alone or next((c for c in portable if c["threads"] >= 256 * tensors), portable[-1])
 
 
-def clusters(table: Tuned, source: Source, kernel: str, rows: Rows, tensors: int, *flags: bool) -> Callable[..., None]:
+def clusters(
+    table: Tuned, source: Source, kernel: str, rows: Rows, tensors: int, flags: tuple[bool, ...], *numbers: int | float
+) -> Prepared:
     """A launch of `kernel<T, EACH, …>` for a cluster a row, or of `kernel_stream<T, EACH, STAGES, …>`."""
-    config = table(rows.device, kernel, rows.size, rows.packs, rows.can_stream)
+    if has_clusters(rows.device):
+        config = table(rows.device, kernel, rows.size, rows.packs, rows.can_stream)
+    else:
+        config = one_block(max(THREADS[0], rows.packs // PACKS[tensors]))
     threads, blocks, stages = config["threads"], config["blocks"], config["stages"]
     kinds = ["T", PACKS[tensors], *([stages] if stages else []), *("true" if flag else "false" for flag in flags)]
     name = f"{kernel}{'_stream' if stages else ''}<{', '.join(map(str, kinds))}>"
-    piece = triton.cdiv(rows.N * rows.size // PACK, blocks) * PACK
+    piece = cdiv(rows.N * rows.size // PACK, blocks) * PACK
     how: dict[str, Any] = {"shared": stages * tensors * piece, "cluster": blocks}
     count = rows.M
     if stages:
         at_once = max(1, source.resident(name, rows.dtype, rows.device, threads, **how))
         count = shared_out(rows.M, at_once * config["waves"])
-    return lambda *args: source.launch(name, rows.dtype, (count,), threads, *args, **how)
+    return source.prepare(name, rows.dtype, rows.device, (count,), threads, *numbers, **how)
 
 
 def shared_out(rows: int, clusters: int) -> int:
     """The fewest clusters that are done as soon as so many: of each as many rows as the most that any has."""
-    return triton.cdiv(rows, triton.cdiv(rows, clusters))
+    return cdiv(rows, cdiv(rows, clusters))
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
 from tilewright.ops._rows import MOST_BLOCKS, PACK, PACKS, Rows, cluster_choices, cluster_default, clusters, most_packs
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned, planned
 
 LONGEST_TILE = 32768  # elements of a row that one program can hold in registers; twice as many spill
@@ -187,7 +188,12 @@ def _columns_bwd(
         tl.store(dx_ptr + offs, _gradient(y, dy, total[None, :], LOG).to(dx_ptr.dtype.element_ty), mask=mask)
 
 
+TWICE = {"BLOCK_N": 16384, "num_warps": 16}  # backward in blocks of a row, read twice
+
+
 def _tile_default(direction: str, size: int, block: int) -> Config:
+    if direction == "bwd" and block == LONGEST_TILE:  # two tensors do not quite fit the registers
+        return TWICE
     rows = max(1, 2048 // block)  # of short rows several share a program
     return {"BLOCK_M": rows, "BLOCK_N": block, "num_warps": min(32, max(4, rows * block // 512))}
 
@@ -229,8 +235,7 @@ Launch = Callable[..., None]  # of the tensors
 
 
 def _cluster(way: str, rows: Rows, log: bool) -> Launch:
-    launch = clusters(CLUSTER, CUDA, f"softmax_{way}", rows, TENSORS[way], log)
-    return lambda *tensors: launch(*tensors, rows.M, rows.N)
+    return clusters(CLUSTER, CUDA, f"softmax_{way}", rows, TENSORS[way], (log,), rows.M, rows.N)
 
 
 _tile_forward = Launcher(_tile_fwd)
@@ -243,7 +248,7 @@ _columns_backward = Launcher(_columns_bwd)
 
 def _tile(rows: Rows, log: bool) -> Launch:
     config = TILE(rows.device, "fwd", rows.size, rows.block)
-    return _tile_forward.prepare((triton.cdiv(rows.M, config["BLOCK_M"]),), rows.M, rows.N, LOG=log, **config)
+    return _tile_forward.prepare((cdiv(rows.M, config["BLOCK_M"]),), rows.M, rows.N, LOG=log, **config)
 
 
 def _online(rows: Rows, log: bool) -> Launch:
@@ -261,8 +266,8 @@ def _best(rows: Rows, log: bool) -> Launch:
 
 
 def _columns_config(N: int, inner: int) -> Config:
-    width = min(64, triton.next_power_of_2(inner))
-    block = min(triton.next_power_of_2(N), COLUMN_TILE // width)
+    width = min(64, next_power_of_2(inner))
+    block = min(next_power_of_2(N), COLUMN_TILE // width)
     return {"BLOCK_N": block, "BLOCK_I": width, "num_warps": min(16, max(4, block * width // 1024))}
 
 
@@ -284,7 +289,7 @@ def _plan_forward(
     if inner == 1:
         return FORMS[form](Rows(outer, N, dtype, device, is_aligned), log)
     config = _columns_config(N, inner)
-    tiles = triton.cdiv(inner, config["BLOCK_I"])
+    tiles = cdiv(inner, config["BLOCK_I"])
     whole = config["BLOCK_N"] >= N
     return _columns_forward.prepare((outer * tiles,), N, inner, tiles, LOG=log, WHOLE=whole, **config)
 
@@ -304,17 +309,17 @@ def _plan_backward(
     outer, N, inner = _split(shape, dim)
     if inner > 1:
         config = _columns_config(N, inner)
-        tiles = triton.cdiv(inner, config["BLOCK_I"])
+        tiles = cdiv(inner, config["BLOCK_I"])
         return _columns_backward.prepare((outer * tiles,), N, inner, tiles, LOG=log, **config)
     rows = Rows(outer, N, dtype, device, is_aligned)
     flags = {"LOG": log, "HIDES": form == "masked"}
     fits = form in ("best", "cluster") and scale == 1.0 and rows.fit_a_cluster(TENSORS["bwd"])
     if fits and (form == "cluster" or N >= SHORTEST_CLUSTER):
         return _cluster("bwd", rows, log)
-    if N <= LONGEST_TILE:
-        config = TILE(device, "bwd", rows.size, rows.block)
-        return _tile_backward.prepare((triton.cdiv(outer, config["BLOCK_M"]),), outer, N, scale, **flags, **config)
-    return _twice_backward.prepare((outer,), N, scale, **flags, BLOCK_N=16384, num_warps=16)
+    config = TILE(device, "bwd", rows.size, rows.block) if N <= LONGEST_TILE else TWICE
+    if config["BLOCK_N"] >= N:
+        return _tile_backward.prepare((cdiv(outer, config["BLOCK_M"]),), outer, N, scale, **flags, **config)
+    return _twice_backward.prepare((outer,), N, scale, **flags, **config)
 
 
 @operator("softmax", fake=contiguous_like)

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from tilewright.ops._cuda import Source
 from tilewright.ops._flat import takes
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._numba import launch, numba_cuda
 from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._sizes import cdiv
+from tilewright.ops._tuned import planned
 from tilewright.spec import Cost, Op, grid
 
 
@@ -67,9 +69,13 @@ BLOCK_N = 2048
 _launch = Launcher(_add_fwd)
 
 
+@planned
+def _plan(N: int, dtype: torch.dtype, device: int) -> Prepared:
+    return _launch.prepare((cdiv(N, BLOCK_N),), N, BLOCK_N=BLOCK_N, num_warps=4)
+
+
 def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
-    N = x.numel()
-    _launch((triton.cdiv(N, BLOCK_N),), x, y, out, N, BLOCK_N=BLOCK_N, num_warps=4)
+    _plan(x.numel(), x.dtype, x.get_device())(x, y, out)
 
 
 CUDA = Source("add.cu", "add_fwd")
@@ -78,8 +84,8 @@ CUDA_BYTES = 32  # of each input that a thread takes at a time
 
 
 def _cuda(x: Tensor, y: Tensor, out: Tensor) -> None:
-    blocks = triton.cdiv(x.nbytes, CUDA_THREADS * CUDA_BYTES)
-    CUDA.launch("add_fwd", x.dtype, (blocks,), CUDA_THREADS, x, y, out, x.numel())
+    blocks = cdiv(x.nbytes, CUDA_THREADS * CUDA_BYTES)
+    CUDA.prepare("add_fwd", x.dtype, x.get_device(), (blocks,), CUDA_THREADS, x.numel())(x, y, out)
 
 
 NUMBA_THREADS = 128
@@ -108,7 +114,7 @@ def _numba_kernel() -> Any:
 
 
 def _numba(x: Tensor, y: Tensor, out: Tensor) -> None:
-    blocks = triton.cdiv(x.numel(), NUMBA_THREADS * NUMBA_EACH)
+    blocks = cdiv(x.numel(), NUMBA_THREADS * NUMBA_EACH)
     launch(_numba_kernel(), (blocks,), NUMBA_THREADS, x.view(-1), y.view(-1), out.view(-1))
 
 

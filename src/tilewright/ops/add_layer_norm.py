@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tilewright.ops._norm import add_normalize, plain_layer_norm, require_alike, takes
+from tilewright.ops._norm import add_normed, plain_layer_norm, require_alike, takes
 from tilewright.ops._norm_cuda import fits_a_cluster
 from tilewright.spec import Cost, Draw, Op, grid, points
 
@@ -66,14 +66,14 @@ op = Op(
 def triton_add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    return add_normalize(x, residual, weight, bias, x.shape[-1], EPS, 0.0, False, "triton")
+    return add_normed(x, residual, weight, bias, x.shape[-1], EPS, 0.0, False, "triton")
 
 
 @op.kernel("cuda", language="cuda", fits=lambda x, *_: fits_a_cluster(x))
 def cuda_add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    return add_normalize(x, residual, weight, bias, x.shape[-1], EPS, 0.0, False, "cuda")
+    return add_normed(x, residual, weight, bias, x.shape[-1], EPS, 0.0, False, "cuda")
 
 
 SMALLEST = 2**23  # elements; below this the host's time counts, and torch's call costs less of it
@@ -90,7 +90,7 @@ def add_layer_norm(
     """`layer_norm(input + residual, …)` and that sum, in one pass."""
     require_alike(input, residual)
     if isinstance(eps, float) and takes(SMALLEST, normalized_shape, (input, residual), (weight, bias)):
-        return add_normalize(input, residual, weight, bias, math.prod(normalized_shape), eps, 0.0, False, "best")
+        return add_normed(input, residual, weight, bias, math.prod(normalized_shape), eps, 0.0, False, "best")
     total = input + residual
     return plain_layer_norm(total, normalized_shape, weight, bias, eps), total
 

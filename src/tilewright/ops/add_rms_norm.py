@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tilewright.ops._norm import EPS, add_normalize, plain_rms_norm, require_alike, takes, without_infinities
+from tilewright.ops._norm import EPS, add_normed, plain_rms_norm, require_alike, takes, without_infinities
 from tilewright.ops._norm_cuda import fits_a_cluster
 from tilewright.spec import Cost, Draw, Op, grid, points
 
@@ -65,14 +65,14 @@ op = Op(
 def triton_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, weight_offset: float
 ) -> tuple[Tensor, Tensor]:
-    return add_normalize(x, residual, weight, None, x.shape[-1], eps, weight_offset, True, "triton")
+    return add_normed(x, residual, weight, None, x.shape[-1], eps, weight_offset, True, "triton")
 
 
 @op.kernel("cuda", language="cuda", fits=lambda x, *_: fits_a_cluster(x))
 def cuda_add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, eps: float, weight_offset: float
 ) -> tuple[Tensor, Tensor]:
-    return add_normalize(x, residual, weight, None, x.shape[-1], eps, weight_offset, True, "cuda")
+    return add_normed(x, residual, weight, None, x.shape[-1], eps, weight_offset, True, "cuda")
 
 
 SMALLEST = 2**23  # elements; below this the host's time counts, and torch's call costs less of it
@@ -91,7 +91,7 @@ def add_rms_norm(
     require_alike(input, residual)
     if (eps is None or isinstance(eps, float)) and takes(SMALLEST, normalized_shape, (input, residual), (weight,)):
         N = math.prod(normalized_shape)
-        return add_normalize(input, residual, weight, None, N, EPS if eps is None else eps, weight_offset, True, "best")
+        return add_normed(input, residual, weight, None, N, EPS if eps is None else eps, weight_offset, True, "best")
     total = input + residual
     return plain_rms_norm(total, normalized_shape, weight, eps, weight_offset), total
 

@@ -17,6 +17,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewright.ops._dispatch import runs_here
+from tilewright.ops._launch import shared_memory
+from tilewright.ops._sizes import cdiv, next_power_of_2
+from tilewright.ops._tuned import Config, Tuned
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
 
 LARGEST_HEAD = 256
@@ -587,37 +590,54 @@ def _attention_bwd_dq(
     tl.store(dq_ptrs, (dq * scale).to(dq_ptr.dtype.element_ty), mask=mask)
 
 
-# BLOCK_M, BLOCK_N, num_warps, num_stages by the largest head they serve.
-HALF = {
+# BLOCK_M, BLOCK_N, num_warps, num_stages by the largest head they serve: where a program has ROOM, elsewhere, and fp32.
+ROOMY = {
     "fwd": {64: (128, 64, 8, 3), 128: (128, 128, 8, 3), 256: (128, 64, 8, 2)},
-    "dkdv": {64: (64, 64, 4, 3), 128: (64, 128, 8, 3), 256: (32, 64, 8, 2)},
-    "dq": {64: (128, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 2)},
+    "dkdv": {64: (64, 64, 8, 3), 128: (32, 128, 8, 1), 256: (32, 32, 8, 2)},
+    "dq": {64: (128, 64, 8, 3), 128: (128, 64, 8, 3), 256: (64, 32, 8, 2)},
+}
+NARROW = {
+    "fwd": {64: (128, 64, 8, 3), 128: (128, 64, 8, 2), 256: (64, 32, 8, 2)},
+    "dkdv": {64: (32, 64, 4, 2), 128: (32, 64, 8, 1), 256: (16, 32, 8, 2)},
+    "dq": {64: (128, 64, 8, 3), 128: (128, 32, 8, 2), 256: (32, 32, 4, 2)},
 }
 FLOAT = {
-    "fwd": {64: (64, 32, 8, 2), 128: (64, 16, 8, 2), 256: (32, 32, 8, 2)},
+    "fwd": {64: (64, 32, 8, 2), 128: (64, 16, 8, 2), 256: (32, 16, 8, 2)},
     "dkdv": {64: (32, 32, 8, 2), 128: (32, 32, 8, 2), 256: (16, 16, 8, 2)},
     "dq": {64: (64, 32, 8, 2), 128: (32, 32, 8, 2), 256: (16, 16, 8, 2)},
 }
+ROOM = 227 * 1024  # bytes of shared memory, as on an H200
 DELTA_ROWS = 64
-SHARED_MEMORY = 227 * 1024  # bytes a program may use on an H200: what the blocks above are cut for
 L2_SHARE = 32 * 2**20  # bytes: about half of an H200's L2 cache, the rest is for what streams by
 LOG2_E = 1.0 / math.log(2.0)
 
 
-def _config(kernel: str, q: Tensor, causal: bool) -> dict[str, object]:
+def _blocks(m: int, n: int, warps: int, stages: int) -> Config:
+    return {"BLOCK_M": m, "BLOCK_N": n, "num_warps": warps, "num_stages": stages}
+
+
+def _default(kernel: str, size: int, head: int, has_room: bool) -> Config:
+    return _blocks(*(FLOAT if size == 4 else ROOMY if has_room else NARROW)[kernel][head])
+
+
+def _choices(kernel: str, size: int, head: int, has_room: bool) -> list[Config]:
+    sides = [n for n in (16, 32, 64, 128) if n * head * size <= 2**15]
+    return [_blocks(m, n, w, s) for m in sides for n in sides for w in (4, 8) for s in (1, 2, 3) if m * n >= 1024]
+
+
+BLOCKS = Tuned("attention.json", _default, _choices)
+
+
+def _config(kernel: str, q: Tensor, causal: bool) -> Config:
     D = q.shape[-1]
-    sizes = (FLOAT if q.dtype == torch.float32 else HALF)[kernel]
-    block_m, block_n, warps, stages = next(config for largest, config in sizes.items() if largest >= D)
-    block_d = max(16, triton.next_power_of_2(D))
+    head = next(largest for largest in FLOAT[kernel] if largest >= D)
+    block_d = max(16, next_power_of_2(D))
     return {
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
+        **BLOCKS(q, kernel, q.element_size(), head, shared_memory(q.get_device()) >= ROOM),
         "BLOCK_D": block_d,
         "CAUSAL": causal,
         "EVEN_D": block_d == D,
         "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
-        "num_warps": warps,
-        "num_stages": stages,
     }
 
 
@@ -647,7 +667,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: floa
     out, lse = torch.empty_like(q), q.new_empty(B, H, LQ, dtype=torch.float32)
     config = _config("fwd", q, causal)
     with torch.cuda.device_of(q):
-        _attention_fwd[(triton.cdiv(LQ, config["BLOCK_M"]) * B * H,)](
+        _attention_fwd[(cdiv(LQ, config["BLOCK_M"]) * B * H,)](
             q, k, v, out, lse, *_strides(q, k, v, out), B, H, HKV, LQ, LK, D, scale * LOG2_E,
             _heads_at_once(B * H, k, causal), HAS_TAIL=causal or LK % config["BLOCK_N"] != 0, **config,
         )  # fmt: skip
@@ -679,19 +699,19 @@ def attention_backward(
     delta = torch.empty_like(lse)
     sizes = (B, H, HKV, LQ, LK, D, scale, scale * LOG2_E)
     with torch.cuda.device_of(q):
-        _attention_bwd_delta[(B * H, triton.cdiv(LQ, DELTA_ROWS))](
+        _attention_bwd_delta[(B * H, cdiv(LQ, DELTA_ROWS))](
             out, dout, delta, *_strides(out, dout), H, LQ, D,
-            BLOCK_M=DELTA_ROWS, BLOCK_D=triton.next_power_of_2(D),
+            BLOCK_M=DELTA_ROWS, BLOCK_D=next_power_of_2(D),
         )  # fmt: skip
         if needs_kv:
             config = _config("dkdv", q, causal)
-            _attention_bwd_dkdv[(triton.cdiv(LK, config["BLOCK_N"]) * B * HKV,)](
+            _attention_bwd_dkdv[(cdiv(LK, config["BLOCK_N"]) * B * HKV,)](
                 q, k, v, dout, lse, delta, dk, dv, *_strides(q, k, v, dout, dk, dv), *sizes,
                 _heads_at_once(B * HKV, q, causal), EVEN_M=LQ % config["BLOCK_M"] == 0, **config,
             )  # fmt: skip
         if needs_q:
             config = _config("dq", q, causal)
-            _attention_bwd_dq[(triton.cdiv(LQ, config["BLOCK_M"]) * B * H,)](
+            _attention_bwd_dq[(cdiv(LQ, config["BLOCK_M"]) * B * H,)](
                 q, k, v, dout, lse, delta, dq, *_strides(q, k, v, dout, dq), *sizes,
                 _heads_at_once(B * H, k, causal), HAS_TAIL=causal or LK % config["BLOCK_N"] != 0, **config,
             )  # fmt: skip
@@ -756,15 +776,7 @@ SMALLEST = math.inf  # pairs of a query and a key; cuDNN, which torch calls, win
 
 def _wins(query: Tensor, key: Tensor) -> bool:
     """Whether our kernel is the faster one: the one place that decides."""
-    return query.shape[2] * key.shape[2] >= SMALLEST and _has_room(query.device)
-
-
-@torch.compiler.assume_constant_result
-def _has_room(device: torch.device) -> bool:
-    """Whether a program's blocks fit the device's shared memory."""
-    return device.type == "cpu" or (
-        torch.cuda.get_device_properties(device).shared_memory_per_block_optin >= SHARED_MEMORY
-    )
+    return query.shape[2] * key.shape[2] >= SMALLEST
 
 
 def _takes(query: Tensor, key: Tensor, value: Tensor, scale: float | None, enable_gqa: bool) -> bool:

@@ -30,7 +30,7 @@ from tilewright.ops._cross_entropy import (
     validate,
 )
 from tilewright.ops._launch import LARGEST_INT32
-from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._operator import applying, contiguous_like, is_seen, operator
 from tilewright.spec import Cost, Draw, Op, points
 
 
@@ -93,7 +93,8 @@ op = Op(
 
 
 def _rows_of(input: Tensor) -> Tensor:
-    return input.contiguous().view(-1, input.shape[-1])
+    rows = input.contiguous()
+    return rows if rows.dim() == 2 else rows.view(-1, rows.shape[-1])
 
 
 def _whole(*tensors: Any) -> list[Any]:
@@ -115,8 +116,8 @@ def _forward(
     M, N = logits.shape
     divisor = count(target, weight, M, N, options) if reduction == "mean" else None
     is_single = reduction != "none"
-    losses = torch.empty(M, dtype=torch.float32 if is_single else input.dtype, device=input.device)
-    stats = torch.empty(2, M, dtype=torch.float32, device=input.device)
+    losses = logits.new_empty(M, dtype=torch.float32 if is_single else input.dtype)
+    stats = logits.new_empty(2, M, dtype=torch.float32)
     rows(form, logits, target, weight, divisor, options, losses=losses, stats=stats, dlogits=dlogits)
     loss = total(losses, divisor, input.dtype) if is_single else losses.view(input.shape[:-1])
     return loss, stats, stats.new_empty(0) if divisor is None else divisor
@@ -215,12 +216,14 @@ class _AtOnce(torch.autograd.Function):
         return gradient, *(None,) * 8
 
 
+_at_once = applying(_AtOnce, (0, 1, 2))
+
+
 def _cross_entropy(*args: Any) -> Tensor:
     input, reduction = args[0], args[4]
-    is_seen = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
-    at_once = reduction != "none" and input.dtype != torch.float16
-    if at_once and input.requires_grad and torch.is_grad_enabled() and not is_seen:
-        return _AtOnce.apply(*args)
+    at_once = input.requires_grad and reduction != "none" and input.dtype != torch.float16
+    if at_once and torch.is_grad_enabled() and not is_seen():
+        return _at_once(*args)
     return cross_entropy_forward(*args)[0]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import operator
 from tilewright.ops._reduce import CHECK, Launch, named, sizes, split, takes
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned, planned
 from tilewright.spec import Cost, Op, points
 
@@ -117,18 +118,17 @@ _forward = Launcher(_cumsum_fwd)
 
 
 @planned
-def _plan(outer: int, N: int, inner: int, dtype: torch.dtype, out: torch.dtype, device: int, reverse: bool) -> Launch:
-    """How x [outer, N, inner] becomes y."""
+def _plan(shape: tuple[int, ...], dim: int, dtype: torch.dtype, out: torch.dtype, device: int, reverse: bool) -> Launch:
+    """How x becomes y."""
+    outer, N, inner = sizes(shape, dim, dim + 1)
     form = "rows" if inner == 1 else "columns"
-    length, width = (triton.next_power_of_2(min(longest, size)) for longest, size in ((4096, N), (256, inner)))
+    length, width = (next_power_of_2(min(longest, size)) for longest, size in ((4096, N), (256, inner)))
     config = CONFIG(device, form, dtype.itemsize, length, width)
-    tiles = 1 if inner == 1 else triton.cdiv(inner, config["BLOCK_M"])
-    programs = triton.cdiv(outer, config["BLOCK_M"]) if inner == 1 else outer * tiles
+    tiles = 1 if inner == 1 else cdiv(inner, config["BLOCK_M"])
+    programs = cdiv(outer, config["BLOCK_M"]) if inner == 1 else outer * tiles
     chunk, pieces = split(programs, N, config["BLOCK_N"])
     given = outer, N, inner, tiles, chunk
-    cumulate = _forward.prepare(
-        (programs, pieces), *given, REVERSE=reverse, BLOCK_P=triton.next_power_of_2(pieces), **config
-    )
+    cumulate = _forward.prepare((programs, pieces), *given, REVERSE=reverse, BLOCK_P=next_power_of_2(pieces), **config)
     if pieces == 1:
         return lambda x, y: cumulate(x, y, y)
     add_up = _pieces.prepare((programs, pieces), *given, **config)
@@ -142,7 +142,7 @@ def _plan(outer: int, N: int, inner: int, dtype: torch.dtype, out: torch.dtype, 
 
 
 def _empty(x: Tensor, dim: int, reverse: bool, dtype: torch.dtype | None) -> Tensor:
-    return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
+    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
 
 
 @operator("cumsum", fake=_empty)
@@ -150,8 +150,7 @@ def cumsum_forward(x: Tensor, dim: int, reverse: bool, dtype: torch.dtype | None
     """The cumulative sum over a dimension, from its beginning or from its end."""
     y = _empty(x, dim, reverse, dtype)
     if x.numel():
-        outer, N, inner = sizes(x.shape, dim, dim + 1)
-        _plan(outer, N, inner, x.dtype, y.dtype, x.get_device(), reverse)(x.contiguous(), y)
+        _plan(x.shape, dim, x.dtype, y.dtype, x.get_device(), reverse)(x.contiguous(), y)
     return y
 
 

@@ -7,6 +7,7 @@ order. No atomics, so the same input always gives the same bits.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from tilewright.ops._numba import launch, numba_cuda
 from tilewright.ops._operator import operator
 from tilewright.ops._reduce import split, sum_pieces
 from tilewright.ops._reduce_numba import NUMBA_THREADS, numba_sum_chunks, numba_tree_sum
+from tilewright.ops._tuned import planned
 from tilewright.spec import Cost, Op, grid
 
 
@@ -71,11 +73,22 @@ BLOCK_N = 4096
 _launch = Launcher(_dot_chunk)
 
 
+@planned
+def _plan(N: int, dtype: torch.dtype, device: int) -> Callable[..., None]:
+    chunk, chunks = split(1, N, BLOCK_N)
+    multiply = _launch.prepare((chunks,), N, chunk, BLOCK_N=BLOCK_N, num_warps=4)
+    add_up = sum_pieces(1, chunks)
+
+    def launch(x: Tensor, y: Tensor, out: Tensor) -> None:
+        partial = x.new_empty(chunks, dtype=torch.float32)
+        multiply(x, y, partial)
+        add_up(partial, partial, out, out)
+
+    return launch
+
+
 def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
-    chunk, chunks = split(1, x.numel(), BLOCK_N)
-    partial = torch.empty(1, chunks, dtype=torch.float32, device=x.device)
-    _launch((chunks,), x, y, partial, x.numel(), chunk, BLOCK_N=BLOCK_N, num_warps=4)
-    sum_pieces(partial, out)
+    _plan(x.numel(), x.dtype, x.get_device())(x, y, out)
 
 
 CUDA = Source("dot.cu", "dot_chunks", "dot_partials")
@@ -87,8 +100,9 @@ def _cuda(x: Tensor, y: Tensor, out: Tensor) -> None:
     chunk, chunks = split(1, x.numel(), CUDA_BLOCK)
     partial = torch.empty(chunks, dtype=torch.float32, device=x.device)
     room = 4 * CUDA_THREADS  # bytes of shared memory: a float for each thread
-    CUDA.launch("dot_chunks", x.dtype, (chunks,), CUDA_THREADS, x, y, partial, x.numel(), chunk, shared=room)
-    CUDA.launch("dot_partials", x.dtype, (1,), CUDA_THREADS, partial, out, chunks, shared=room)
+    where = x.dtype, x.get_device()
+    CUDA.prepare("dot_chunks", *where, (chunks,), CUDA_THREADS, x.numel(), chunk, shared=room)(x, y, partial)
+    CUDA.prepare("dot_partials", *where, (1,), CUDA_THREADS, chunks, shared=room)(partial, out)
 
 
 @functools.cache
@@ -116,8 +130,9 @@ def _numba_kernel() -> Any:
 def _numba(x: Tensor, y: Tensor, out: Tensor) -> None:
     chunk, chunks = split(1, x.numel(), BLOCK_N)
     partial = torch.empty(1, chunks, dtype=torch.float32, device=x.device)
-    launch(_numba_kernel(), (chunks,), min(x.numel(), NUMBA_THREADS), x, y, partial, chunk)
-    launch(numba_sum_chunks(), (1, 1), min(chunks, NUMBA_THREADS), partial, out.view(1, 1), chunks)
+    with torch.cuda.device_of(x):  # Numba launches on the current one
+        launch(_numba_kernel(), (chunks,), min(x.numel(), NUMBA_THREADS), x, y, partial, chunk)
+        launch(numba_sum_chunks(), (1, 1), min(chunks, NUMBA_THREADS), partial, out.view(1, 1), chunks)
 
 
 FORMS = {"triton": _triton, "cuda": _cuda, "numba": _numba}
@@ -133,8 +148,7 @@ def dot_forward(x: Tensor, y: Tensor, form: str) -> Tensor:
     if x.numel() == 0:
         return x.new_zeros(())
     out = x.new_empty(())
-    with torch.cuda.device_of(x):  # Numba and CUDA C++ launch on the current one
-        FORMS[form](x.contiguous(), y.contiguous(), out)
+    FORMS[form](x.contiguous(), y.contiguous(), out)
     return out
 
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 import math
 
 import torch
-import triton
 from torch import Tensor
 
 from tilewright.ops._activation import GELUS, activation, apply, fits, flops, with_bias
 from tilewright.ops._cuda import Source
 from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._sizes import cdiv
 from tilewright.spec import Cost, Op, grid, points
 
 APPROXIMATIONS = tuple(GELUS)
@@ -64,16 +64,18 @@ CUDA_THREADS = 256
 CUDA_BYTES = 32  # of each input that a thread takes at a time
 
 
-def _cuda_blocks(x: Tensor) -> int:
-    return triton.cdiv(x.nbytes, CUDA_THREADS * CUDA_BYTES)
+def _cuda(kernel: str, *tensors: Tensor) -> None:
+    x = tensors[0]
+    blocks = cdiv(x.nbytes, CUDA_THREADS * CUDA_BYTES)
+    CUDA.prepare(kernel, x.dtype, x.get_device(), (blocks,), CUDA_THREADS, x.numel())(*tensors)
 
 
 @operator("gelu_cuda", fake=contiguous_like)
 def gelu_cuda(x: Tensor, approximate: str) -> Tensor:
     """GELU by CUDA C++."""
     y = contiguous_like(x)
-    if N := x.numel():
-        CUDA.launch(f"gelu_{approximate}_fwd", x.dtype, (_cuda_blocks(x),), CUDA_THREADS, x.contiguous(), y, N)
+    if x.numel():
+        _cuda(f"gelu_{approximate}_fwd", x.contiguous(), y)
     return y
 
 
@@ -81,9 +83,8 @@ def gelu_cuda(x: Tensor, approximate: str) -> Tensor:
 def gelu_cuda_backward(x: Tensor, dy: Tensor, approximate: str) -> Tensor:
     """The gradient of GELU's input from that input and the output's gradient."""
     dx = contiguous_like(x)
-    if N := x.numel():
-        x, dy = x.contiguous(), dy.contiguous()
-        CUDA.launch(f"gelu_{approximate}_bwd", x.dtype, (_cuda_blocks(x),), CUDA_THREADS, x, dy, dx, N)
+    if x.numel():
+        _cuda(f"gelu_{approximate}_bwd", x.contiguous(), dy.contiguous(), dx)
     return dx
 
 

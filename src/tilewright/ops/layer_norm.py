@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tilewright.ops._norm import normalize, plain_layer_norm, takes
+from tilewright.ops._norm import normed, plain_layer_norm, takes
 from tilewright.ops._norm_cuda import fits_a_cluster
 from tilewright.spec import Cost, Draw, Op, grid, points
 
@@ -62,12 +62,12 @@ op = Op(
 
 @op.kernel("triton", language="triton")
 def triton_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    return normalize(x, weight, bias, x.shape[-1], EPS, 0.0, False, "triton")
+    return normed(x, weight, bias, x.shape[-1], EPS, 0.0, False, "triton")
 
 
 @op.kernel("cuda", language="cuda", fits=lambda x, *_: fits_a_cluster(x))
 def cuda_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    return normalize(x, weight, bias, x.shape[-1], EPS, 0.0, False, "cuda")
+    return normed(x, weight, bias, x.shape[-1], EPS, 0.0, False, "cuda")
 
 
 SMALLEST = 2**24  # elements; below this the host's time counts, and torch's call costs less of it
@@ -82,7 +82,7 @@ def layer_norm(
 ) -> Tensor:
     """As `torch.nn.functional.layer_norm`; weight and bias may be fp32 where the input is not."""
     if isinstance(eps, float) and takes(SMALLEST, normalized_shape, (input,), (weight, bias)):
-        return normalize(input, weight, bias, math.prod(normalized_shape), eps, 0.0, False, "best")
+        return normed(input, weight, bias, math.prod(normalized_shape), eps, 0.0, False, "best")
     return plain_layer_norm(input, normalized_shape, weight, bias, eps)
 
 

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, Prepared, shared_memory
 from tilewright.ops._operator import operator
+from tilewright.ops._sizes import cdiv
+from tilewright.ops._tuned import planned
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
 
 
@@ -137,7 +139,8 @@ def _linear_matmul(
 
 SMS = 132  # of an H200
 GROUP_M = 8
-# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; the first that gives every SM a tile is taken, else the last.
+# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; the first that gives every SM a tile is taken, else the last. There
+# are as many stages as shared memory holds.
 TILES = {
     "half": ((128, 128, 64, 4, 3), (64, 64, 64, 4, 4), (64, 32, 128, 4, 4)),
     "tf32": ((128, 128, 32, 8, 4), (64, 64, 32, 4, 4)),
@@ -147,7 +150,7 @@ TILES = {
 
 def _tile(M: int, N: int, unit: str) -> tuple[int, int, int, int, int]:
     for tile in TILES[unit]:
-        if triton.cdiv(M, tile[0]) * triton.cdiv(N, tile[1]) >= SMS:
+        if cdiv(M, tile[0]) * cdiv(N, tile[1]) >= SMS:
             return tile
     return TILES[unit][-1]
 
@@ -155,24 +158,23 @@ def _tile(M: int, N: int, unit: str) -> tuple[int, int, int, int, int]:
 _launch = Launcher(_linear_matmul)
 
 
-def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """c = a b, plus the bias, through ReLU; a and b may be views of any strides."""
-    M, K = a.shape
-    N = b.shape[1]
-    c = torch.empty(M, N, dtype=a.dtype, device=a.device)
-    if not c.numel():
-        return c
-    a, b = (t if 1 in t.stride() else t.contiguous() for t in (a, b))  # vector loads need a contiguous dimension
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    block_m, block_n, block_k, warps, stages = _tile(M, N, precision if a.dtype == torch.float32 else "half")
-    _launch(
-        (triton.cdiv(M, block_m) * triton.cdiv(N, block_n),),
-        a,
-        b,
-        bias,
-        c,
-        *a.stride(),
-        *b.stride(),
+@planned
+def _plan(
+    sizes: tuple[int, int, int],
+    strides: tuple[int, ...],
+    dtype: torch.dtype,
+    device: int,
+    precision: str,
+    has_bias: bool,
+    relu: bool,
+) -> Prepared:
+    """How a [M, K] and b [K, N], of these strides, become c."""
+    M, N, K = sizes
+    block_m, block_n, block_k, warps, stages = _tile(M, N, precision if dtype == torch.float32 else "half")
+    stages = min(stages, shared_memory(device) // ((block_m + block_n) * block_k * dtype.itemsize))
+    return _launch.prepare(
+        (cdiv(M, block_m) * cdiv(N, block_n),),
+        *strides,
         M,
         N,
         K,
@@ -181,12 +183,24 @@ def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
         BLOCK_K=block_k,
         GROUP_M=GROUP_M,
         EVEN_K=K % block_k == 0,
-        HAS_BIAS=bias is not None,
+        HAS_BIAS=has_bias,
         RELU=relu,
         PRECISION=precision,
         num_warps=warps,
         num_stages=stages,
     )
+
+
+def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """c = a b, plus the bias, through ReLU; a and b may be views of any strides."""
+    M, K = a.shape
+    N = b.shape[1]
+    c = a.new_empty(M, N)
+    if c.numel():
+        a, b = (t if 1 in t.stride() else t.contiguous() for t in (a, b))  # vector loads need a contiguous dimension
+        precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+        strides = *a.stride(), *b.stride()
+        _plan((M, N, K), strides, a.dtype, a.get_device(), precision, bias is not None, relu)(a, b, bias, c)
     return c
 
 
@@ -203,9 +217,10 @@ def _cuda(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     (M, K), N = x.shape, weight.shape[0]
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     y = torch.empty(M, N, dtype=x.dtype, device=x.device)
-    tiles = triton.cdiv(M, CUDA_TILE) * triton.cdiv(N, CUDA_TILE)
+    tiles = cdiv(M, CUDA_TILE) * cdiv(N, CUDA_TILE)
     if tiles:
-        CUDA.launch("linear_fwd", x.dtype, (tiles,), CUDA_THREADS, x, weight, bias, y, M, N, K, int(relu))
+        numbers = M, N, K, int(relu)
+        CUDA.prepare("linear_fwd", x.dtype, x.get_device(), (tiles,), CUDA_THREADS, *numbers)(x, weight, bias, y)
     return y
 
 

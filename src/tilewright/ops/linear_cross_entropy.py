@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from tilewright.ops._cross_entropy import IGNORED, Options, count, formula, rows, scale, takes, total, validate
-from tilewright.ops._operator import operator
+from tilewright.ops._operator import applying, is_seen, operator
+from tilewright.ops._sizes import cdiv
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
 
 CHUNK = 550 * 10**6  # bytes of logits at a time
@@ -100,8 +100,8 @@ def _chunked(
     """Fills the losses, and returns the gradients that are needed of input, linear weight and bias."""
     M, N = input.shape[0], linear_weight.shape[0]
     most = max(1, CHUNK // (N * input.element_size()))
-    each = triton.cdiv(M, triton.cdiv(M, most)) if M else 1
-    each = min(M, triton.cdiv(each, CHUNK_ROWS) * CHUNK_ROWS if most >= CHUNK_ROWS else each)
+    each = cdiv(M, cdiv(M, most)) if M else 1
+    each = min(M, cdiv(each, CHUNK_ROWS) * CHUNK_ROWS if most >= CHUNK_ROWS else each)
     buffer = input.new_empty((each, N))
     dinput = torch.empty_like(input) if needs[0] else None
     dweight = torch.empty_like(linear_weight) if needs[1] else None
@@ -272,12 +272,14 @@ class _AtOnce(torch.autograd.Function):
         return _gradients(*gradients)
 
 
+_at_once = applying(_AtOnce, (0, 1, 2, 3, 4))
+
+
 def _linear_cross_entropy(*args: Any) -> Tensor:
     input, reduction = args[0], args[5]
-    is_seen = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
     needs_grad = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in (*args[:2], args[3]))
-    if needs_grad and reduction != "none" and input.dtype != torch.float16 and not is_seen:
-        return _AtOnce.apply(*args)
+    if needs_grad and reduction != "none" and input.dtype != torch.float16 and not is_seen():
+        return _at_once(*args)
     return linear_cross_entropy_forward(*args)[0]
 
 

@@ -12,9 +12,11 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops._dispatch import runs_here
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._softmax import LONGEST_TILE, TILE, gradient_formula, softmax_backward
+from tilewright.ops._tuned import planned
 from tilewright.spec import Cost, Draw, Op, grid, points
 
 MODES = ("causal", "mask", "both")
@@ -141,6 +143,25 @@ _launch_tile = Launcher(_masked_softmax_tile)
 _launch_online = Launcher(_masked_softmax_online)
 
 
+@planned
+def _plan(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    dtype: torch.dtype,
+    device: int,
+    scale: float,
+    is_causal: bool,
+) -> Prepared:
+    """How scores and a mask, of these strides if there is one, become y."""
+    B, H, Q, N = shape
+    M = B * H * Q
+    args, flags = (N, Q, H, scale, *(strides or (0, 0, 0, 0))), {"HAS_MASK": strides is not None, "CAUSAL": is_causal}
+    if N <= LONGEST_TILE:
+        config = TILE(device, "fwd", dtype.itemsize, next_power_of_2(N))
+        return _launch_tile.prepare((cdiv(M, config["BLOCK_M"]),), M, *args, **flags, **config)
+    return _launch_online.prepare((M,), *args, **flags, BLOCK_N=8192, num_warps=16)
+
+
 def _like(x: Tensor, mask: Tensor | None, scale: float, is_causal: bool) -> Tensor:
     return contiguous_like(x)
 
@@ -152,16 +173,11 @@ def masked_softmax_forward(x: Tensor, mask: Tensor | None, scale: float, is_caus
     if not x.numel():
         return y
     x = x.contiguous()
-    _, H, Q, N = x.shape
-    M = x.numel() // N
-    seen = x if mask is None else mask.expand(x.shape).view(torch.uint8)  # without a mask the pointer is not used
-    args = (N, Q, H, scale, *(seen.stride() if mask is not None else (0, 0, 0, 0)))
-    flags = {"HAS_MASK": mask is not None, "CAUSAL": is_causal}
-    if N <= LONGEST_TILE:
-        config = TILE(x, "fwd", x.element_size(), triton.next_power_of_2(N))
-        _launch_tile((triton.cdiv(M, config["BLOCK_M"]),), x, seen, y, M, *args, **flags, **config)
-    else:
-        _launch_online((M,), x, seen, y, *args, **flags, BLOCK_N=8192, num_warps=8)
+    seen, strides = x, None  # without a mask the pointer is not used
+    if mask is not None:
+        seen = mask.expand(x.shape).view(torch.uint8)
+        strides = seen.stride()
+    _plan(x.shape, strides, x.dtype, x.get_device(), scale, is_causal)(x, seen, y)
     return y
 
 
@@ -186,6 +202,12 @@ def triton_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, is_causa
     return masked_softmax_forward(x, mask, scale, is_causal)
 
 
+@op.also
+def of_long_rows(device: str) -> None:
+    x = torch.empty(1, 1, 64, 65536, dtype=torch.bfloat16, device=device)
+    masked_softmax_forward(x, torch.empty_like(x, dtype=torch.bool), 1.0, True)
+
+
 MOST_DIMS = 4
 
 
@@ -200,6 +222,8 @@ def masked_softmax(input: Tensor, mask: Tensor | None = None, *, scale: float = 
         raise ValueError(f"a mask of shape {tuple(mask.shape)} does not broadcast to scores {tuple(input.shape)}")
     if input.dim() > MOST_DIMS or not runs_here(input) or (mask is not None and mask.device != input.device):
         return reference(input, mask, scale, is_causal)
+    if input.dim() == MOST_DIMS:
+        return masked_softmax_forward(input, mask, float(scale), is_causal)
     scores = input[(None,) * (MOST_DIMS - input.dim())]
     return masked_softmax_forward(scores, mask, float(scale), is_causal).view(input.shape)
 

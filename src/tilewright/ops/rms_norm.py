@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from tilewright.ops._norm import EPS, normalize, plain_rms_norm, takes, without_infinities
+from tilewright.ops._norm import EPS, normed, plain_rms_norm, takes, without_infinities
 from tilewright.ops._norm_cuda import fits_a_cluster
 from tilewright.spec import Cost, Draw, Op, grid, points
 
@@ -58,12 +58,12 @@ op = Op(
 
 @op.kernel("triton", language="triton")
 def triton_rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float) -> Tensor:
-    return normalize(x, weight, None, x.shape[-1], eps, weight_offset, True, "triton")
+    return normed(x, weight, None, x.shape[-1], eps, weight_offset, True, "triton")
 
 
 @op.kernel("cuda", language="cuda", fits=lambda x, *_: fits_a_cluster(x))
 def cuda_rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: float) -> Tensor:
-    return normalize(x, weight, None, x.shape[-1], eps, weight_offset, True, "cuda")
+    return normed(x, weight, None, x.shape[-1], eps, weight_offset, True, "cuda")
 
 
 SMALLEST = 2**24  # elements; below this the host's time counts, and torch's call costs less of it
@@ -80,7 +80,7 @@ def rms_norm(
     """As `torch.nn.functional.rms_norm`; a weight is added to `weight_offset` first, 1 in Gemma's models."""
     if (eps is None or isinstance(eps, float)) and takes(SMALLEST, normalized_shape, (input,), (weight,)):
         N = math.prod(normalized_shape)
-        return normalize(input, weight, None, N, EPS if eps is None else eps, weight_offset, True, "best")
+        return normed(input, weight, None, N, EPS if eps is None else eps, weight_offset, True, "best")
     return plain_rms_norm(input, normalized_shape, weight, eps, weight_offset)
 
 

@@ -8,6 +8,8 @@ Queries and keys go in one launch. A program takes some heads of one token, so t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,11 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.ops._dispatch import FLOATS, runs_here
+from tilewright.ops._dispatch import runs_here
 from tilewright.ops._flat import may_change
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import operator
-from tilewright.ops._tuned import Tuned
+from tilewright.ops._sizes import cdiv, next_power_of_2
+from tilewright.ops._tuned import Tuned, planned
 from tilewright.spec import Case, Cost, Draw, Op, points
 
 BASE = 10000.0
@@ -201,7 +204,7 @@ def _rope_fwd(
 
 def _default(D: int, R: int, size: int, *_: object) -> dict[str, int]:
     # 16 bytes a thread; then the angles are read in the layout they are used in, without shared memory.
-    return {"heads": max(1, 2048 // size // triton.next_power_of_2(R)), "num_warps": 4}
+    return {"heads": max(1, 2048 // size // next_power_of_2(R)), "num_warps": 4}
 
 
 def _choices(*_: object) -> list[dict[str, int]]:
@@ -212,31 +215,28 @@ CONFIG = Tuned("rope.json", _default, _choices)
 _launch = Launcher(_rope_fwd)
 
 
-def _rotate(
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
-    outputs: tuple[Tensor, Tensor],
+@planned
+def _plan(
+    of_q: tuple[int, ...],
+    of_k: tuple[int, ...],
+    of_tables: tuple[int, int],
+    strides: tuple[tuple[int, ...], ...],
+    dtypes: tuple[torch.dtype | None, ...],
+    device: int,
     interleaved: bool,
     inverse: bool,
-) -> None:
-    q, k, cos, sin, positions = inputs
-    B, S, H, D = q.shape
-    K, (T, R) = k.shape[2], cos.shape
-    config = CONFIG(q, D, R, q.element_size(), "pairs" if interleaved else "halves")
-    heads = min(config["heads"], triton.next_power_of_2(max(1, H, K)))
-    grid = (B * S * (triton.cdiv(H, heads) + triton.cdiv(K, heads)),)
+    inplace: bool,
+) -> Callable[..., None]:
+    """How q and k are turned. Strides are those of q, k, the results and, of two dimensions, the positions."""
+    (B, S, H, D), K, (T, R) = of_q, of_k[2], of_tables
+    config = CONFIG(device, D, R, dtypes[0].itemsize, "pairs" if interleaved else "halves")  # type: ignore[union-attr]
+    heads = min(config["heads"], next_power_of_2(max(1, H, K)))
+    grid = (B * S * (cdiv(H, heads) + cdiv(K, heads)),)
     if not grid[0]:
-        return
-    strides = [stride for x in (q, k, *outputs) for stride in x.stride()[:3]]
-    strides += [0, 0] if positions is None else [*positions.expand(B, S).stride()]
-    _launch(
+        return lambda *_: None
+    return _launch.prepare(
         grid,
-        q,
-        k,
-        cos.contiguous(),
-        sin.contiguous(),
-        positions,
-        *outputs,
-        *strides,
+        *chain.from_iterable(stride[:3] for stride in strides),
         S,
         H,
         K,
@@ -245,12 +245,29 @@ def _rotate(
         R=R,
         INTERLEAVED=interleaved,
         INVERSE=inverse,
-        COPIES=D > 2 * R and outputs[0] is not q,
+        COPIES=D > 2 * R and not inplace,
         BLOCK_H=heads,
-        BLOCK_R=triton.next_power_of_2(R),
-        BLOCK_REST=triton.next_power_of_2(max(1, D - 2 * R)),
+        BLOCK_R=next_power_of_2(R),
+        BLOCK_REST=next_power_of_2(max(1, D - 2 * R)),
         num_warps=config["num_warps"],
     )
+
+
+def _rotate(
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
+    outputs: tuple[Tensor, Tensor],
+    interleaved: bool,
+    inverse: bool,
+) -> None:
+    q, k, cos, sin, positions = inputs
+    q_out, k_out = outputs
+    placed, kind = (0, 0), None
+    if positions is not None:
+        placed, kind = positions.stride() if positions.dim() == 2 else (0, *positions.stride()), positions.dtype
+    strides = q.stride(), k.stride(), q_out.stride(), k_out.stride(), placed
+    dtypes = q.dtype, k.dtype, cos.dtype, sin.dtype, kind
+    plan = _plan(q.shape, k.shape, cos.shape, strides, dtypes, q.get_device(), interleaved, inverse, q_out is q)
+    plan(q, k, cos.contiguous(), sin.contiguous(), positions, q_out, k_out)
 
 
 def _side_by_side(x: Tensor) -> Tensor:
@@ -311,7 +328,8 @@ def rope(
     them they stand in order. With inplace=True q and k themselves are changed.
     """
     _require(q, k, cos, sin, positions, seq_dim)
-    cos, sin = cos.detach(), sin.detach()
+    if cos.requires_grad or sin.requires_grad:
+        cos, sin = cos.detach(), sin.detach()
     x = q.transpose(1, 2) if seq_dim == 2 else q  # [B, S, heads, D]
     y = x[:, :, :0] if k is None else k.transpose(1, 2) if seq_dim == 2 else k
     fits = _fits(x, y, cos, sin, positions)
@@ -327,7 +345,9 @@ def rope(
         x.copy_(turned[0])
         y.copy_(turned[1])
         return q, k
-    new_q, new_k = (t.transpose(1, 2) if seq_dim == 2 else t for t in turned)
+    new_q, new_k = turned
+    if seq_dim == 2:
+        new_q, new_k = new_q.transpose(1, 2), new_k.transpose(1, 2)
     return new_q, None if k is None else new_k
 
 
@@ -339,13 +359,13 @@ def public(
 
 
 def _fits(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> bool:
-    return (
-        not torch.compiler.is_compiling()  # Inductor fuses torch's own with its neighbours
-        and runs_here(q, k)
-        and runs_here(cos, sin)
-        and q.dtype in FLOATS
-        and all(t is None or t.device == q.device for t in (cos, positions))
-    )
+    if torch.compiler.is_compiling():  # Inductor fuses torch's own with its neighbours
+        return False
+    if positions is not None and positions.device != q.device:
+        return False
+    if cos.dtype == q.dtype:
+        return runs_here(q, k, cos, sin)
+    return runs_here(q, k) and runs_here(cos, sin) and cos.device == q.device
 
 
 def _require(q: Any, k: Any, cos: Any, sin: Any, positions: Any, seq_dim: int) -> None:
@@ -357,15 +377,16 @@ def _require(q: Any, k: Any, cos: Any, sin: Any, positions: Any, seq_dim: int) -
             raise TypeError(f"{name} is a tensor, not {type(value).__name__}")
     if q.dim() != 4 or (k is not None and k.dim() != 4):
         raise ValueError("q and k have four dimensions")
-    B, S, D = q.shape[0], q.shape[seq_dim], q.shape[3]
-    if k is not None and (k.shape[0], k.shape[seq_dim], k.shape[3]) != (B, S, D):
-        raise ValueError(f"q and k differ in more than their heads: {[*q.shape]} and {[*k.shape]}")
-    if cos.dim() != 2 or cos.shape != sin.shape or not 0 < 2 * cos.shape[1] <= D:
-        raise ValueError(
-            f"cos and sin are [positions, pairs], at most {D // 2} pairs, not {[*cos.shape]}, {[*sin.shape]}"
-        )
-    if positions is None and cos.shape[0] < S:
-        raise ValueError(f"cos and sin hold {cos.shape[0]} positions, and there are {S} tokens")
+    of_q, tables = q.shape, cos.shape
+    B, S, D = of_q[0], of_q[seq_dim], of_q[3]
+    if k is not None:
+        of_k = k.shape
+        if of_k[0] != B or of_k[seq_dim] != S or of_k[3] != D:
+            raise ValueError(f"q and k differ in more than their heads: {[*of_q]} and {[*of_k]}")
+    if len(tables) != 2 or tables != sin.shape or not 0 < 2 * tables[1] <= D:
+        raise ValueError(f"cos and sin are [positions, pairs], at most {D // 2} pairs, not {[*tables]}, {[*sin.shape]}")
+    if positions is None and tables[0] < S:
+        raise ValueError(f"cos and sin hold {tables[0]} positions, and there are {S} tokens")
     if positions is not None and (positions.is_floating_point() or positions.shape not in ((S,), (B, S))):
         raise ValueError(
             f"positions are whole numbers, [{S}] or [{B}, {S}], not {positions.dtype} {[*positions.shape]}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from tilewright.ops._cuda import Source
@@ -17,6 +16,7 @@ from tilewright.ops._numba import launch
 from tilewright.ops._operator import operator
 from tilewright.ops._reduce import BENCH, CHECK, cost, named, reduce, split, takes
 from tilewright.ops._reduce_numba import NUMBA_THREADS, numba_sum_chunks
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.spec import Cost, Op
 
 
@@ -52,16 +52,17 @@ CUDA_BLOCK = 16384  # pieces of rows are multiples of it
 
 def _cuda(x: Tensor, y: Tensor) -> None:
     M, N = x.shape
+    where = x.dtype, x.get_device()
     room = 4 * CUDA_THREADS  # bytes of shared memory: a float for each thread
     chunk, chunks = split(M, N, CUDA_BLOCK)
     if chunks == 1:
-        lanes = min(CUDA_THREADS, triton.next_power_of_2(triton.cdiv(x.element_size() * N, 16)))
-        blocks = triton.cdiv(M, CUDA_THREADS // lanes)
-        CUDA.launch("sum_whole", x.dtype, (blocks,), CUDA_THREADS, x, y, M, N, lanes, shared=room)
+        lanes = min(CUDA_THREADS, next_power_of_2(cdiv(x.element_size() * N, 16)))
+        blocks = cdiv(M, CUDA_THREADS // lanes)
+        CUDA.prepare("sum_whole", *where, (blocks,), CUDA_THREADS, M, N, lanes, shared=room)(x, y)
         return
     partial = torch.empty(M, chunks, dtype=torch.float32, device=x.device)
-    CUDA.launch("sum_chunks", x.dtype, (M, chunks), CUDA_THREADS, x, partial, M, N, chunk, shared=room)
-    CUDA.launch("sum_partials", x.dtype, (M,), CUDA_THREADS, partial, y, M, chunks, shared=room)
+    CUDA.prepare("sum_chunks", *where, (M, chunks), CUDA_THREADS, M, N, chunk, shared=room)(x, partial)
+    CUDA.prepare("sum_partials", *where, (M,), CUDA_THREADS, M, chunks, shared=room)(partial, y)
 
 
 NUMBA_BLOCK = 4096  # pieces of rows are multiples of it
@@ -72,9 +73,10 @@ def _numba(x: Tensor, y: Tensor) -> None:
     chunk, chunks = split(M, N, NUMBA_BLOCK)
     partial = y if chunks == 1 else torch.empty(M, chunks, dtype=torch.float32, device=x.device)
     threads = min(N, NUMBA_THREADS)
-    launch(numba_sum_chunks(), (M, chunks), threads, x, partial.view(M, chunks), chunk)
-    if chunks > 1:
-        launch(numba_sum_chunks(), (M, 1), threads, partial, y.view(M, 1), chunks)
+    with torch.cuda.device_of(x):  # Numba launches on the current one
+        launch(numba_sum_chunks(), (M, chunks), threads, x, partial.view(M, chunks), chunk)
+        if chunks > 1:
+            launch(numba_sum_chunks(), (M, 1), threads, partial, y.view(M, 1), chunks)
 
 
 FORMS = {"cuda": _cuda, "numba": _numba}
@@ -90,8 +92,7 @@ def sum_rows(x: Tensor, form: str) -> Tensor:
     if x.numel() == 0:
         return x.new_zeros(x.shape[:-1])
     y = x.new_empty(x.shape[:-1])
-    with torch.cuda.device_of(x):
-        FORMS[form](x.contiguous().view(-1, x.shape[-1]), y.view(-1))
+    FORMS[form](x.contiguous().view(-1, x.shape[-1]), y.view(-1))
     return y
 
 
@@ -114,6 +115,11 @@ def cuda(x: Tensor) -> Tensor:
 @op.kernel("numba", language="numba", fits=lambda x: x.dtype == torch.float32, differentiable=False)
 def numba(x: Tensor) -> Tensor:
     return sum_rows(x, "numba")
+
+
+@op.also
+def of_columns(device: str) -> None:
+    reduce(torch.empty(64, 4096, 256, dtype=torch.bfloat16, device=device), (1,), False, "sum")
 
 
 SMALLEST = 2**28  # elements; below this a call costs the host more than our kernel saves

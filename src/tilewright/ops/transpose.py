@@ -6,13 +6,16 @@ two ways is across the rows, and where a column stands decides how long that tak
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops._cuda import Source
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._operator import operator
+from tilewright.ops._sizes import cdiv
+from tilewright.ops._tuned import planned
 from tilewright.spec import Cost, Op, points
 
 
@@ -43,9 +46,10 @@ CUDA_THREADS = 256
 
 def _cuda(x: Tensor, y: Tensor, tile: str) -> None:
     M, N = x.shape
-    tiles = triton.cdiv(N, CUDA_SIDE)
-    blocks = triton.cdiv(M, CUDA_SIDE) * tiles
-    CUDA.launch(f"transpose_fwd<T, {tile}>", x.dtype, (blocks,), CUDA_THREADS, x, y, M, N, tiles)
+    tiles = cdiv(N, CUDA_SIDE)
+    blocks = cdiv(M, CUDA_SIDE) * tiles
+    kernel = f"transpose_fwd<T, {tile}>"
+    CUDA.prepare(kernel, x.dtype, x.get_device(), (blocks,), CUDA_THREADS, M, N, tiles)(x, y)
 
 
 @triton.jit
@@ -64,10 +68,14 @@ BLOCK = 64
 _launch = Launcher(_transpose_fwd)
 
 
+@planned
+def _plan(M: int, N: int, dtype: torch.dtype, device: int) -> Prepared:
+    tiles = cdiv(N, BLOCK)
+    return _launch.prepare((cdiv(M, BLOCK) * tiles,), M, N, tiles, BLOCK=BLOCK, num_warps=4)
+
+
 def _triton(x: Tensor, y: Tensor) -> None:
-    M, N = x.shape
-    tiles = triton.cdiv(N, BLOCK)
-    _launch((triton.cdiv(M, BLOCK) * tiles,), x, y, M, N, tiles, BLOCK=BLOCK, num_warps=4)
+    _plan(*x.shape, x.dtype, x.get_device())(x, y)
 
 
 FORMS = {

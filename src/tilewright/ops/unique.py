@@ -18,6 +18,7 @@ from torch import Tensor
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import operator
+from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
 from tilewright.spec import Cost, Op, points
 
@@ -227,7 +228,7 @@ def unique_forward(x: Tensor, inverse: bool, counts: bool) -> tuple[Tensor, Tens
 
     how = "histogram" if bins <= 256 else "count" if counts or dtype in WIDE else "seen"
     config = dict(CONFIG(bits, how, size))
-    programs = min(config.pop("programs"), triton.cdiv(N, config["BLOCK_N"]))
+    programs = min(config.pop("programs"), cdiv(N, config["BLOCK_N"]))
     copies = programs
     if how == "count":  # by powers of 4, so that few kernels are compiled
         most = max(1, min(MOST_ROWS, MOST_BINS // bins, N // (4 * bins)))
@@ -236,10 +237,10 @@ def unique_forward(x: Tensor, inverse: bool, counts: bool) -> tuple[Tensor, Tens
     table = torch.zeros(copies, bins, device=device, dtype=number)
     _mark_launch((programs,), bits, low, table, N, bins, copies, HOW=how, **kind, **config)
 
-    rows = min(MOST_ROWS, triton.next_power_of_2(copies))
-    block = min(TILE // rows, triton.next_power_of_2(bins))
+    rows = min(MOST_ROWS, next_power_of_2(copies))
+    block = min(TILE // rows, next_power_of_2(bins))
     tile = {"ROWS": rows, "BLOCK_N": block, "num_warps": 8}
-    groups = triton.cdiv(bins, block)
+    groups = cdiv(bins, block)
     found = torch.zeros(groups + 1, device=device, dtype=torch.int64)
     _groups_launch((groups,), table, found, bins, copies, **tile)
     *each, last = found.tolist()
@@ -252,11 +253,11 @@ def unique_forward(x: Tensor, inverse: bool, counts: bool) -> tuple[Tensor, Tens
     index = torch.empty(x.shape if inverse else 0, device=device, dtype=torch.int64)
     _write_launch(
         (groups,), table, found, low, values.view(bits.dtype), count, rank, bins, copies,
-        COUNTS=counts, RANKS=inverse, **kind, **tile, BLOCK_G=triton.next_power_of_2(groups),
+        COUNTS=counts, RANKS=inverse, **kind, **tile, BLOCK_G=next_power_of_2(groups),
     )  # fmt: skip
     if inverse:
         config = CONFIG(bits, "inverse", size)
-        _inverse_launch((triton.cdiv(N, config["BLOCK_N"]),), bits, low, rank, index, N, **kind, **config)
+        _inverse_launch((cdiv(N, config["BLOCK_N"]),), bits, low, rank, index, N, **kind, **config)
     return values, index, count
 
 

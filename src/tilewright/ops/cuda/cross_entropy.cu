@@ -23,17 +23,18 @@ struct Given {
 template <typename Part, typename T>
 __device__ __forceinline__ void loss_and_gradient(Part& part, Exchange<>& exchange, const T* x, T* dx, int row,
                                                   const Given& given) {
+    // All that is read besides the row is asked for before the exchange: after it every thread would wait.
     int y = class_of(given.target[row], given.ignored, given.N);
+    bool counts = y != IGNORED, is_class = y >= 0, is_mine = is_class && part.holds(y);
+    float at_target = is_mine ? to_float(x[y]) : 0.0f; // nobody but this thread writes there
+    float scale = (given.dloss ? given.dloss[row * given.stride_dloss] : 1.0f) / (given.divisor ? *given.divisor : 1.0f);
     float m = part.max(), by = MaxAndSum::shift(m), total = 0.0f;
     part.settle();
     part.each([&](float x, int) { total += exp_of(x - by); });
     part.settle();
     float2 found = exchange.combine<MaxAndSum>({m, total});
-    bool counts = y != IGNORED, is_class = y >= 0, is_mine = is_class && part.holds(y);
-    float at_target = is_mine ? to_float(x[y]) : 0.0f; // nobody but this thread writes there
     float shift = MaxAndSum::shift(found.x), lse = found.x + logf(found.y);
     float slope = is_class ? 1.0f + 2.0f * given.z_loss * lse : NOT_A_NUMBER;
-    float scale = (given.dloss ? given.dloss[row * given.stride_dloss] : 1.0f) / (given.divisor ? *given.divisor : 1.0f);
     float factor = scale * slope / found.y;
     if (is_mine || (threadIdx.x == 0 && cluster_rank() == 0 && !is_class)) {
         given.losses[row] = !counts ? 0.0f : is_class ? lse - at_target + given.z_loss * lse * lse : NOT_A_NUMBER;
@@ -56,7 +57,7 @@ __device__ __forceinline__ void loss_and_gradient(Part& part, Exchange<>& exchan
 template <typename T, int EACH> __global__ void __launch_bounds__(MOST_THREADS) cross_entropy_both(GIVEN) {
     Given given = AS_GIVEN;
     Exchange<> exchange;
-    int row = blockIdx.x / cluster_blocks();
+    int row = cluster_number();
     RowPart<T, EACH, true> part(x + row * N, N);
     part.load(x + row * N, -INFINITY);
     exchange.open();

@@ -93,18 +93,19 @@ template <int EACH> constexpr int FORWARD_BLOCK = EACH == 4 ? LARGEST_BLOCK / 2 
 template <int EACH, bool ADDS, bool STAYS>
 constexpr int FORWARD_BLOCKS = STAYS ? (EACH == 8 ? 1 : EACH == 4 && !ADDS ? 3 : 2) : EACH == 4 ? 4 : 2;
 
-// y = (x - mean) / sqrt(mean (x - mean)² + eps) (offset + w) + b; with ADDS of s = x + r, which is written too.
-// Every thread keeps its own weights in shared memory, where they take no registers. A cluster that STAYS takes rows at
-// the same distance, and while it works on one, the next is on its way; else it has one.
+// y = (x - mean) scale (offset + w) + b, scale = 1 / sqrt(mean (x - mean)² + eps); with ADDS of s = x + r, which is
+// written too. IS_RMS takes 0 for the mean. `stats`, where given, takes (mean, scale) of each row. Every thread keeps its
+// own weights in shared memory, where they take no registers. A cluster that STAYS takes rows at the same distance, and
+// while it works on one, the next is on its way; else it has one.
 template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, bool STAYS>
 __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADDS, STAYS>))
-    norm_fwd(const T* x, const T* r, const W* w, const W* b, T* y, T* s, long long M, long long N, float eps,
-             float offset) {
+    norm_fwd(const T* x, const T* r, const W* w, const W* b, T* y, T* s, float2* stats, long long M, long long N,
+             float eps, float offset) {
     constexpr int COUNT = Columns<T, EACH>::COUNT, IN_PACK = VECTOR<T> / VECTOR<W>;
     extern __shared__ Words kept[];
     Turns turns;
     Columns<T, EACH> columns(N);
-    int cluster = blockIdx.x / cluster_blocks(), clusters = gridDim.x / cluster_blocks();
+    int cluster = cluster_number(), clusters = ::clusters();
     long long at = cluster * N, step = clusters * N, end = M * N;
     float share = 1.0f / N;
     Held<T, COUNT> next_x = {}, next_r = {};
@@ -121,6 +122,7 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
             if (!IS_RMS) place(1, e, p) = columns.weights(b, e, 0.0f).words[p];
         }
     if (!w) offset = 0.0f;
+    if (stats) stats += cluster;
     turns.open();
     for (; at < end; at += step) {
         Held<T, COUNT> xs = next_x, rs = next_r;
@@ -143,6 +145,10 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
         });
         xs.settle();
         float scale = rsqrtf(turns.sum(squares, 0.0f).x * share + eps);
+        if (stats) {
+            if (columns.start == 0) *stats = {mean, scale};
+            stats += clusters;
+        }
         Held<T, COUNT> ys;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
@@ -164,17 +170,20 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
     }
 }
 
-// dx, plus ds with ADDS, and this cluster's shares of dw and db, [clusters, N]. Each cluster takes rows at the same
-// distance; while it works on one, the next is on its way.
+// Registers of a thread at most: as few as spill nothing, where that lets more threads reside.
+template <int EACH, bool IS_RMS, bool ADDS>
+constexpr int BACKWARD_REGISTERS = EACH == 1 ? 48 + 8 * ADDS + 8 * !IS_RMS : IS_RMS ? 80 + 16 * ADDS : 128;
+
+// dx, plus ds with ADDS, and this cluster's shares of dw and db, [clusters, N], from what forward left in `stats`. Each
+// cluster takes rows at the same distance; while it works on one, the next is on its way.
 template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS>
-__global__ void __launch_bounds__(LARGEST_BLOCK, EACH > 1 ? 1 : 2)
-    norm_bwd(const T* x, const W* w, const T* dy, const T* ds, T* dx, float* dw, float* db, long long M, long long N,
-             float eps, float offset) {
+__global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
+    norm_bwd(const T* x, const W* w, const float2* stats, const T* dy, const T* ds, T* dx, float* dw, float* db,
+             long long M, long long N, float offset) {
     constexpr int COUNT = Columns<T, EACH>::COUNT;
     Turns turns;
     Columns<T, EACH> columns(N);
-    int cluster = blockIdx.x / cluster_blocks(), clusters = gridDim.x / cluster_blocks();
-    long long at = cluster * N, step = clusters * N, end = M * N;
+    int cluster = cluster_number(), clusters = ::clusters();
     float share = 1.0f / N, ws[COUNT], dws[COUNT] = {}, dbs[COUNT] = {};
     if (!w) offset = 0.0f;
 #pragma unroll
@@ -184,45 +193,35 @@ __global__ void __launch_bounds__(LARGEST_BLOCK, EACH > 1 ? 1 : 2)
             asm volatile("" : "+f"(ws[e * VECTOR<T> + n])); // made once
         });
     Held<T, COUNT> next_x = {}, next_dy = {};
-    columns.load(x + at, true, next_x);
-    columns.load(dy + at, true, next_dy);
+    columns.load(x + cluster * N, true, next_x);
+    columns.load(dy + cluster * N, true, next_dy);
+    float2 next_stats = stats[cluster];
     turns.open();
-    for (; at < end; at += step) {
+    for (long long row = cluster; row < M; row += clusters) {
         Held<T, COUNT> xs = next_x, dys = next_dy, dss, dxs;
-        bool goes_on = at + step < end;
-        columns.load(x + at + step, goes_on, next_x);
-        columns.load(dy + at + step, goes_on, next_dy);
-        if (ADDS) columns.load(ds + at, true, dss);
-        float mean = 0.0f, g_mean = 0.0f, squares = 0.0f, gx = 0.0f;
-        if (!IS_RMS) {
-            xs.each([&](float x, int n) {
-                mean += x;
-                g_mean += dys.at(n) * ws[n];
-            });
-            xs.settle();
-            dys.settle();
-            float2 sums = turns.sum(mean, g_mean);
-            mean = sums.x * share;
-            g_mean = sums.y * share;
-        }
-        xs.each([&](float x, int n) {
-            if (!IS_RMS && !columns.has(n)) return;
-            squares += (x - mean) * (x - mean);
-            gx += dys.at(n) * ws[n] * (x - mean);
+        float mean = IS_RMS ? 0.0f : next_stats.x, scale = next_stats.y, gh = 0.0f, gs = 0.0f;
+        bool goes_on = row + clusters < M;
+        columns.load(x + (row + clusters) * N, goes_on, next_x);
+        columns.load(dy + (row + clusters) * N, goes_on, next_dy);
+        if (goes_on) next_stats = stats[row + clusters];
+        if (ADDS) columns.load(ds + row * N, true, dss);
+        xs.each([&](float x, int n) { // past the end of the row dy is 0
+            float g = dys.at(n), gx = g * ((x - mean) * scale);
+            gh += gx * ws[n];
+            dws[n] += gx;
+            if (IS_RMS) return;
+            gs += g * ws[n];
+            dbs[n] += g;
         });
         xs.settle();
         dys.settle();
-        float2 sums = turns.sum(squares, gx);
-        float scale = rsqrtf(sums.x * share + eps), along = sums.y * share * scale * scale;
-        float away = -g_mean * scale;
+        float2 sums = turns.sum(gh, gs);
+        float along = sums.x * share * scale, away = -sums.y * share * scale;
         dxs.fill([&](int n) {
-            float g = dys.at(n), h = (xs.at(n) - mean) * scale;
-            dws[n] += g * h;
-            if (!IS_RMS) dbs[n] += g;
-            g = g * ws[n] * scale + away - h * along;
+            float g = dys.at(n) * ws[n] * scale + away - (xs.at(n) - mean) * scale * along;
             return ADDS ? g + dss.at(n) : g;
         });
-        columns.store(dx + at, dxs);
+        columns.store(dx + row * N, dxs);
     }
     columns.store(dw ? dw + cluster * N : dw, dws);
     if (!IS_RMS) columns.store(db ? db + cluster * N : db, dbs);

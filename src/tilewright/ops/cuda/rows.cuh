@@ -30,9 +30,23 @@ __device__ __forceinline__ unsigned cluster_blocks() {
     asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
     return blocks;
 }
+
+__device__ __forceinline__ unsigned cluster_number() {
+    unsigned number;
+    asm("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+    return number;
+}
+
+__device__ __forceinline__ unsigned clusters() {
+    unsigned all;
+    asm("mov.u32 %0, %%nclusterid.x;" : "=r"(all));
+    return all;
+}
 #else
 __device__ __forceinline__ unsigned cluster_rank() { return 0; }
 __device__ __forceinline__ unsigned cluster_blocks() { return 1; }
+__device__ __forceinline__ unsigned cluster_number() { return blockIdx.x; }
+__device__ __forceinline__ unsigned clusters() { return gridDim.x; }
 #endif
 
 __device__ __forceinline__ void init_barrier(const void* barrier) {
@@ -83,7 +97,9 @@ template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP> struct Exchange {
             init_barrier(&barriers[1]);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
-        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+        // Relaxed, since the fence above is all that others must see: a release would have every thread wait here for a
+        // fence of the whole GPU before it loads its part of the row.
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
     }
 
@@ -376,7 +392,7 @@ template <typename T, int TENSORS, int STAGES> struct Stream {
 
     __device__ __forceinline__ Stream(const T* const (&tensors)[TENSORS], long long M, long long N, int before,
                                       int length, Words* memory)
-        : memory(memory), row(blockIdx.x / cluster_blocks()), rows(M), step(gridDim.x / cluster_blocks()), N(N),
+        : memory(memory), row(cluster_number()), rows(M), step(clusters()), N(N),
           length(length) {
 #pragma unroll
         for (int k = 0; k < TENSORS; k++) from[k] = tensors[k] + before;

@@ -28,7 +28,7 @@ __device__ __forceinline__ void gradient(Part& outputs, Part& grads, Exchange<>&
 template <typename T, int EACH, bool LOG>
 __global__ void __launch_bounds__(MOST_THREADS) softmax_fwd(const T* x, T* y, long long, long long N) {
     Exchange<> exchange;
-    long long start = blockIdx.x / cluster_blocks() * N;
+    long long start = cluster_number() * N;
     RowPart<T, EACH, true> part(x + start, N);
     part.load(x + start, -INFINITY);
     exchange.open();
@@ -52,7 +52,7 @@ template <typename T, int EACH, bool LOG>
 __global__ void __launch_bounds__(MOST_THREADS)
 softmax_bwd(const T* y, const T* dy, T* dx, long long, long long N) {
     Exchange<> exchange;
-    long long start = blockIdx.x / cluster_blocks() * N;
+    long long start = cluster_number() * N;
     RowPart<T, EACH, true> outputs(y + start, N), grads(dy + start, N);
     outputs.load(y + start, 0.0f);
     grads.load(dy + start, 0.0f);

@@ -18,7 +18,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from tilewright.errors import LauncherFailed, TilewrightError, UnknownSetting, first_line
 from tilewright.hardware import GPU
-from tilewright.ops._cuda import Source, _spelled
+from tilewright.ops._cuda import Prepared, Source, _spelled
 from tilewright.spec import Case, Kernel, Op
 from tilewright.tools.inspect.code import CudaCode, TritonCode
 from tilewright.tools.inspect.compiling import compiled
@@ -54,11 +54,19 @@ class Launch:
         return self.programs * self.code.cluster
 
 
-def of_kernel(op: Op, kernel: Kernel, case: Case, gpu: GPU, directions: Sequence[str] = ("forward",)) -> list[Launch]:
-    """The launches of one call of a kernel, in order. None where the kernel does not take the case."""
+def of_kernel(
+    op: Op,
+    kernel: Kernel,
+    case: Case,
+    gpu: GPU,
+    directions: Sequence[str] = ("forward",),
+    reads: int | None = None,
+) -> list[Launch]:
+    """The launches of one call of a kernel, in order. None where the kernel does not take the case. If it reads values
+    of tensors, they are `reads`, or the launches end there."""
     if kernel.name == "compile":
         return _generated(op, case, gpu) if "forward" in directions else []
-    with standing_in(gpu), _recording(gpu) as found:
+    with standing_in(gpu, reads), _recording(gpu) as found:
         args = op.make(case, device="meta")
         if not kernel.fits(*args):
             return []
@@ -172,12 +180,11 @@ def _recording(gpu: GPU) -> Iterator[list[Launch]]:
         tuner.fn.run(*args, **options, **chosen)
         tuner.nargs, note = None, ""
 
-    def launch_cuda(
-        source: Any, kernel: str, dtype: Any, grid: Any, block: int, *args: Any, shared: int = 0, cluster: int = 1
-    ) -> None:
-        instance = _spelled(kernel, dtype)
-        code = CudaCode(source, instance, gpu.arch, block, shared, cluster)
-        found.append(Launch(instance, code, _whole(grid), gpu, arguments=_numbers(args)))
+    def launch_cuda(prepared: Prepared, *tensors: Tensor | None) -> None:
+        instance = _spelled(prepared.kernel, prepared.dtype)
+        code = CudaCode(prepared.source, instance, gpu.arch, prepared.block, prepared.shared, prepared.cluster)
+        passed = (*(0 if t is None else None for t in tensors), *_numbers(prepared.numbers))
+        found.append(Launch(instance, code, _whole(prepared.grid), gpu, arguments=passed))
 
     def resident(
         source: Any, kernel: str, dtype: Any, device: int, block: int, *, shared: int = 0, cluster: int = 1
@@ -189,7 +196,7 @@ def _recording(gpu: GPU) -> Iterator[list[Launch]]:
     with ExitStack() as stack:
         stack.enter_context(patch.object(JITFunction, "run", run))
         stack.enter_context(patch.object(Autotuner, "run", run_first))
-        stack.enter_context(patch.object(Source, "launch", launch_cuda))
+        stack.enter_context(patch.object(Prepared, "__call__", launch_cuda))
         stack.enter_context(patch.object(Source, "resident", resident, create=True))
         # With a listener our launchers take Triton's own way, which is the one that is written down.
         knobs.runtime.launch_enter_hook.add(_listener)

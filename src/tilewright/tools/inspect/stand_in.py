@@ -1,13 +1,14 @@
 """A GPU that is not here: meta tensors that say they are on it, and answers to what a launcher asks about it.
 
 Nothing is allocated or launched. A function called in `standing_in(gpu)` goes the way it would go on that GPU, as far
-as sizes, dtypes and the GPU's properties decide it; reading a value of a tensor raises.
+as sizes, dtypes and the GPU's properties decide it; reading a value of a tensor raises, unless it is said what is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -34,12 +35,14 @@ def target(gpu: GPU) -> GPUTarget:
 
 
 @contextmanager
-def standing_in(gpu: GPU) -> Iterator[torch.device]:
-    """While the context is open, `gpu` is the only GPU, and tensors made on it are meta tensors."""
+def standing_in(gpu: GPU, reads: int | None = None) -> Iterator[torch.device]:
+    """While the context is open, `gpu` is the only GPU, and tensors made on it are meta tensors, of which all that is
+    read is `reads`."""
     with answering(gpu) as device, ExitStack() as stack:
-        stack.enter_context(patch.object(CustomOpDef, "__call__", _called_on(device)))
-        stack.enter_context(patch.object(torch.autograd, "_engine_run_backward", _backward_on(device)))
-        stack.enter_context(_OnGPU(device))
+        on_gpu = partial(_OnGPU, device, reads)
+        stack.enter_context(patch.object(CustomOpDef, "__call__", _called(on_gpu)))
+        stack.enter_context(patch.object(torch.autograd, "_engine_run_backward", _backward(on_gpu)))
+        stack.enter_context(on_gpu())
         yield device
 
 
@@ -61,8 +64,9 @@ def answering(gpu: GPU, *others: Any) -> Iterator[torch.device]:
 class _OnGPU(TorchFunctionMode):
     """Meta tensors answer as tensors of the GPU do, and what is asked for on a GPU is made of meta tensors."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, reads: int | None):
         super().__init__()
+        self._reads = reads
         where = {Tensor.is_cuda: True, Tensor.device: device}
         self._said = {getter.__get__: answer for getter, answer in where.items()} | {Tensor.get_device: device.index}
 
@@ -70,6 +74,8 @@ class _OnGPU(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in self._said and args[0].is_meta:
             return self._said[func]
+        if func is Tensor.tolist and args[0].is_meta and self._reads is not None:
+            return torch.full(args[0].shape, self._reads).tolist()
         if func is Tensor.pin_memory:
             return args[0]
         if func is Tensor.cuda:
@@ -79,12 +85,12 @@ class _OnGPU(TorchFunctionMode):
         return func(*(_really(a) if isinstance(a, torch.device | str) else a for a in args), **kwargs)
 
 
-def _called_on(device: torch.device) -> Any:
+def _called(on_gpu: Callable[[], _OnGPU]) -> Any:
     """How a custom operator is called: torch would have its fake, which makes the results and launches nothing."""
 
     def call(operator: Any, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            with _OnGPU(device):  # torch turns it off for what it calls itself
+            with on_gpu():  # torch turns it off for what it calls itself
                 return operator._init_fn(*args, **kwargs)
 
         with patch.object(operator, "_abstract_fn", run):
@@ -93,11 +99,11 @@ def _called_on(device: torch.device) -> Any:
     return call
 
 
-def _backward_on(device: torch.device) -> Any:
+def _backward(on_gpu: Callable[[], _OnGPU]) -> Any:
     run_backward = torch.autograd._engine_run_backward
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        with _OnGPU(device):
+        with on_gpu():
             return run_backward(*args, **kwargs)
 
     return run
