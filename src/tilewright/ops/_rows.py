@@ -16,10 +16,11 @@ from tilewright.ops._cuda import PORTABLE_CLUSTER, Prepared, Source, is_installe
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
 
-PACK = 16  # bytes of an access
+PACK, LINE = 16, 128  # bytes of an access, and of a line of the cache
 MOST_BLOCKS = 16  # of a cluster
 THREADS = (128, 256, 512, 1024)  # of a block
 PACKS = {1: 8, 2: 4}  # a thread, of so many tensors at once: their rows are held in registers
+STAGES = (1, 2)  # rows on their way to shared memory, besides the one in registers
 LARGEST_ALONE = 4096  # packs of a row that one block takes
 
 
@@ -54,6 +55,13 @@ class Rows:
     def fit_a_cluster(self, tensors: int) -> bool:
         return self.is_aligned and self.packs <= most_packs(tensors) * most_blocks(self.device)
 
+    def cut(self, blocks: int, room: int) -> tuple[int, int]:
+        """The elements of each block's piece, whole lines of the cache; and on what boundary the first piece begins,
+        which is a line's where the packs that the cluster has room for can lie so."""
+        unit = self.size if self.has_edges else PACK
+        align = LINE if self.N * self.size + LINE - unit <= room * PACK else PACK
+        return cdiv(cdiv(self.N * self.size + align - unit, blocks), LINE) * LINE // self.size, align
+
     @property
     def can_stream(self) -> bool:
         return not self.has_edges and has_clusters(self.device)
@@ -72,8 +80,8 @@ def cluster_choices(tensors: int, packs: int, streams: bool) -> list[Config]:
         if blocks in (1, 2, 4, 8, MOST_BLOCKS):
             row = {"threads": threads, "blocks": blocks}
             found += [{**row, "stages": 0, "waves": 0}]
-            if streams and 256 <= threads <= 512:
-                found += [{**row, "stages": 2, "waves": waves} for waves in (1, 16)]
+            if streams and threads >= 256:
+                found += [{**row, "stages": s, "waves": w} for s in STAGES if s * threads <= 1024 for w in (1, 16)]
     return found or [one_block(THREADS[0])]
 
 
@@ -102,13 +110,13 @@ def clusters(
     threads, blocks, stages = config["threads"], config["blocks"], config["stages"]
     kinds = ["T", PACKS[tensors], *([stages] if stages else []), *("true" if flag else "false" for flag in flags)]
     name = f"{kernel}{'_stream' if stages else ''}<{', '.join(map(str, kinds))}>"
-    piece = cdiv(rows.N * rows.size // PACK, blocks) * PACK
-    how: dict[str, Any] = {"shared": stages * tensors * piece, "cluster": blocks}
+    piece, align = rows.cut(blocks, blocks * threads * PACKS[tensors])
+    how: dict[str, Any] = {"shared": stages * tensors * piece * rows.size, "cluster": blocks}
     count = rows.M
     if stages:
         at_once = max(1, source.resident(name, rows.dtype, rows.device, threads, **how))
         count = shared_out(rows.M, at_once * config["waves"])
-    return source.prepare(name, rows.dtype, rows.device, (count,), threads, *numbers, **how)
+    return source.prepare(name, rows.dtype, rows.device, (count,), threads, *numbers, piece, align, **how)
 
 
 def shared_out(rows: int, clusters: int) -> int:

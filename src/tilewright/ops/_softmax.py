@@ -19,7 +19,17 @@ from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
-from tilewright.ops._rows import MOST_BLOCKS, PACK, PACKS, Rows, cluster_choices, cluster_default, clusters, most_packs
+from tilewright.ops._rows import (
+    MOST_BLOCKS,
+    PACK,
+    PACKS,
+    STAGES,
+    Rows,
+    cluster_choices,
+    cluster_default,
+    clusters,
+    most_packs,
+)
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned, planned
 
@@ -216,7 +226,7 @@ CUDA = Source(
     *[
         f"softmax_{way}{how}, {log}>"
         for way, tensors in TENSORS.items()
-        for how in (f"<T, {PACKS[tensors]}", f"_stream<T, {PACKS[tensors]}, 2")
+        for how in (f"<T, {PACKS[tensors]}", *(f"_stream<T, {PACKS[tensors]}, {s}" for s in STAGES))
         for log in ("false", "true")
     ],
 )

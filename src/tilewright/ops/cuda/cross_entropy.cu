@@ -50,7 +50,7 @@ __device__ __forceinline__ void loss_and_gradient(Part& part, Exchange<>& exchan
 
 #define GIVEN                                                                                                           \
     const T *x, const long long *target, const float *divisor, const float *dloss, float *losses, float *stats, T *dx,  \
-        long long stride_dloss, long long M, long long N, long long ignored, float z_loss
+        long long stride_dloss, long long M, long long N, long long ignored, float z_loss, long long piece, long long align
 #define AS_GIVEN {target, divisor, dloss, losses, stats, stride_dloss, M, N, ignored, z_loss}
 
 // A cluster for each row, which may begin anywhere.
@@ -58,7 +58,7 @@ template <typename T, int EACH> __global__ void __launch_bounds__(MOST_THREADS) 
     Given given = AS_GIVEN;
     Exchange<> exchange;
     int row = cluster_number();
-    RowPart<T, EACH, true> part(x + row * N, N);
+    RowPart<T, EACH, true> part(x + row * N, {(int)N, (int)piece, (int)align});
     part.load(x + row * N, -INFINITY);
     exchange.open();
     loss_and_gradient(part, exchange, x + row * N, dx + row * N, row, given);
@@ -69,12 +69,14 @@ template <typename T, int EACH, int STAGES>
 __global__ void __launch_bounds__(MOST_THREADS) cross_entropy_both_stream(GIVEN) {
     Given given = AS_GIVEN;
     Exchange<> exchange;
-    RowPart<T, EACH, false> part(x, N);
+    RowPart<T, EACH, false> part(x, {(int)N, (int)piece, (int)align});
     Stream<T, 1, STAGES> stream({x}, M, N, part.before(), part.length(), launch_memory());
     exchange.open();
-    for (; stream.has_row(); stream.advance()) {
+    while (stream.has_row()) {
+        long long row = stream.row;
         stream.wait();
         part.take(stream.piece(0), -INFINITY);
-        loss_and_gradient(part, exchange, x + stream.row * N, dx + stream.row * N, (int)stream.row, given);
+        stream.advance();
+        loss_and_gradient(part, exchange, x + row * N, dx + row * N, (int)row, given);
     }
 }

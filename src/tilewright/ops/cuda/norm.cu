@@ -44,10 +44,15 @@ template <typename T, int EACH> struct Columns {
     int start, end; // where this thread's first pack begins, and where this block's piece ends
 
     __device__ __forceinline__ Columns(int N) {
-        int blocks = cluster_blocks(), piece = (N / VECTOR<T> + blocks - 1) / blocks, first = cluster_rank() * piece;
-        start = (first + threadIdx.x) * VECTOR<T>;
-        end = (first + piece) * VECTOR<T>;
-        if (end > N) end = N;
+        int first = cluster_rank() * piece(N);
+        start = first + threadIdx.x * VECTOR<T>;
+        end = min(first + piece(N), N);
+    }
+
+    // What a block takes of a row of N.
+    static __device__ __forceinline__ int piece(int N) {
+        int blocks = cluster_blocks();
+        return (N / VECTOR<T> + blocks - 1) / blocks * VECTOR<T>;
     }
 
     __device__ __forceinline__ int first(int e) const { return start + e * (int)blockDim.x * VECTOR<T>; }
@@ -88,6 +93,55 @@ template <typename T, int EACH> struct Columns {
     }
 };
 
+// The mean of a row and its squared distance from it, in one turn: each warp tells its own mean and squares, which are
+// those of the row but for the distance between the means.
+template <typename T, int EACH> struct Moments {
+    float* counts; // elements of each warp of the cluster
+    float share;   // of one element in this warp's mean
+
+    __device__ __forceinline__ void prepare(const Columns<T, EACH>& columns, int N, const Turns& turns) {
+        __shared__ float all_counts[LARGEST_BLOCK / WARP * LARGEST_CLUSTER];
+        counts = all_counts;
+        int threads = blockDim.x, in_block = threads / WARP;
+        for (int n = threadIdx.x; n < turns.warps(); n += threads) {
+            int before = n / in_block * columns.piece(N), packs = min(columns.piece(N), N - before) / VECTOR<T>;
+            int count = 0;
+            for (int e = 0; e < EACH; e++) count += max(0, min(WARP, packs - e * threads - n % in_block * WARP));
+            counts[n] = count * VECTOR<T>;
+        }
+        __syncthreads();
+        float count = counts[cluster_rank() * in_block + threadIdx.x / WARP];
+        share = count ? 1.0f / count : 0.0f;
+    }
+
+    __device__ __forceinline__ float2 of(Held<T, EACH * VECTOR<T>>& xs, const Columns<T, EACH>& columns, Turns& turns,
+                                         float share_of_row) const {
+        float mean = 0.0f, squares = 0.0f;
+        xs.each([&](float x, int) { mean += x; });
+        xs.settle();
+        mean = across_warp(mean) * share;
+        xs.each([&](float x, int n) {
+            if (columns.has(n)) squares += (x - mean) * (x - mean);
+        });
+        xs.settle();
+        const float2* all = turns.told({mean, across_warp(squares)});
+        float whole = 0.0f;
+        for (int n = threadIdx.x % WARP; n < turns.warps(); n += WARP) whole += counts[n] * all[n].x;
+        mean = across_warp(whole) * share_of_row;
+        squares = 0.0f;
+        for (int n = threadIdx.x % WARP; n < turns.warps(); n += WARP)
+            squares += all[n].y + counts[n] * (all[n].x - mean) * (all[n].x - mean);
+        return {mean, across_warp(squares)};
+    }
+
+  private:
+    static __device__ __forceinline__ float across_warp(float value) {
+#pragma unroll
+        for (int step = WARP / 2; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+        return value;
+    }
+};
+
 // Threads of a block at most, and how many such blocks a multiprocessor takes.
 template <int EACH> constexpr int FORWARD_BLOCK = EACH == 4 ? LARGEST_BLOCK / 2 : LARGEST_BLOCK;
 template <int EACH, bool ADDS, bool STAYS>
@@ -123,6 +177,8 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
         }
     if (!w) offset = 0.0f;
     if (stats) stats += cluster;
+    Moments<T, EACH> moments;
+    if (!IS_RMS) moments.prepare(columns, N, turns);
     turns.open();
     for (; at < end; at += step) {
         Held<T, COUNT> xs = next_x, rs = next_r;
@@ -135,16 +191,16 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
             columns.store(s + at, xs = sums);
         }
         float mean = 0.0f, squares = 0.0f;
-        if (!IS_RMS) {
-            xs.each([&](float x, int) { mean += x; });
+        if (IS_RMS) {
+            xs.each([&](float x, int) { squares += x * x; });
             xs.settle();
-            mean = turns.sum(mean, 0.0f).x * share;
+            squares = turns.sum(squares, 0.0f).x;
+        } else {
+            float2 found = moments.of(xs, columns, turns, share);
+            mean = found.x;
+            squares = found.y;
         }
-        xs.each([&](float x, int n) {
-            if (IS_RMS || columns.has(n)) squares += (x - mean) * (x - mean);
-        });
-        xs.settle();
-        float scale = rsqrtf(turns.sum(squares, 0.0f).x * share + eps);
+        float scale = rsqrtf(squares * share + eps);
         if (stats) {
             if (columns.start == 0) *stats = {mean, scale};
             stats += clusters;

@@ -31,23 +31,14 @@ __device__ __forceinline__ unsigned cluster_blocks() {
     return blocks;
 }
 
-__device__ __forceinline__ unsigned cluster_number() {
-    unsigned number;
-    asm("mov.u32 %0, %%clusterid.x;" : "=r"(number));
-    return number;
-}
-
-__device__ __forceinline__ unsigned clusters() {
-    unsigned all;
-    asm("mov.u32 %0, %%nclusterid.x;" : "=r"(all));
-    return all;
-}
 #else
 __device__ __forceinline__ unsigned cluster_rank() { return 0; }
 __device__ __forceinline__ unsigned cluster_blocks() { return 1; }
-__device__ __forceinline__ unsigned cluster_number() { return blockIdx.x; }
-__device__ __forceinline__ unsigned clusters() { return gridDim.x; }
 #endif
+
+// %clusterid would be a product of floats, which is another cluster's from 2^24 on. Clusters are powers of two.
+__device__ __forceinline__ unsigned cluster_number() { return blockIdx.x >> (31 - __clz(cluster_blocks())); }
+__device__ __forceinline__ unsigned clusters() { return gridDim.x >> (31 - __clz(cluster_blocks())); }
 
 __device__ __forceinline__ void init_barrier(const void* barrier) {
 #if __CUDA_ARCH__ >= 900
@@ -112,9 +103,16 @@ template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP> struct Exchange {
 
     // Combines one value of every thread of the cluster; each gets the result. `Fold` combines two, and has a neutral one.
     template <typename Fold> __device__ __forceinline__ float2 combine(float2 value) {
-        int lane = threadIdx.x % WARP, warps = blockDim.x / WARP, blocks = cluster_blocks();
-        float2* mine = &slots[turn % 2][cluster_rank() * warps + threadIdx.x / WARP];
-        value = across_warp<Fold>(value);
+        const float2* all = told(across_warp<Fold>(value));
+        value = Fold::neutral();
+        for (int n = threadIdx.x % WARP; n < warps(); n += WARP) value = Fold::of(value, all[n]);
+        return across_warp<Fold>(value);
+    }
+
+    // What every warp of the cluster tells the others, block by block.
+    __device__ __forceinline__ const float2* told(float2 value) {
+        int lane = threadIdx.x % WARP, set = turn % 2, blocks = cluster_blocks();
+        float2* mine = &slots[set][cluster_rank() * (blockDim.x / WARP) + threadIdx.x / WARP];
         if (blocks == 1) {
             if (lane == 0) *mine = value;
             __syncthreads();
@@ -128,16 +126,17 @@ template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP> struct Exchange {
                              "mapa.shared::cluster.u32 counter, %1, %2;\n"
                              "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [there], {%3, %4}, [counter];\n"
                              "}" ::"r"(shared_address(mine)),
-                             "r"(shared_address(&barriers[turn % 2])), "r"(lane), "f"(value.x), "f"(value.y)
+                             "r"(shared_address(&barriers[set])), "r"(lane), "f"(value.x), "f"(value.y)
                              : "memory");
 #endif
-            wait_for(&barriers[turn % 2], turn / 2 % 2);
+            wait_for(&barriers[set], turn / 2 % 2);
         }
-        value = Fold::neutral();
-        for (int n = lane; n < blocks * warps; n += WARP) value = Fold::of(value, slots[turn % 2][n]);
         turn++;
-        return across_warp<Fold>(value);
+        return slots[set];
     }
+
+    // Of the cluster.
+    __device__ __forceinline__ int warps() const { return cluster_blocks() * blockDim.x / WARP; }
 
     // The sums of a and of b over all threads of the cluster. Half of a warp's lanes see to each.
     __device__ __forceinline__ float2 sum(float a, float b) {
@@ -184,8 +183,7 @@ template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP> struct Exchange {
 
     // A value of every warp of the cluster.
     __device__ __forceinline__ void expect_all() {
-        int warps = cluster_blocks() * blockDim.x / WARP;
-        if (threadIdx.x == 0) expect_bytes(&barriers[turn % 2], warps * (int)sizeof(float2));
+        if (threadIdx.x == 0) expect_bytes(&barriers[turn % 2], warps() * (int)sizeof(float2));
     }
 };
 
@@ -243,20 +241,24 @@ __device__ __forceinline__ void load_words(const void* pointer, bool is_there, W
                  : "l"(pointer), "r"((int)is_there), "l"(kept_longest()));
 }
 
-// This thread's part of a row of N. The blocks of a cluster take pieces of it, one after the other, their threads packs in
-// turn. With EDGES rows begin anywhere and end anywhere: packs lie on 16-byte boundaries, and of the first and the last
-// only the elements of the row count. Without, a pack is in the row or past its end.
+// How a row of N lies in a cluster: each block has a piece of so many elements, from the last multiple of `align` bytes
+// before the row on.
+struct Cut {
+    int N, piece, align;
+};
+
+// This thread's part of a row. The threads of a block take packs of its piece in turn. With EDGES rows begin anywhere and
+// end anywhere: packs lie on 16-byte boundaries, and of the first and the last only the elements of the row count.
+// Without, rows begin on such boundaries, and a pack is in the row or past its end.
 template <typename T, int EACH, bool EDGES> struct RowPart {
     Words packs[EACH];
     int start, end; // elements of the row: where this thread's first pack begins, and where this block's piece ends
 
-    __device__ __forceinline__ RowPart(const T* row, int N) {
-        int shift = EDGES ? (int)((unsigned long long)row % 16 / sizeof(T)) : 0;
-        int all = (N + shift + VECTOR<T> - 1) / VECTOR<T>, blocks = cluster_blocks();
-        int piece = (all + blocks - 1) / blocks, first = cluster_rank() * piece;
-        start = (first + threadIdx.x) * VECTOR<T> - shift;
-        end = (first + piece) * VECTOR<T> - shift;
-        if (end > N) end = N;
+    __device__ __forceinline__ RowPart(const T* row, Cut cut) {
+        int shift = EDGES ? (int)((unsigned long long)row & (cut.align - 1)) / (int)sizeof(T) : 0;
+        int first = cluster_rank() * cut.piece - shift;
+        start = first + threadIdx.x * VECTOR<T>;
+        end = min(first + cut.piece, cut.N);
     }
 
     // Whether this thread has the element of that index.
@@ -266,17 +268,23 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
 
     // Elements outside of the row are `other`.
     __device__ __forceinline__ void load(const T* row, float other) {
+        unsigned filler = word_of<T>(other, other);
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
+            packs[e] = {filler, filler, filler, filler};
             load_words(row + first(e), is_whole(e), packs[e]);
-            if (is_whole(e)) continue;
+        }
+        if (!EDGES) return;
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            if (!is_cut(e)) continue;
 #pragma unroll
             for (int w = 0; w < 4; w++) {
                 float pair[2];
 #pragma unroll
                 for (int n = 0; n < IN_WORD<T>; n++) {
                     int at = first(e) + w * IN_WORD<T> + n;
-                    pair[n] = EDGES && at >= 0 && at < end ? to_float(row[at]) : other;
+                    pair[n] = at >= 0 && at < end ? to_float(row[at]) : other;
                 }
                 packs[e].at[w] = word_of<T>(pair[0], pair[1]);
             }
@@ -308,8 +316,10 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
         return fmaxf(element<T>(largest, 0), element<T>(largest, IN_WORD<T> - 1));
     }
 
-    // Keeps the elements packed until they are used again; the compiler would rather keep them as floats, and spill.
+    // Keeps the elements packed until they are used again, and makes addresses anew; the compiler would rather keep floats
+    // and addresses, and spill.
     __device__ __forceinline__ void settle() {
+        asm volatile("" : "+r"(start));
 #pragma unroll
         for (int e = 0; e < EACH; e++)
 #pragma unroll
@@ -349,7 +359,7 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
                 pack.at[w] = word_of<T>(made[0], made[1]);
             }
             if (is_whole(e)) *reinterpret_cast<Words*>(row + first(e)) = pack;
-            if (is_whole(e) || !EDGES) continue;
+            if (!EDGES || !is_cut(e)) continue;
 #pragma unroll
             for (int n = 0; n < VECTOR<T>; n++) {
                 int at = first(e) + n;
@@ -372,6 +382,11 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
     __device__ __forceinline__ bool is_whole(int e) const {
         return EDGES ? first(e) >= 0 && first(e) + VECTOR<T> <= end : first(e) < end;
     }
+
+    // Whether some of a pack is in the row, and some is not.
+    __device__ __forceinline__ bool is_cut(int e) const {
+        return !is_whole(e) && first(e) + VECTOR<T> > 0 && first(e) < end;
+    }
 };
 
 // The memory that the launch gives.
@@ -392,8 +407,7 @@ template <typename T, int TENSORS, int STAGES> struct Stream {
 
     __device__ __forceinline__ Stream(const T* const (&tensors)[TENSORS], long long M, long long N, int before,
                                       int length, Words* memory)
-        : memory(memory), row(cluster_number()), rows(M), step(clusters()), N(N),
-          length(length) {
+        : memory(memory), row(cluster_number()), rows(M), step(clusters()), N(N), length(length) {
 #pragma unroll
         for (int k = 0; k < TENSORS; k++) from[k] = tensors[k] + before;
 #if __CUDA_ARCH__ >= 900
@@ -414,8 +428,9 @@ template <typename T, int TENSORS, int STAGES> struct Stream {
 
     __device__ __forceinline__ const Words* piece(int k) const { return at(stage, k); }
 
-    // To the next row. Every thread of the block must be done with the pieces of this one.
+    // To the next row, when every thread of the block has taken the pieces of this one.
     __device__ __forceinline__ void advance() {
+        __syncthreads();
         if (threadIdx.x == 0) fetch(row + STAGES * step, stage);
         row += step;
         if (++stage == STAGES) {

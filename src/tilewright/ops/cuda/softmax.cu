@@ -26,34 +26,36 @@ __device__ __forceinline__ void gradient(Part& outputs, Part& grads, Exchange<>&
 }
 
 template <typename T, int EACH, bool LOG>
-__global__ void __launch_bounds__(MOST_THREADS) softmax_fwd(const T* x, T* y, long long, long long N) {
+__global__ void __launch_bounds__(MOST_THREADS) softmax_fwd(const T* x, T* y, long long, long long N, long long piece, long long align) {
     Exchange<> exchange;
     long long start = cluster_number() * N;
-    RowPart<T, EACH, true> part(x + start, N);
+    RowPart<T, EACH, true> part(x + start, {(int)N, (int)piece, (int)align});
     part.load(x + start, -INFINITY);
     exchange.open();
     softmax<LOG>(part, exchange, y + start);
 }
 
 template <typename T, int EACH, int STAGES, bool LOG>
-__global__ void __launch_bounds__(MOST_THREADS) softmax_fwd_stream(const T* x, T* y, long long M, long long N) {
+__global__ void __launch_bounds__(MOST_THREADS) softmax_fwd_stream(const T* x, T* y, long long M, long long N, long long piece, long long align) {
     Exchange<> exchange;
-    RowPart<T, EACH, false> part(x, N);
+    RowPart<T, EACH, false> part(x, {(int)N, (int)piece, (int)align});
     Stream<T, 1, STAGES> stream({x}, M, N, part.before(), part.length(), launch_memory());
     exchange.open();
-    for (; stream.has_row(); stream.advance()) {
+    while (stream.has_row()) {
+        long long start = stream.row * N;
         stream.wait();
         part.take(stream.piece(0), -INFINITY);
-        softmax<LOG>(part, exchange, y + stream.row * N);
+        stream.advance();
+        softmax<LOG>(part, exchange, y + start);
     }
 }
 
 template <typename T, int EACH, bool LOG>
 __global__ void __launch_bounds__(MOST_THREADS)
-softmax_bwd(const T* y, const T* dy, T* dx, long long, long long N) {
+softmax_bwd(const T* y, const T* dy, T* dx, long long, long long N, long long piece, long long align) {
     Exchange<> exchange;
     long long start = cluster_number() * N;
-    RowPart<T, EACH, true> outputs(y + start, N), grads(dy + start, N);
+    RowPart<T, EACH, true> outputs(y + start, {(int)N, (int)piece, (int)align}), grads = outputs; // cut alike
     outputs.load(y + start, 0.0f);
     grads.load(dy + start, 0.0f);
     exchange.open();
@@ -62,15 +64,17 @@ softmax_bwd(const T* y, const T* dy, T* dx, long long, long long N) {
 
 template <typename T, int EACH, int STAGES, bool LOG>
 __global__ void __launch_bounds__(MOST_THREADS)
-softmax_bwd_stream(const T* y, const T* dy, T* dx, long long M, long long N) {
+softmax_bwd_stream(const T* y, const T* dy, T* dx, long long M, long long N, long long piece, long long align) {
     Exchange<> exchange;
-    RowPart<T, EACH, false> outputs(y, N), grads(dy, N);
+    RowPart<T, EACH, false> outputs(y, {(int)N, (int)piece, (int)align}), grads = outputs;
     Stream<T, 2, STAGES> stream({y, dy}, M, N, outputs.before(), outputs.length(), launch_memory());
     exchange.open();
-    for (; stream.has_row(); stream.advance()) {
+    while (stream.has_row()) {
+        long long start = stream.row * N;
         stream.wait();
         outputs.take(stream.piece(0), 0.0f);
         grads.take(stream.piece(1), 0.0f);
-        gradient<LOG>(outputs, grads, exchange, dx + stream.row * N);
+        stream.advance();
+        gradient<LOG>(outputs, grads, exchange, dx + start);
     }
 }
