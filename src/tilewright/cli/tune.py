@@ -67,9 +67,7 @@ def tune(
         raise NothingToTune(op_name)
     if keep:
         for table in {id(s.table): s.table for s in found}.values():
-            winners = {s.key: s.winner for s in found if s.table is table and s.winner}
-            if winners:
-                table.keep(gpu, winners)
+            table.keep(gpu, {s.key: s.winner for s in found if s.table is table and s.best})
     if not as_json:
         console().print(_table(found))
         better = sum(search.winner is not None for search in found)

@@ -24,7 +24,7 @@ from triton.language.extra import libdevice
 from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._launch import LARGEST_INT32, Launcher, Prepared
-from tilewright.ops._rows import PACK, PACKS, STAGES, Rows, cluster_choices, cluster_default, clusters
+from tilewright.ops._rows import PACK, PACKS, Rows, cluster_choices, cluster_default, clusters
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Tuned, planned
 
@@ -483,16 +483,12 @@ def _programs(
     return _launch_loop.prepare((M,), *given, **flags, VECTOR=vector, IS_ALIGNED=is_aligned, **blocks)
 
 
-CUDA = Source(
-    "cross_entropy.cu",
-    f"cross_entropy_both<T, {PACKS[1]}>",
-    *(f"cross_entropy_both_stream<T, {PACKS[1]}, {s}>" for s in STAGES),
-)
+CUDA = Source("cross_entropy.cu", f"cross_entropy_both<T, {PACKS[1]}>")
 SHORTEST_CLUSTER = 4096  # elements of a row; shorter ones are as fast in a program's registers
 CLUSTER = Tuned(
     "cross_entropy.json",
-    lambda kernel, size, packs, streams: cluster_default(1, packs, streams),
-    lambda kernel, size, packs, streams: cluster_choices(1, packs, streams),
+    lambda kernel, size, packs: cluster_default(1, packs),
+    lambda kernel, size, packs: cluster_choices(1, packs),
 )
 
 

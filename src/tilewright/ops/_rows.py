@@ -1,14 +1,9 @@
-"""Rows that the blocks of a cluster hold between them (`cuda/rows.cuh`): how they are shared out.
-
-Each row has a cluster; or, where rows are whole packs of 16 bytes and long, clusters stay and have the next rows on
-their way to shared memory.
-"""
+"""Rows that the blocks of a cluster hold between them (`cuda/rows.cuh`): how they are shared out."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -20,7 +15,6 @@ PACK, LINE = 16, 128  # bytes of an access, and of a line of the cache
 MOST_BLOCKS = 16  # of a cluster
 THREADS = (128, 256, 512, 1024)  # of a block
 PACKS = {1: 8, 2: 4}  # a thread, of so many tensors at once: their rows are held in registers
-STAGES = (1, 2)  # rows on their way to shared memory, besides the one in registers
 LARGEST_ALONE = 4096  # packs of a row that one block takes
 
 
@@ -62,61 +56,44 @@ class Rows:
         align = LINE if self.N * self.size + LINE - unit <= room * PACK else PACK
         return cdiv(cdiv(self.N * self.size + align - unit, blocks), LINE) * LINE // self.size, align
 
-    @property
-    def can_stream(self) -> bool:
-        return not self.has_edges and has_clusters(self.device)
-
 
 def most_packs(tensors: int) -> int:
     """The most that a block can hold of each of so many tensors."""
     return PACKS[tensors] * THREADS[-1]
 
 
-def cluster_choices(tensors: int, packs: int, streams: bool) -> list[Config]:
-    """Ways to share out a row of each of so many tensors. Without stages a cluster has one row."""
-    each, found = PACKS[tensors], []
-    for threads in THREADS:
-        blocks = packs // (each * threads)
-        if blocks in (1, 2, 4, 8, MOST_BLOCKS):
-            row = {"threads": threads, "blocks": blocks}
-            found += [{**row, "stages": 0, "waves": 0}]
-            if streams and threads >= 256:
-                found += [{**row, "stages": s, "waves": w} for s in STAGES if s * threads <= 1024 for w in (1, 16)]
-    return found or [one_block(THREADS[0])]
+def cluster_choices(tensors: int, packs: int) -> list[Config]:
+    """Ways to share out a row of each of so many tensors."""
+    shares = [{"threads": threads, "blocks": packs // (PACKS[tensors] * threads)} for threads in THREADS]
+    return [share for share in shares if share["blocks"] in (1, 2, 4, 8, MOST_BLOCKS)] or [one_block(THREADS[0])]
 
 
 def one_block(threads: int) -> Config:
     """A row alone, as every GPU can hold it."""
-    return {"threads": threads, "blocks": 1, "stages": 0, "waves": 0}
+    return {"threads": threads, "blocks": 1}
 
 
-def cluster_default(tensors: int, packs: int, streams: bool) -> Config:
-    """One block, then clusters of small blocks, which hide each other's waiting. Streams are for a search to find."""
-    choices = cluster_choices(tensors, packs, streams)
-    single = [c for c in choices if not c["stages"]]
-    alone = next((c for c in single if c["blocks"] == 1 and packs <= LARGEST_ALONE), None)
-    portable = [c for c in single if c["blocks"] <= PORTABLE_CLUSTER] or single
+def cluster_default(tensors: int, packs: int) -> Config:
+    """One block, then clusters of small blocks, which hide each other's waiting."""
+    choices = cluster_choices(tensors, packs)
+    alone = next((c for c in choices if c["blocks"] == 1 and packs <= LARGEST_ALONE), None)
+    portable = [c for c in choices if c["blocks"] <= PORTABLE_CLUSTER] or choices
     return alone or next((c for c in portable if c["threads"] >= 256 * tensors), portable[-1])
 
 
 def clusters(
     table: Tuned, source: Source, kernel: str, rows: Rows, tensors: int, flags: tuple[bool, ...], *numbers: int | float
 ) -> Prepared:
-    """A launch of `kernel<T, EACH, …>` for a cluster a row, or of `kernel_stream<T, EACH, STAGES, …>`."""
+    """A launch of `kernel<T, EACH, …>` with a cluster for each row."""
     if has_clusters(rows.device):
-        config = table(rows.device, kernel, rows.size, rows.packs, rows.can_stream)
+        config = table(rows.device, kernel, rows.size, rows.packs)
     else:
         config = one_block(max(THREADS[0], rows.packs // PACKS[tensors]))
-    threads, blocks, stages = config["threads"], config["blocks"], config["stages"]
-    kinds = ["T", PACKS[tensors], *([stages] if stages else []), *("true" if flag else "false" for flag in flags)]
-    name = f"{kernel}{'_stream' if stages else ''}<{', '.join(map(str, kinds))}>"
-    piece, align = rows.cut(blocks, blocks * threads * PACKS[tensors])
-    how: dict[str, Any] = {"shared": stages * tensors * piece * rows.size, "cluster": blocks}
-    count = rows.M
-    if stages:
-        at_once = max(1, source.resident(name, rows.dtype, rows.device, threads, **how))
-        count = shared_out(rows.M, at_once * config["waves"])
-    return source.prepare(name, rows.dtype, rows.device, (count,), threads, *numbers, piece, align, **how)
+    threads, blocks = config["threads"], config["blocks"]
+    kinds = ["T", PACKS[tensors], *("true" if flag else "false" for flag in flags)]
+    name = f"{kernel}<{', '.join(map(str, kinds))}>"
+    cut = rows.cut(blocks, blocks * threads * PACKS[tensors])
+    return source.prepare(name, rows.dtype, rows.device, (rows.M,), threads, *numbers, *cut, cluster=blocks)
 
 
 def shared_out(rows: int, clusters: int) -> int:

@@ -23,7 +23,6 @@ from tilewright.ops._rows import (
     MOST_BLOCKS,
     PACK,
     PACKS,
-    STAGES,
     Rows,
     cluster_choices,
     cluster_default,
@@ -223,21 +222,16 @@ TILE = Tuned("softmax.json", _tile_default, _tile_choices)
 TENSORS = {"fwd": 1, "bwd": 2}  # whose rows are held
 CUDA = Source(
     "softmax.cu",
-    *[
-        f"softmax_{way}{how}, {log}>"
-        for way, tensors in TENSORS.items()
-        for how in (f"<T, {PACKS[tensors]}", *(f"_stream<T, {PACKS[tensors]}, {s}" for s in STAGES))
-        for log in ("false", "true")
-    ],
+    *(f"softmax_{way}<T, {PACKS[n]}, {log}>" for way, n in TENSORS.items() for log in ("false", "true")),
 )
 
 
-def _cluster_default(kernel: str, size: int, packs: int, streams: bool) -> Config:
-    return cluster_default(TENSORS[kernel[-3:]], packs, streams)
+def _cluster_default(kernel: str, size: int, packs: int) -> Config:
+    return cluster_default(TENSORS[kernel[-3:]], packs)
 
 
-def _cluster_choices(kernel: str, size: int, packs: int, streams: bool) -> list[Config]:
-    return cluster_choices(TENSORS[kernel[-3:]], packs, streams)
+def _cluster_choices(kernel: str, size: int, packs: int) -> list[Config]:
+    return cluster_choices(TENSORS[kernel[-3:]], packs)
 
 
 CLUSTER = Tuned("softmax.json", _cluster_default, _cluster_choices)
@@ -245,7 +239,7 @@ Launch = Callable[..., None]  # of the tensors
 
 
 def _cluster(way: str, rows: Rows, log: bool) -> Launch:
-    return clusters(CLUSTER, CUDA, f"softmax_{way}", rows, TENSORS[way], (log,), rows.M, rows.N)
+    return clusters(CLUSTER, CUDA, f"softmax_{way}", rows, TENSORS[way], (log,), rows.N)
 
 
 _tile_forward = Launcher(_tile_fwd)

@@ -49,10 +49,11 @@ class Tuned:
         path = FOLDER / self.file
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def keep(self, gpu: str, winners: dict[Key, Config]) -> None:
-        """Write these winners down, beside those that are there."""
+    def keep(self, gpu: str, winners: dict[Key, Config | None]) -> None:
+        """Write these winners down, beside those that are there; None is a default that needs no writing down."""
         found = self.winners()
-        found.setdefault(gpu, {}).update({spelled(key): config for key, config in winners.items()})
+        of_gpu = found.get(gpu, {}) | {spelled(key): config for key, config in winners.items()}
+        found[gpu] = {key: config for key, config in of_gpu.items() if config is not None}
         FOLDER.mkdir(exist_ok=True)
         (FOLDER / self.file).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
         Tuned._best.cache_clear()

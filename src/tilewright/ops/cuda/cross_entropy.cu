@@ -10,73 +10,41 @@ __device__ __forceinline__ int class_of(long long target, long long ignored, lon
     return target == ignored ? IGNORED : target >= 0 && target < N ? (int)target : NO_CLASS;
 }
 
-// What a call is given besides the logits. Where a pointer is null there is nothing to divide or multiply by, or to leave:
-// `stats` are the logarithm of the sum and the loss's slope in it, for another gradient later.
-struct Given {
-    const long long* target;
-    const float *divisor, *dloss;
-    float *losses, *stats;
-    long long stride_dloss, M, N, ignored;
-    float z_loss;
-};
-
-template <typename Part, typename T>
-__device__ __forceinline__ void loss_and_gradient(Part& part, Exchange<>& exchange, const T* x, T* dx, int row,
-                                                  const Given& given) {
+// Where a pointer is null there is nothing to divide or multiply by, or to leave: `stats` are the logarithm of the sum and
+// the loss's slope in it, for another gradient later.
+template <typename T, int EACH>
+__global__ void __launch_bounds__(MOST_THREADS)
+cross_entropy_both(const T* x, const long long* target, const float* divisor, const float* dloss, float* losses,
+                   float* stats, T* dx, long long stride_dloss, long long M, long long N, long long ignored,
+                   float z_loss, long long piece, long long align) {
+    Exchange<> exchange;
+    int row = cluster_number();
+    x += row * N;
+    dx += row * N;
+    RowPart<T, EACH> part(x, {(int)N, (int)piece, (int)align});
+    part.load(x, -INFINITY);
+    exchange.open();
     // All that is read besides the row is asked for before the exchange: after it every thread would wait.
-    int y = class_of(given.target[row], given.ignored, given.N);
+    int y = class_of(target[row], ignored, N);
     bool counts = y != IGNORED, is_class = y >= 0, is_mine = is_class && part.holds(y);
     float at_target = is_mine ? to_float(x[y]) : 0.0f; // nobody but this thread writes there
-    float scale = (given.dloss ? given.dloss[row * given.stride_dloss] : 1.0f) / (given.divisor ? *given.divisor : 1.0f);
+    float scale = (dloss ? dloss[row * stride_dloss] : 1.0f) / (divisor ? *divisor : 1.0f);
     float m = part.max(), by = MaxAndSum::shift(m), total = 0.0f;
     part.settle();
     part.each([&](float x, int) { total += exp_of(x - by); });
     part.settle();
     float2 found = exchange.combine<MaxAndSum>({m, total});
     float shift = MaxAndSum::shift(found.x), lse = found.x + logf(found.y);
-    float slope = is_class ? 1.0f + 2.0f * given.z_loss * lse : NOT_A_NUMBER;
+    float slope = is_class ? 1.0f + 2.0f * z_loss * lse : NOT_A_NUMBER;
     float factor = scale * slope / found.y;
     if (is_mine || (threadIdx.x == 0 && cluster_rank() == 0 && !is_class)) {
-        given.losses[row] = !counts ? 0.0f : is_class ? lse - at_target + given.z_loss * lse * lse : NOT_A_NUMBER;
-        if (given.stats) {
-            given.stats[row] = counts ? lse : 0.0f;
-            given.stats[given.M + row] = counts ? slope : 0.0f;
+        losses[row] = !counts ? 0.0f : is_class ? lse - at_target + z_loss * lse * lse : NOT_A_NUMBER;
+        if (stats) {
+            stats[row] = counts ? lse : 0.0f;
+            stats[M + row] = counts ? slope : 0.0f;
         }
     }
     part.write(dx, [=](float x, int) { return counts ? exp_of(x - shift) * factor : 0.0f; });
     // After this thread's own store there.
     if (is_mine) dx[y] = from_float<T>(exp_of(at_target - shift) * factor - scale);
-}
-
-#define GIVEN                                                                                                           \
-    const T *x, const long long *target, const float *divisor, const float *dloss, float *losses, float *stats, T *dx,  \
-        long long stride_dloss, long long M, long long N, long long ignored, float z_loss, long long piece, long long align
-#define AS_GIVEN {target, divisor, dloss, losses, stats, stride_dloss, M, N, ignored, z_loss}
-
-// A cluster for each row, which may begin anywhere.
-template <typename T, int EACH> __global__ void __launch_bounds__(MOST_THREADS) cross_entropy_both(GIVEN) {
-    Given given = AS_GIVEN;
-    Exchange<> exchange;
-    int row = cluster_number();
-    RowPart<T, EACH, true> part(x + row * N, {(int)N, (int)piece, (int)align});
-    part.load(x + row * N, -INFINITY);
-    exchange.open();
-    loss_and_gradient(part, exchange, x + row * N, dx + row * N, row, given);
-}
-
-// Clusters that stay, with the next rows, which are whole packs, on their way.
-template <typename T, int EACH, int STAGES>
-__global__ void __launch_bounds__(MOST_THREADS) cross_entropy_both_stream(GIVEN) {
-    Given given = AS_GIVEN;
-    Exchange<> exchange;
-    RowPart<T, EACH, false> part(x, {(int)N, (int)piece, (int)align});
-    Stream<T, 1, STAGES> stream({x}, M, N, part.before(), part.length(), launch_memory());
-    exchange.open();
-    while (stream.has_row()) {
-        long long row = stream.row;
-        stream.wait();
-        part.take(stream.piece(0), -INFINITY);
-        stream.advance();
-        loss_and_gradient(part, exchange, x + row * N, dx + row * N, (int)row, given);
-    }
 }

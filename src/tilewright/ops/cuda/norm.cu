@@ -79,7 +79,7 @@ template <typename T, int EACH> struct Columns {
         held.fill([=](int) { return other; });
 #pragma unroll
         for (int p = 0; p < VECTOR<T> / VECTOR<W>; p++)
-            load_words(all + first(e) + p * VECTOR<W>, all && first(e) < end, held.words[p]);
+            load_words<false>(all + first(e) + p * VECTOR<W>, all && first(e) < end, held.words[p]);
         return held;
     }
 
@@ -90,6 +90,49 @@ template <typename T, int EACH> struct Columns {
             if (has(n))
                 *reinterpret_cast<float4*>(row + first(n / VECTOR<T>) + n % VECTOR<T>) =
                     float4{sums[n], sums[n + 1], sums[n + 2], sums[n + 3]};
+    }
+};
+
+// Rows of some tensors on their way, AHEAD of them while one is used. They come to shared memory, where each thread has its
+// own packs, since registers are better used by more threads; with none ahead, to registers.
+template <typename T, int EACH, int TENSORS, int AHEAD> struct Coming {
+    using Packs = Held<T, EACH * VECTOR<T>>;
+    Packs now[AHEAD ? 1 : TENSORS] = {};
+    Words* memory;
+    int slot = 0;
+
+    __device__ __forceinline__ Coming(Words* memory) : memory(memory + threadIdx.x) {}
+
+    // The next row, which begins `at` so many elements; past the last nothing comes, and zeros past a row's end.
+    __device__ __forceinline__ void fetch(const Columns<T, EACH>& columns, const T* const* tensors, long long at,
+                                          bool is_there) {
+#pragma unroll
+        for (int k = 0; k < TENSORS; k++) {
+            if (!AHEAD) columns.load(tensors[k] + at, is_there, now[AHEAD ? 0 : k]);
+#pragma unroll
+            for (int e = 0; e < (AHEAD ? EACH : 0); e++)
+                copy_words(place(k, e), tensors[k] + at + columns.first(e), is_there && columns.has(e * VECTOR<T>));
+        }
+        if (AHEAD) asm volatile("cp.async.commit_group;" ::: "memory");
+        if (AHEAD && ++slot == SLOTS) slot = 0; // where the next to use lies, when AHEAD + 1 are on their way
+    }
+
+    __device__ __forceinline__ void wait() const {
+        if (AHEAD) asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD) : "memory");
+    }
+
+    __device__ __forceinline__ Packs row_of(int k) const {
+        Packs held = now[AHEAD ? 0 : k];
+#pragma unroll
+        for (int e = 0; e < (AHEAD ? EACH : 0); e++) held.words[e] = *place(k, e);
+        return held;
+    }
+
+  private:
+    static constexpr int SLOTS = AHEAD + 1;
+
+    __device__ __forceinline__ Words* place(int k, int e) const {
+        return memory + ((slot * TENSORS + k) * EACH + e) * blockDim.x;
     }
 };
 
@@ -144,27 +187,28 @@ template <typename T, int EACH> struct Moments {
 
 // Threads of a block at most, and how many such blocks a multiprocessor takes.
 template <int EACH> constexpr int FORWARD_BLOCK = EACH == 4 ? LARGEST_BLOCK / 2 : LARGEST_BLOCK;
-template <int EACH, bool ADDS, bool STAYS>
-constexpr int FORWARD_BLOCKS = STAYS ? (EACH == 8 ? 1 : EACH == 4 && !ADDS ? 3 : 2) : EACH == 4 ? 4 : 2;
+template <int EACH, bool IS_RMS, bool IS_PLAIN>
+constexpr int FORWARD_BLOCKS = EACH == 8 ? 1 + IS_RMS : EACH == 4 ? 3 + (IS_RMS || IS_PLAIN) : 2;
 
 // y = (x - mean) scale (offset + w) + b, scale = 1 / sqrt(mean (x - mean)² + eps); with ADDS of s = x + r, which is
 // written too. IS_RMS takes 0 for the mean. `stats`, where given, takes (mean, scale) of each row. Every thread keeps its
-// own weights in shared memory, where they take no registers. A cluster that STAYS takes rows at the same distance, and
-// while it works on one, the next is on its way; else it has one.
-template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, bool STAYS>
-__global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADDS, STAYS>))
+// own weights in shared memory, where they take no registers. A cluster takes rows at the same distance; with none AHEAD it
+// has one.
+template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, int AHEAD>
+__global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, IS_RMS, !ADDS && !AHEAD>))
     norm_fwd(const T* x, const T* r, const W* w, const W* b, T* y, T* s, float2* stats, long long M, long long N,
              float eps, float offset) {
-    constexpr int COUNT = Columns<T, EACH>::COUNT, IN_PACK = VECTOR<T> / VECTOR<W>;
+    constexpr int IN_PACK = VECTOR<T> / VECTOR<W>, KINDS = IS_RMS ? 1 : 2;
     extern __shared__ Words kept[];
     Turns turns;
     Columns<T, EACH> columns(N);
     int cluster = cluster_number(), clusters = ::clusters();
     long long at = cluster * N, step = clusters * N, end = M * N;
     float share = 1.0f / N;
-    Held<T, COUNT> next_x = {}, next_r = {};
-    columns.load(x + at, true, next_x);
-    if (ADDS) columns.load(r + at, true, next_r);
+    const T* const tensors[] = {x, r};
+    Coming<T, EACH, 1 + ADDS, AHEAD> coming(kept + KINDS * EACH * IN_PACK * blockDim.x);
+    auto fetch = [&](int ahead) { coming.fetch(columns, tensors, at + ahead * step, at + ahead * step < end); };
+    for (int ahead = 0; ahead < (AHEAD ? AHEAD : 1); ahead++) fetch(ahead);
     auto place = [&](int kind, int e, int p) -> Words& {
         return kept[((kind * EACH + e) * IN_PACK + p) * blockDim.x + threadIdx.x];
     };
@@ -181,14 +225,13 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
     if (!IS_RMS) moments.prepare(columns, N, turns);
     turns.open();
     for (; at < end; at += step) {
-        Held<T, COUNT> xs = next_x, rs = next_r;
-        bool goes_on = STAYS && at + step < end;
-        if (STAYS) columns.load(x + at + step, goes_on, next_x);
+        if (AHEAD) fetch(AHEAD);
+        coming.wait();
+        auto xs = coming.row_of(0);
         if (ADDS) {
-            if (STAYS) columns.load(r + at + step, goes_on, next_r);
-            Held<T, COUNT> sums;
-            sums.fill([&](int n) { return xs.at(n) + rs.at(n); });
-            columns.store(s + at, xs = sums);
+            auto rs = coming.row_of(ADDS);
+            xs.fill([&](int n) { return xs.at(n) + rs.at(n); });
+            columns.store(s + at, xs);
         }
         float mean = 0.0f, squares = 0.0f;
         if (IS_RMS) {
@@ -205,7 +248,7 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
             if (columns.start == 0) *stats = {mean, scale};
             stats += clusters;
         }
-        Held<T, COUNT> ys;
+        auto ys = xs;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             Held<W, VECTOR<T>> ws, bs;
@@ -222,24 +265,33 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
             ys.words[e] = pack.words[0];
         }
         columns.store(y + at, ys);
-        if (!STAYS) break;
+        if (!AHEAD) break;
     }
 }
 
 // Registers of a thread at most: as few as spill nothing, where that lets more threads reside.
 template <int EACH, bool IS_RMS, bool ADDS>
-constexpr int BACKWARD_REGISTERS = EACH == 1 ? 48 + 8 * ADDS + 8 * !IS_RMS : IS_RMS ? 80 + 16 * ADDS : 128;
+constexpr int BACKWARD_REGISTERS = EACH == 1 ? 48 - 8 * IS_RMS : 80 - 16 * IS_RMS + 8 * ADDS;
 
 // dx, plus ds with ADDS, and this cluster's shares of dw and db, [clusters, N], from what forward left in `stats`. Each
-// cluster takes rows at the same distance; while it works on one, the next is on its way.
-template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS>
+// cluster takes rows at the same distance; while it works on one, those AHEAD are on their way.
+template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, int AHEAD>
 __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
     norm_bwd(const T* x, const W* w, const float2* stats, const T* dy, const T* ds, T* dx, float* dw, float* db,
              long long M, long long N, float offset) {
     constexpr int COUNT = Columns<T, EACH>::COUNT;
+    extern __shared__ Words memory[];
     Turns turns;
     Columns<T, EACH> columns(N);
     int cluster = cluster_number(), clusters = ::clusters();
+    long long row = cluster;
+    const T* const tensors[] = {x, dy, ds};
+    Coming<T, EACH, 2 + ADDS, AHEAD> coming(memory);
+    auto fetch = [&](int ahead) {
+        long long which = row + ahead * clusters;
+        coming.fetch(columns, tensors, which * N, which < M);
+    };
+    for (int ahead = 0; ahead < AHEAD; ahead++) fetch(ahead);
     float share = 1.0f / N, ws[COUNT], dws[COUNT] = {}, dbs[COUNT] = {};
     if (!w) offset = 0.0f;
 #pragma unroll
@@ -248,19 +300,14 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
             ws[e * VECTOR<T> + n] = weight + offset;
             asm volatile("" : "+f"(ws[e * VECTOR<T> + n])); // made once
         });
-    Held<T, COUNT> next_x = {}, next_dy = {};
-    columns.load(x + cluster * N, true, next_x);
-    columns.load(dy + cluster * N, true, next_dy);
     float2 next_stats = stats[cluster];
     turns.open();
-    for (long long row = cluster; row < M; row += clusters) {
-        Held<T, COUNT> xs = next_x, dys = next_dy, dss, dxs;
+    for (; row < M; row += clusters) {
         float mean = IS_RMS ? 0.0f : next_stats.x, scale = next_stats.y, gh = 0.0f, gs = 0.0f;
-        bool goes_on = row + clusters < M;
-        columns.load(x + (row + clusters) * N, goes_on, next_x);
-        columns.load(dy + (row + clusters) * N, goes_on, next_dy);
-        if (goes_on) next_stats = stats[row + clusters];
-        if (ADDS) columns.load(ds + row * N, true, dss);
+        fetch(AHEAD);
+        if (row + clusters < M) next_stats = stats[row + clusters];
+        coming.wait();
+        auto xs = coming.row_of(0), dys = coming.row_of(1);
         xs.each([&](float x, int n) { // past the end of the row dy is 0
             float g = dys.at(n), gx = g * ((x - mean) * scale);
             gh += gx * ws[n];
@@ -273,6 +320,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
         dys.settle();
         float2 sums = turns.sum(gh, gs);
         float along = sums.x * share * scale, away = -sums.y * share * scale;
+        auto dss = coming.row_of(ADDS ? 2 : 0), dxs = xs;
         dxs.fill([&](int n) {
             float g = dys.at(n) * ws[n] * scale + away - (xs.at(n) - mean) * scale * along;
             return ADDS ? g + dss.at(n) : g;

@@ -230,15 +230,28 @@ struct alignas(16) Words {
     unsigned at[4];
 };
 
-// A load where `is_there`, at the place in the program where it is written.
+// A load where `is_there`, at the place in the program where it is written. What is read ONCE leaves the near cache to
+// others.
+template <bool ONCE = true>
 __device__ __forceinline__ void load_words(const void* pointer, bool is_there, Words& words) {
-    asm volatile("{\n"
-                 ".reg .pred is_there;\n"
-                 "setp.ne.s32 is_there, %5, 0;\n"
-                 "@is_there ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n"
-                 "}"
-                 : "+r"(words.at[0]), "+r"(words.at[1]), "+r"(words.at[2]), "+r"(words.at[3])
-                 : "l"(pointer), "r"((int)is_there), "l"(kept_longest()));
+#define LOAD_WORDS(HOW)                                                                                                 \
+    asm volatile("{\n"                                                                                                  \
+                 ".reg .pred is_there;\n"                                                                               \
+                 "setp.ne.s32 is_there, %5, 0;\n"                                                                       \
+                 "@is_there ld.global" HOW ".L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n"                       \
+                 "}"                                                                                                    \
+                 : "+r"(words.at[0]), "+r"(words.at[1]), "+r"(words.at[2]), "+r"(words.at[3])                           \
+                 : "l"(pointer), "r"((int)is_there), "l"(kept_longest()))
+    if (ONCE) LOAD_WORDS(".L1::no_allocate");
+    else LOAD_WORDS("");
+#undef LOAD_WORDS
+}
+
+// The same to shared memory, some time until `cp.async.wait_group`; zeros where not `is_there`.
+__device__ __forceinline__ void copy_words(Words* to, const void* pointer, bool is_there) {
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)),
+                 "l"(pointer), "r"(is_there ? 16 : 0), "l"(kept_longest())
+                 : "memory");
 }
 
 // How a row of N lies in a cluster: each block has a piece of so many elements, from the last multiple of `align` bytes
@@ -247,15 +260,14 @@ struct Cut {
     int N, piece, align;
 };
 
-// This thread's part of a row. The threads of a block take packs of its piece in turn. With EDGES rows begin anywhere and
-// end anywhere: packs lie on 16-byte boundaries, and of the first and the last only the elements of the row count.
-// Without, rows begin on such boundaries, and a pack is in the row or past its end.
-template <typename T, int EACH, bool EDGES> struct RowPart {
+// This thread's part of a row, which may begin and end anywhere. The threads of a block take packs of its piece in turn,
+// which lie on 16-byte boundaries; of the first and the last only the elements of the row count.
+template <typename T, int EACH> struct RowPart {
     Words packs[EACH];
     int start, end; // elements of the row: where this thread's first pack begins, and where this block's piece ends
 
     __device__ __forceinline__ RowPart(const T* row, Cut cut) {
-        int shift = EDGES ? (int)((unsigned long long)row & (cut.align - 1)) / (int)sizeof(T) : 0;
+        int shift = (int)((unsigned long long)row & (cut.align - 1)) / (int)sizeof(T);
         int first = cluster_rank() * cut.piece - shift;
         start = first + threadIdx.x * VECTOR<T>;
         end = min(first + cut.piece, cut.N);
@@ -274,7 +286,6 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
             packs[e] = {filler, filler, filler, filler};
             load_words(row + first(e), is_whole(e), packs[e]);
         }
-        if (!EDGES) return;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             if (!is_cut(e)) continue;
@@ -291,19 +302,8 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
         }
     }
 
-    // The same of this block's piece in shared memory.
-    __device__ __forceinline__ void take(const Words* piece, float other) {
-        unsigned filler = word_of<T>(other, other);
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            if (is_whole(e)) packs[e] = piece[e * blockDim.x + threadIdx.x];
-            else packs[e] = {filler, filler, filler, filler};
-        }
-    }
-
-    // Elements of the row before this block's piece, and those in it.
+    // Elements of the row before this block's piece.
     __device__ __forceinline__ int before() const { return start - (int)threadIdx.x * VECTOR<T>; }
-    __device__ __forceinline__ int length() const { return end > before() ? end - before() : 0; }
 
     __device__ __forceinline__ float max() const {
         unsigned largest = packs[0].at[0];
@@ -359,7 +359,7 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
                 pack.at[w] = word_of<T>(made[0], made[1]);
             }
             if (is_whole(e)) *reinterpret_cast<Words*>(row + first(e)) = pack;
-            if (!EDGES || !is_cut(e)) continue;
+            if (!is_cut(e)) continue;
 #pragma unroll
             for (int n = 0; n < VECTOR<T>; n++) {
                 int at = first(e) + n;
@@ -380,89 +380,12 @@ template <typename T, int EACH, bool EDGES> struct RowPart {
     __device__ __forceinline__ int first(int e) const { return start + e * (int)blockDim.x * VECTOR<T>; }
 
     __device__ __forceinline__ bool is_whole(int e) const {
-        return EDGES ? first(e) >= 0 && first(e) + VECTOR<T> <= end : first(e) < end;
+        return first(e) >= 0 && first(e) + VECTOR<T> <= end;
     }
 
     // Whether some of a pack is in the row, and some is not.
     __device__ __forceinline__ bool is_cut(int e) const {
         return !is_whole(e) && first(e) + VECTOR<T> > 0 && first(e) < end;
-    }
-};
-
-// The memory that the launch gives.
-__device__ __forceinline__ Words* launch_memory() {
-    extern __shared__ Words memory[];
-    return memory;
-}
-
-// Pieces of the rows of some tensors on their way to shared memory, those of the next rows while one is used. A block has
-// the piece of each row that begins at `before` and is `length` long, whole packs; a cluster has rows at the same
-// distance. There are STAGES such pieces of each tensor in `memory`.
-template <typename T, int TENSORS, int STAGES> struct Stream {
-    const T* from[TENSORS];
-    Words* memory;
-    long long row, rows, step, N;
-    int length, stage = 0;
-    unsigned parity = 0;
-
-    __device__ __forceinline__ Stream(const T* const (&tensors)[TENSORS], long long M, long long N, int before,
-                                      int length, Words* memory)
-        : memory(memory), row(cluster_number()), rows(M), step(clusters()), N(N), length(length) {
-#pragma unroll
-        for (int k = 0; k < TENSORS; k++) from[k] = tensors[k] + before;
-#if __CUDA_ARCH__ >= 900
-        if (threadIdx.x == 0) {
-            for (int s = 0; s < STAGES; s++) init_barrier(barrier(s));
-            asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            for (int s = 0; s < STAGES; s++) fetch(row + s * step, s);
-        }
-        __syncthreads();
-#endif
-    }
-
-    __device__ __forceinline__ bool has_row() const { return row < rows; }
-
-    // Returns when this row's pieces have come.
-    __device__ __forceinline__ void wait() const { wait_for(barrier(stage), parity); }
-
-    __device__ __forceinline__ const Words* piece(int k) const { return at(stage, k); }
-
-    // To the next row, when every thread of the block has taken the pieces of this one.
-    __device__ __forceinline__ void advance() {
-        __syncthreads();
-        if (threadIdx.x == 0) fetch(row + STAGES * step, stage);
-        row += step;
-        if (++stage == STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
-    }
-
-  private:
-    static __device__ __forceinline__ void* barrier(int s) {
-        __shared__ unsigned long long barriers[STAGES];
-        return &barriers[s];
-    }
-
-    __device__ __forceinline__ Words* at(int s, int k) const {
-        return memory + (s * TENSORS + k) * (length / VECTOR<T>);
-    }
-
-    __device__ __forceinline__ void fetch(long long which, int s) const {
-#if __CUDA_ARCH__ >= 900
-        if (which >= rows) return;
-        int bytes = length * (int)sizeof(T);
-        expect_bytes(barrier(s), TENSORS * bytes);
-#pragma unroll
-        for (int k = 0; k < TENSORS; k++)
-            if (bytes)
-                asm volatile(
-                    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
-                    "[%3], %4;" ::"r"(shared_address(at(s, k))),
-                    "l"(from[k] + which * N), "r"(bytes), "r"(shared_address(barrier(s))), "l"(kept_longest())
-                    : "memory");
-#endif
     }
 };
 
