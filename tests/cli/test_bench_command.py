@@ -322,6 +322,14 @@ def test_nothing_is_recorded_where_nothing_is_timed(command, results, tmp_path):
     assert not (tmp_path / "new.jsonl").exists()
 
 
+def test_several_operations_are_named_with_commas(command, results):
+    results(timing_record("triton", 80.0))
+    done = command("softmax,sum", "--gpu", "h200")
+    assert done.returncode == 0 and "triton" in done.stdout
+    assert "tilewright bench softmax,sum" in done.stdout
+    assert "triton" not in command("gelu,sum", "--gpu", "h200").stdout
+
+
 def test_what_was_recorded_can_be_a_page_too(command, results, tmp_path):
     results(timing_record("triton", 80.0))
     assert command("softmax", "--gpu", "h200", "--html", tmp_path / "page.html").returncode == 0
@@ -336,7 +344,10 @@ def test_what_was_recorded_can_be_a_page_too(command, results, tmp_path):
         (("softmax", "--gpu", "nonsense"), ("no datasheet for a GPU named 'nonsense'",)),
         (("softmax", "mine.py", "--gpu", "h200"), ("--gpu", "FILE")),
         (("--case", "M=3,N=50"), ("name it",)),
-        (("-k", "triton"), ("name it",)),
+        (("softmax,gelu", "--case", "M=3,N=50"), ("name it",)),
+        (("softmax,gellu",), ("gelu",)),
+        (("softmax,gelu", "-k", "triton-online"), ("triton-online", "gelu")),
+        (("-k", "triton"), ("name those",)),
         (("softmax", "--compare", "a.jsonl", "b.jsonl"), ("nothing else",)),
         (("softmax", "--record", "x", "--html", "x"), ("one file",)),
         (("--compare", "a.jsonl", "b.jsonl"), ("cannot read 'a.jsonl'",)),

@@ -45,7 +45,8 @@ WANTED = {name: (name,) for name in DIRECTIONS} | {"all": DIRECTIONS}
 
 def bench(
     op_name: Annotated[
-        str | None, typer.Argument(metavar="[OP]", help="An operation; all of them unless told.")
+        str | None,
+        typer.Argument(metavar="[OP]", help="An operation, or several with commas between; all of them unless told."),
     ] = None,
     files: Files = None,
     kernel: Kernels = None,
@@ -88,8 +89,11 @@ def bench(
         return
     if direction not in WANTED:
         raise typer.BadParameter(f"'{direction}' is none of {', '.join(WANTED)}.")
-    if not op_name and (case or kernel):
-        raise typer.BadParameter("--case and --kernel are of one operation: name it.")
+    names = op_name.split(",") if op_name else source.op_files()
+    if not op_name and kernel:
+        raise typer.BadParameter("not every operation has the same kernels: name those that --kernel is of.")
+    if len(names) > 1 and (case or files):
+        raise typer.BadParameter("--case and FILEs are of one operation: name it.")
     if sizes and (case or gpu or files):
         raise typer.BadParameter("--sizes makes its own cases and times what users call: no --case, --gpu or FILEs.")
     if gpu and files:
@@ -105,7 +109,7 @@ def bench(
             require_writable(path)
     if html and not importlib.util.find_spec("plotly"):
         raise MissingPackage("--html", "plotly")
-    ops = [load_op(name, files) for name in ([op_name] if op_name else source.op_files())]
+    ops = [load_op(name, files) for name in names]
     _require_known(ops, kernel or [], against, files or [])
     cases, dtypes = cases_of(ops[0], case), dtypes_of(ops[0], dtype)
     asked = Asked(files or [], kernel or [], cases, dtypes, WANTED[direction], against, samples, search, sizes, as_json)
@@ -363,4 +367,5 @@ def _write_page(records: list[dict[str, Any]], path: Path) -> None:
 
 
 def _again(ops: list[Op]) -> str:
-    return shlex.join(["tilewright", "bench", *([ops[0].name] if len(ops) == 1 else [])])
+    names = [op.name for op in ops]
+    return shlex.join(["tilewright", "bench", *([",".join(names)] if names != list(source.op_files()) else [])])

@@ -15,22 +15,18 @@ from tilewright.ops._tuned import Config, Tuned
 
 CUDA = Source(  # a few of the many instances; each is compiled when it is first called
     "norm.cu",
-    "norm_fwd<T, T, 4, true, false, 0>",
-    "norm_fwd<T, float, 2, false, true, 1>",
-    "norm_bwd<T, T, 2, true, false, 2>",
-    "norm_bwd<T, float, 1, false, true, 1>",
+    "norm_fwd<T, T, 4, true, false, true>",
+    "norm_fwd<T, float, 2, false, true, false>",
+    "norm_bwd<T, T, 2, true, false>",
+    "norm_bwd<T, float, 1, false, true>",
 )
 WARP = 32  # threads
+EVERY = 2**20  # waves: a cluster for each row
 LARGEST_CLUSTER = 8  # blocks
 LARGEST_BLOCK = {  # threads, by packs a thread; as in norm.cu
     "forward": {1: 512, 2: 512, 4: 256, 8: 512},
     "backward": {1: 512, 2: 512},
 }
-STAYS = {  # rows ahead and waves; without, a cluster for each row. Backward, more waves would be more shares to add up
-    "forward": ((0, 0), (1, 1), (1, 4), (2, 1), (2, 4)),
-    "backward": ((1, 1), (2, 1), (3, 1)),
-}
-H200_SHARED = 227 * 1024  # bytes of a block
 EXCHANGED = 5 * 1024  # bytes of shared memory that weights leave for what blocks tell each other
 WINS = {  # elements of rows, from and to, with which "cuda" beats "triton" on an H200
     ("forward", "rms_norm"): (2048, 32768),
@@ -45,8 +41,7 @@ WINS = {  # elements of rows, from and to, with which "cuda" beats "triton" on a
 
 
 def _cluster_choices(op: str, direction: str, size: int, packs: int) -> list[Config]:
-    """A row held by so many blocks, so many packs a thread; with so many rows ahead of one, clusters stay for so many
-    waves. Largest blocks last."""
+    """A row held by so many blocks, so many packs a thread. Largest blocks last."""
     found, way = [], direction.removeprefix("cuda-")
     for each, largest in LARGEST_BLOCK[way].items():
         if each == 8 and op.startswith("add_"):  # two tensors do not fit the registers
@@ -54,36 +49,21 @@ def _cluster_choices(op: str, direction: str, size: int, packs: int) -> list[Con
         if way == "forward" and each == 1 and packs > 512:  # too little for a thread to do
             continue
         fits = [n for n in (8, 4, 2, 1) if (64 if n == 1 else 128) <= packs // (each * n) <= largest]
-        for blocks in fits:
-            for ahead, waves in STAYS[way]:
-                if _shared(op, way, packs // (each * blocks), each, 1, ahead) <= H200_SHARED - EXCHANGED:
-                    found.append({"each": each, "blocks": blocks, "ahead": ahead, "waves": waves})
-    return found or [{"each": 1, "blocks": 1, "ahead": 1, "waves": 1}]
+        waves = (1, 4, EVERY) if way == "forward" else (1,)  # more would be more shares to add up
+        found += [{"each": each, "blocks": blocks, "waves": n} for blocks in fits for n in waves]
+    return found or [{"each": 1, "blocks": 1, "waves": 1}]
 
 
 def _cluster_default(op: str, direction: str, size: int, packs: int) -> Config:
-    return _preferred(_cluster_choices(op, direction, size, packs), op, direction, packs)
-
-
-def _preferred(choices: list[Config], op: str, direction: str, packs: int) -> Config:
-    """Small blocks hide each other's waiting. Those that stay, with rows ahead, read the weights less often."""
+    """Small blocks hide each other's waiting; clusters of several stay, with the next row ahead."""
     wanted = 4 if direction == "cuda-forward" else 2
 
     def distance(config: Config) -> tuple[float, ...]:
         threads = packs / (config["each"] * config["blocks"])
-        stays = config["blocks"] > 1 or op.endswith("layer_norm")
-        waves = config["waves"] == (4 if stays else 0) or direction == "cuda-backward"
-        return abs(math.log2(config["each"] / wanted)) + abs(math.log2(threads / 256)), not waves, config["ahead"]
+        waves = config["waves"] == (EVERY if config["blocks"] == 1 else 4)
+        return abs(math.log2(config["each"] / wanted)) + abs(math.log2(threads / 256)), not waves
 
-    return min(choices, key=distance)
-
-
-def _shared(op: str, direction: str, threads: int, each: int, in_weights: int, ahead: int) -> int:
-    """Bytes of a block for the weights, so many packs for each of a row, and for rows on their way."""
-    is_forward, is_add = direction == "forward", op.startswith("add_")
-    weights = in_weights * (1 if op.endswith("rms_norm") else 2) if is_forward else 0
-    rows = (ahead + 1 if ahead else 0) * ((1 if is_forward else 2) + is_add)
-    return threads * each * PACK * (weights + rows)
+    return min(_cluster_choices(op, direction, size, packs), key=distance)
 
 
 CLUSTER = Tuned("norm.json", _cluster_default, _cluster_choices)
@@ -114,19 +94,19 @@ def by_clusters(
     alone = [config for config in _cluster_choices(*key) if config["blocks"] == 1]
     if not has_clusters(device) and not alone:
         return None
-    config = CLUSTER(device, *key) if has_clusters(device) else _preferred(alone, *key[:2], key[-1])
+    config = CLUSTER(device, *key) if has_clusters(device) else alone[-1]
     each, blocks, is_rms = config["each"], config["blocks"], op.endswith("rms_norm")
-    flags = ("true" if flag else "false" for flag in (is_rms, op.startswith("add_")))
-    kinds = ("T" if weights == dtype else "float", each, *flags, config["ahead"])
+    flags = [is_rms, op.startswith("add_"), *([config["waves"] < EVERY] if direction == "forward" else [])]
+    kinds = ("T" if weights == dtype else "float", each, *("true" if flag else "false" for flag in flags))
     kernel = f"norm_{'fwd' if direction == 'forward' else 'bwd'}<T, {', '.join(map(str, kinds))}>"
     threads = WARP * cdiv(packs, WARP * each * blocks)
-    shared = _shared(op, direction, threads, each, weights.itemsize // dtype.itemsize, config["ahead"])
-    if shared > shared_memory(device) - EXCHANGED:
+    in_registers = direction == "backward" or (config["waves"] == EVERY and op == "layer_norm" and weights == dtype)
+    kept = 0 if in_registers else each * PACK * (weights.itemsize // dtype.itemsize) * (1 if is_rms else 2)
+    if threads * kept > shared_memory(device) - EXCHANGED:
         return None
-    how, clusters = {"shared": shared, "cluster": blocks}, M
-    if config["ahead"]:
-        at_once = max(1, CUDA.resident(kernel, dtype, device, threads, **how))
-        clusters = shared_out(M, min(M, at_once * config["waves"]))
+    how = {"shared": threads * kept, "cluster": blocks}
+    at_once = max(1, CUDA.resident(kernel, dtype, device, threads, **how))
+    clusters = shared_out(M, min(M, at_once * config["waves"]))
     return CUDA.prepare(kernel, dtype, device, (clusters,), threads, M, N, *map(float, numbers), **how)
 
 

@@ -44,15 +44,10 @@ template <typename T, int EACH> struct Columns {
     int start, end; // where this thread's first pack begins, and where this block's piece ends
 
     __device__ __forceinline__ Columns(int N) {
-        int first = cluster_rank() * piece(N);
-        start = first + threadIdx.x * VECTOR<T>;
-        end = min(first + piece(N), N);
-    }
-
-    // What a block takes of a row of N.
-    static __device__ __forceinline__ int piece(int N) {
-        int blocks = cluster_blocks();
-        return (N / VECTOR<T> + blocks - 1) / blocks * VECTOR<T>;
+        int blocks = cluster_blocks(), piece = (N / VECTOR<T> + blocks - 1) / blocks, first = cluster_rank() * piece;
+        start = (first + threadIdx.x) * VECTOR<T>;
+        end = (first + piece) * VECTOR<T>;
+        if (end > N) end = N;
     }
 
     __device__ __forceinline__ int first(int e) const { return start + e * (int)blockDim.x * VECTOR<T>; }
@@ -93,205 +88,134 @@ template <typename T, int EACH> struct Columns {
     }
 };
 
-// Rows of some tensors on their way, AHEAD of them while one is used. They come to shared memory, where each thread has its
-// own packs, since registers are better used by more threads; with none ahead, to registers.
-template <typename T, int EACH, int TENSORS, int AHEAD> struct Coming {
-    using Packs = Held<T, EACH * VECTOR<T>>;
-    Packs now[AHEAD ? 1 : TENSORS] = {};
+// The weights of a thread's columns, or its biases: in shared memory, or IN_REGISTERS where there is room.
+template <typename T, typename W, int EACH, bool IN_REGISTERS> struct Weights {
+    using OfPack = Held<W, VECTOR<T>>;
+    static constexpr int IN_PACK = VECTOR<T> / VECTOR<W>;
+    OfPack held[IN_REGISTERS ? EACH : 1];
     Words* memory;
-    int slot = 0;
 
-    __device__ __forceinline__ Coming(Words* memory) : memory(memory + threadIdx.x) {}
-
-    // The next row, which begins `at` so many elements; past the last nothing comes, and zeros past a row's end.
-    __device__ __forceinline__ void fetch(const Columns<T, EACH>& columns, const T* const* tensors, long long at,
-                                          bool is_there) {
+    // Number `kind` of those that share the memory of the launch; without weights all are `other`.
+    __device__ __forceinline__ void load(const Columns<T, EACH>& columns, const W* all, float other, int kind) {
+        extern __shared__ Words launch_memory[];
+        memory = launch_memory + kind * EACH * IN_PACK * blockDim.x + threadIdx.x;
 #pragma unroll
-        for (int k = 0; k < TENSORS; k++) {
-            if (!AHEAD) columns.load(tensors[k] + at, is_there, now[AHEAD ? 0 : k]);
+        for (int e = 0; e < EACH; e++) {
+            if (IN_REGISTERS) held[IN_REGISTERS ? e : 0] = columns.weights(all, e, other);
 #pragma unroll
-            for (int e = 0; e < (AHEAD ? EACH : 0); e++)
-                copy_words(place(k, e), tensors[k] + at + columns.first(e), is_there && columns.has(e * VECTOR<T>));
+            for (int p = 0; p < (IN_REGISTERS ? 0 : IN_PACK); p++)
+                if (all) copy_words(place(e, p), all + columns.first(e) + p * VECTOR<W>, columns.first(e) < columns.end);
+                else *place(e, p) = filled(other);
         }
-        if (AHEAD) asm volatile("cp.async.commit_group;" ::: "memory");
-        if (AHEAD && ++slot == SLOTS) slot = 0; // where the next to use lies, when AHEAD + 1 are on their way
     }
 
+    // Returns when they have come.
     __device__ __forceinline__ void wait() const {
-        if (AHEAD) asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD) : "memory");
+        if (!IN_REGISTERS) asm volatile("cp.async.wait_all;" ::: "memory");
     }
 
-    __device__ __forceinline__ Packs row_of(int k) const {
-        Packs held = now[AHEAD ? 0 : k];
+    __device__ __forceinline__ OfPack of(int e) const {
+        OfPack pack = held[IN_REGISTERS ? e : 0];
 #pragma unroll
-        for (int e = 0; e < (AHEAD ? EACH : 0); e++) held.words[e] = *place(k, e);
-        return held;
+        for (int p = 0; p < (IN_REGISTERS ? 0 : IN_PACK); p++) pack.words[p] = *place(e, p);
+        return pack;
     }
 
   private:
-    static constexpr int SLOTS = AHEAD + 1;
+    __device__ __forceinline__ Words* place(int e, int p) const { return memory + (e * IN_PACK + p) * blockDim.x; }
 
-    __device__ __forceinline__ Words* place(int k, int e) const {
-        return memory + ((slot * TENSORS + k) * EACH + e) * blockDim.x;
-    }
-};
-
-// The mean of a row and its squared distance from it, in one turn: each warp tells its own mean and squares, which are
-// those of the row but for the distance between the means.
-template <typename T, int EACH> struct Moments {
-    float* counts; // elements of each warp of the cluster
-    float share;   // of one element in this warp's mean
-
-    __device__ __forceinline__ void prepare(const Columns<T, EACH>& columns, int N, const Turns& turns) {
-        __shared__ float all_counts[LARGEST_BLOCK / WARP * LARGEST_CLUSTER];
-        counts = all_counts;
-        int threads = blockDim.x, in_block = threads / WARP;
-        for (int n = threadIdx.x; n < turns.warps(); n += threads) {
-            int before = n / in_block * columns.piece(N), packs = min(columns.piece(N), N - before) / VECTOR<T>;
-            int count = 0;
-            for (int e = 0; e < EACH; e++) count += max(0, min(WARP, packs - e * threads - n % in_block * WARP));
-            counts[n] = count * VECTOR<T>;
-        }
-        __syncthreads();
-        float count = counts[cluster_rank() * in_block + threadIdx.x / WARP];
-        share = count ? 1.0f / count : 0.0f;
-    }
-
-    __device__ __forceinline__ float2 of(Held<T, EACH * VECTOR<T>>& xs, const Columns<T, EACH>& columns, Turns& turns,
-                                         float share_of_row) const {
-        float mean = 0.0f, squares = 0.0f;
-        xs.each([&](float x, int) { mean += x; });
-        xs.settle();
-        mean = across_warp(mean) * share;
-        xs.each([&](float x, int n) {
-            if (columns.has(n)) squares += (x - mean) * (x - mean);
-        });
-        xs.settle();
-        const float2* all = turns.told({mean, across_warp(squares)});
-        float whole = 0.0f;
-        for (int n = threadIdx.x % WARP; n < turns.warps(); n += WARP) whole += counts[n] * all[n].x;
-        mean = across_warp(whole) * share_of_row;
-        squares = 0.0f;
-        for (int n = threadIdx.x % WARP; n < turns.warps(); n += WARP)
-            squares += all[n].y + counts[n] * (all[n].x - mean) * (all[n].x - mean);
-        return {mean, across_warp(squares)};
-    }
-
-  private:
-    static __device__ __forceinline__ float across_warp(float value) {
-#pragma unroll
-        for (int step = WARP / 2; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-        return value;
+    static __device__ __forceinline__ Words filled(float value) {
+        Held<W, VECTOR<W>> pack;
+        pack.fill([=](int) { return value; });
+        return pack.words[0];
     }
 };
 
 // Threads of a block at most, and how many such blocks a multiprocessor takes.
 template <int EACH> constexpr int FORWARD_BLOCK = EACH == 4 ? LARGEST_BLOCK / 2 : LARGEST_BLOCK;
-template <int EACH, bool IS_RMS, bool IS_PLAIN>
-constexpr int FORWARD_BLOCKS = EACH == 8 ? 1 + IS_RMS : EACH == 4 ? 3 + (IS_RMS || IS_PLAIN) : 2;
+template <int EACH, bool IS_RMS, bool ADDS, bool STAYS>
+constexpr int FORWARD_BLOCKS = EACH == 4   ? (STAYS ? 3 - ADDS : ADDS || IS_RMS ? 4 : 3)
+                               : EACH == 8 ? (STAYS || !IS_RMS ? 1 : 2)
+                                           : 2;
 
 // y = (x - mean) scale (offset + w) + b, scale = 1 / sqrt(mean (x - mean)² + eps); with ADDS of s = x + r, which is
-// written too. IS_RMS takes 0 for the mean. `stats`, where given, takes (mean, scale) of each row. Every thread keeps its
-// own weights in shared memory, where they take no registers. A cluster takes rows at the same distance; with none AHEAD it
-// has one.
-template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, int AHEAD>
-__global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, IS_RMS, !ADDS && !AHEAD>))
+// written too. IS_RMS takes 0 for the mean. `stats`, where given, takes (mean, scale) of each row. A cluster that STAYS
+// takes rows at the same distance, and while it works on one, the next is on its way; else it has one.
+template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, bool STAYS>
+__global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, IS_RMS, ADDS, STAYS>))
     norm_fwd(const T* x, const T* r, const W* w, const W* b, T* y, T* s, float2* stats, long long M, long long N,
              float eps, float offset) {
-    constexpr int IN_PACK = VECTOR<T> / VECTOR<W>, KINDS = IS_RMS ? 1 : 2;
-    extern __shared__ Words kept[];
+    constexpr int COUNT = Columns<T, EACH>::COUNT;
     Turns turns;
     Columns<T, EACH> columns(N);
     int cluster = cluster_number(), clusters = ::clusters();
     long long at = cluster * N, step = clusters * N, end = M * N;
     float share = 1.0f / N;
-    const T* const tensors[] = {x, r};
-    Coming<T, EACH, 1 + ADDS, AHEAD> coming(kept + KINDS * EACH * IN_PACK * blockDim.x);
-    auto fetch = [&](int ahead) { coming.fetch(columns, tensors, at + ahead * step, at + ahead * step < end); };
-    for (int ahead = 0; ahead < (AHEAD ? AHEAD : 1); ahead++) fetch(ahead);
-    auto place = [&](int kind, int e, int p) -> Words& {
-        return kept[((kind * EACH + e) * IN_PACK + p) * blockDim.x + threadIdx.x];
-    };
-#pragma unroll
-    for (int e = 0; e < EACH; e++)
-#pragma unroll
-        for (int p = 0; p < IN_PACK; p++) {
-            place(0, e, p) = columns.weights(w, e, 1.0f).words[p];
-            if (!IS_RMS) place(1, e, p) = columns.weights(b, e, 0.0f).words[p];
-        }
+    Held<T, COUNT> next_x = {}, next_r = {};
+    columns.load(x + at, true, next_x);
+    if (ADDS) columns.load(r + at, true, next_r);
+    Weights<T, W, EACH, !IS_RMS && !ADDS && !STAYS && sizeof(W) == sizeof(T)> weights, biases;
+    weights.load(columns, w, 1.0f, 0);
+    if (!IS_RMS) biases.load(columns, b, 0.0f, 1);
     if (!w) offset = 0.0f;
     if (stats) stats += cluster;
-    Moments<T, EACH> moments;
-    if (!IS_RMS) moments.prepare(columns, N, turns);
+    weights.wait();
     turns.open();
     for (; at < end; at += step) {
-        if (AHEAD) fetch(AHEAD);
-        coming.wait();
-        auto xs = coming.row_of(0);
+        Held<T, COUNT> xs = next_x, rs = next_r;
+        bool goes_on = STAYS && at + step < end;
+        if (STAYS) columns.load(x + at + step, goes_on, next_x);
         if (ADDS) {
-            auto rs = coming.row_of(ADDS);
-            xs.fill([&](int n) { return xs.at(n) + rs.at(n); });
-            columns.store(s + at, xs);
+            if (STAYS) columns.load(r + at + step, goes_on, next_r);
+            Held<T, COUNT> sums;
+            sums.fill([&](int n) { return xs.at(n) + rs.at(n); });
+            columns.store(s + at, xs = sums);
         }
         float mean = 0.0f, squares = 0.0f;
-        if (IS_RMS) {
-            xs.each([&](float x, int) { squares += x * x; });
+        if (!IS_RMS) {
+            xs.each([&](float x, int) { mean += x; });
             xs.settle();
-            squares = turns.sum(squares, 0.0f).x;
-        } else {
-            float2 found = moments.of(xs, columns, turns, share);
-            mean = found.x;
-            squares = found.y;
+            mean = turns.sum(mean, 0.0f).x * share;
         }
-        float scale = rsqrtf(squares * share + eps);
+        xs.each([&](float x, int n) {
+            if (IS_RMS || columns.has(n)) squares += (x - mean) * (x - mean);
+        });
+        xs.settle();
+        float scale = rsqrtf(turns.sum(squares, 0.0f).x * share + eps);
         if (stats) {
             if (columns.start == 0) *stats = {mean, scale};
             stats += clusters;
         }
-        auto ys = xs;
+        Held<T, COUNT> ys;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
-            Held<W, VECTOR<T>> ws, bs;
-#pragma unroll
-            for (int p = 0; p < IN_PACK; p++) {
-                ws.words[p] = place(0, e, p);
-                if (!IS_RMS) bs.words[p] = place(1, e, p);
-            }
+            auto ws = weights.of(e), bs = IS_RMS ? ws : biases.of(e);
             Held<T, VECTOR<T>> pack;
             pack.fill([&](int n) {
-                float normed = (xs.at(e * VECTOR<T> + n) - mean) * scale * (ws.at(n) + offset);
-                return IS_RMS ? normed : normed + bs.at(n);
+                float normed = (xs.at(e * VECTOR<T> + n) - mean) * scale;
+                return IS_RMS ? normed * (ws.at(n) + offset) : normed * ws.at(n) + bs.at(n);
             });
             ys.words[e] = pack.words[0];
         }
         columns.store(y + at, ys);
-        if (!AHEAD) break;
+        if (!STAYS) break;
     }
 }
 
 // Registers of a thread at most: as few as spill nothing, where that lets more threads reside.
 template <int EACH, bool IS_RMS, bool ADDS>
-constexpr int BACKWARD_REGISTERS = EACH == 1 ? 48 - 8 * IS_RMS : 80 - 16 * IS_RMS + 8 * ADDS;
+constexpr int BACKWARD_REGISTERS = EACH == 1 ? 48 + 8 * ADDS + 8 * !IS_RMS : IS_RMS ? 80 + 16 * ADDS : 128;
 
 // dx, plus ds with ADDS, and this cluster's shares of dw and db, [clusters, N], from what forward left in `stats`. Each
-// cluster takes rows at the same distance; while it works on one, those AHEAD are on their way.
-template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, int AHEAD>
+// cluster takes rows at the same distance; while it works on one, the next is on its way.
+template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS>
 __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
     norm_bwd(const T* x, const W* w, const float2* stats, const T* dy, const T* ds, T* dx, float* dw, float* db,
              long long M, long long N, float offset) {
     constexpr int COUNT = Columns<T, EACH>::COUNT;
-    extern __shared__ Words memory[];
     Turns turns;
     Columns<T, EACH> columns(N);
     int cluster = cluster_number(), clusters = ::clusters();
-    long long row = cluster;
-    const T* const tensors[] = {x, dy, ds};
-    Coming<T, EACH, 2 + ADDS, AHEAD> coming(memory);
-    auto fetch = [&](int ahead) {
-        long long which = row + ahead * clusters;
-        coming.fetch(columns, tensors, which * N, which < M);
-    };
-    for (int ahead = 0; ahead < AHEAD; ahead++) fetch(ahead);
     float share = 1.0f / N, ws[COUNT], dws[COUNT] = {}, dbs[COUNT] = {};
     if (!w) offset = 0.0f;
 #pragma unroll
@@ -300,14 +224,19 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
             ws[e * VECTOR<T> + n] = weight + offset;
             asm volatile("" : "+f"(ws[e * VECTOR<T> + n])); // made once
         });
+    Held<T, COUNT> next_x = {}, next_dy = {};
+    columns.load(x + cluster * N, true, next_x);
+    columns.load(dy + cluster * N, true, next_dy);
     float2 next_stats = stats[cluster];
     turns.open();
-    for (; row < M; row += clusters) {
+    for (long long row = cluster; row < M; row += clusters) {
+        Held<T, COUNT> xs = next_x, dys = next_dy, dss, dxs;
         float mean = IS_RMS ? 0.0f : next_stats.x, scale = next_stats.y, gh = 0.0f, gs = 0.0f;
-        fetch(AHEAD);
-        if (row + clusters < M) next_stats = stats[row + clusters];
-        coming.wait();
-        auto xs = coming.row_of(0), dys = coming.row_of(1);
+        bool goes_on = row + clusters < M;
+        columns.load(x + (row + clusters) * N, goes_on, next_x);
+        columns.load(dy + (row + clusters) * N, goes_on, next_dy);
+        if (goes_on) next_stats = stats[row + clusters];
+        if (ADDS) columns.load(ds + row * N, true, dss);
         xs.each([&](float x, int n) { // past the end of the row dy is 0
             float g = dys.at(n), gx = g * ((x - mean) * scale);
             gh += gx * ws[n];
@@ -320,7 +249,6 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
         dys.settle();
         float2 sums = turns.sum(gh, gs);
         float along = sums.x * share * scale, away = -sums.y * share * scale;
-        auto dss = coming.row_of(ADDS ? 2 : 0), dxs = xs;
         dxs.fill([&](int n) {
             float g = dys.at(n) * ws[n] * scale + away - (xs.at(n) - mean) * scale * along;
             return ADDS ? g + dss.at(n) : g;
