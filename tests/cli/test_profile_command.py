@@ -132,7 +132,9 @@ def test_without_a_name_it_is_what_users_call_of_every_op(command, asked, tmp_pa
     assert of_softmax == [dict(case.point) for case in registry.load("softmax").bench]
     assert {call["direction"] for call in calls} == {"backward"}
     assert len(record.read(path).records) == len(calls)
-    assert_one_line(command("-k", "triton"), 2, "for a named operation")
+    assert_one_line(command("-k", "triton"), 2, "for one operation")
+    assert_one_line(command("softmax,gelu", "-c", "M=3,N=4"), 2, "for one operation")
+    assert_one_line(command("softmax,gellu"), 2, "gelu")
 
 
 def test_records_carry_counters_and_predictions_to_the_page(command, asked, tmp_path):

@@ -23,13 +23,14 @@ from tilewright.cli.shared import (
     Kernels,
     OwnKernels,
     console,
+    load_op,
     progress,
     say_next,
 )
 from tilewright.errors import NoGPU, NothingLaunched, TilewrightError
 
 if TYPE_CHECKING:
-    from tilewright.spec import Case
+    from tilewright.spec import Case, Op
     from tilewright.tools.profile import Profile
     from tilewright.tools.profile.calls import Call
 
@@ -40,7 +41,11 @@ COMPILED = ("triton", "cuda")  # languages of kernels that `inspect` can read
 
 def profile(
     target: Annotated[
-        str | None, typer.Argument(metavar="[OP|FILE]", help="An operation, or a file with kernels; all operations.")
+        str | None,
+        typer.Argument(
+            metavar="[OP|FILE]",
+            help="An operation, or several with commas between, or a file with kernels; all operations.",
+        ),
     ] = None,
     files: OwnKernels = None,
     kernel: Kernels = None,
@@ -58,7 +63,7 @@ def profile(
 ) -> None:
     """What does the hardware say? Counters, times and a trace of a call, each number with its source. Needs a GPU.
 
-    Without OP or FILE: what a user's call of every operation does, on all its bench cases.
+    Of several operations, or all: what users' calls do, on all bench cases.
     """
     if direction not in DIRECTIONS:
         raise typer.BadParameter(f"'{direction}' is none of {', '.join(DIRECTIONS)}.")
@@ -67,9 +72,10 @@ def profile(
             raise typer.BadParameter(f"'{name}' is none of {', '.join(SOURCES)}.")
     if trace and only and "torch" not in only:
         raise typer.BadParameter("--trace is torch's: ask --source torch too.")
+    several = source.op_files() if target is None else target.split(",") if "," in target else None
     is_file = target is not None and target not in source.op_files() and target.endswith(".py")
-    if target is None and (kernel or case or dtype or files or trace):
-        raise typer.BadParameter("--kernel, --case, --dtype, --trace and files are for a named operation.")
+    if several and (kernel or case or dtype or files or trace):
+        raise typer.BadParameter("--kernel, --case, --dtype, --trace and files are for one operation: name it.")
     if is_file and (kernel or case or dtype or files or direction != "forward"):
         raise typer.BadParameter("--kernel, --case, --dtype, --direction and more files are for an OP.")
     if not is_file and (function or given):
@@ -79,7 +85,8 @@ def profile(
 
     if target and is_file:
         source.require_python_file(Path(target))
-    chosen = Chosen(target, files or [], case, dtype, (direction,)) if target and not is_file else None
+    ops = [load_op(name, []) for name in several or ()]
+    chosen = None if several or is_file else Chosen(str(target), files or [], case, dtype, (direction,))
     if not hardware.has_gpu():
         raise NoGPU(
             "profile", f"`tilewright inspect {target or 'OP'}` and `tilewright explain {target or 'OP'}` need none"
@@ -87,12 +94,13 @@ def profile(
     for path in (trace, record):
         if path:
             require_writable(path)
-    if target is None:
-        calls, predicted = _of_all_ops(direction)
+    if several:
+        calls, predicted = _of_ops(ops, direction)
     else:
-        calls = list(_of_op(chosen, kernel, direction)) if chosen else [_of_file(Path(target), function, given or [])]
+        file = Path(str(target))
+        calls = list(_of_op(chosen, kernel, direction)) if chosen else [_of_file(file, function, given or [])]
         if not calls:
-            raise NothingLaunched(target)
+            raise NothingLaunched(str(target))
         predicted = [_predicted(call) for call in calls]
     found = _profiled(calls, only or SOURCES, trace)
     if record:
@@ -126,12 +134,10 @@ def _of_op(chosen: Chosen, names: list[str] | None, direction: str) -> Iterator[
             yield _call(op.name, path.name, case, direction) | {"file": str(path)}
 
 
-def _of_all_ops(direction: str) -> tuple[list[Call], list[dict[str, list[float]]]]:
+def _of_ops(ops: list[Op], direction: str) -> tuple[list[Call], list[dict[str, list[float]]]]:
     """Calls, and nothing predicted of them: to compile all anew would take longer than to count."""
-    from tilewright import registry
-
     calls = []
-    for op in map(registry.load, source.op_files()):
+    for op in ops:
         kernel = op.shipped
         if kernel and (direction == "forward" or kernel.differentiable):
             calls += [_call(op.name, kernel.name, case.with_dtype(op.bench_dtype), direction) for case in op.bench]
