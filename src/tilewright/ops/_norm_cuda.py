@@ -100,8 +100,7 @@ def by_clusters(
     kinds = ("T" if weights == dtype else "float", each, *("true" if flag else "false" for flag in flags))
     kernel = f"norm_{'fwd' if direction == 'forward' else 'bwd'}<T, {', '.join(map(str, kinds))}>"
     threads = WARP * cdiv(packs, WARP * each * blocks)
-    in_registers = direction == "backward" or (config["waves"] == EVERY and op == "layer_norm" and weights == dtype)
-    kept = 0 if in_registers else each * PACK * (weights.itemsize // dtype.itemsize) * (1 if is_rms else 2)
+    kept = 0 if direction == "backward" else each * PACK * (weights.itemsize // dtype.itemsize) * (1 if is_rms else 2)
     if threads * kept > shared_memory(device) - EXCHANGED:
         return None
     how = {"shared": threads * kept, "cluster": blocks}

@@ -88,11 +88,10 @@ template <typename T, int EACH> struct Columns {
     }
 };
 
-// The weights of a thread's columns, or its biases: in shared memory, or IN_REGISTERS where there is room.
-template <typename T, typename W, int EACH, bool IN_REGISTERS> struct Weights {
-    using OfPack = Held<W, VECTOR<T>>;
+// The weights of a thread's columns, or its biases, in shared memory, where they take no registers. Those who STAY for many
+// rows copy them there at once; for one row they go by the near cache, where the next cluster finds them.
+template <typename T, typename W, int EACH, bool STAYS> struct Weights {
     static constexpr int IN_PACK = VECTOR<T> / VECTOR<W>;
-    OfPack held[IN_REGISTERS ? EACH : 1];
     Words* memory;
 
     // Number `kind` of those that share the memory of the launch; without weights all are `other`.
@@ -100,49 +99,40 @@ template <typename T, typename W, int EACH, bool IN_REGISTERS> struct Weights {
         extern __shared__ Words launch_memory[];
         memory = launch_memory + kind * EACH * IN_PACK * blockDim.x + threadIdx.x;
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            if (IN_REGISTERS) held[IN_REGISTERS ? e : 0] = columns.weights(all, e, other);
+        for (int e = 0; e < EACH; e++)
 #pragma unroll
-            for (int p = 0; p < (IN_REGISTERS ? 0 : IN_PACK); p++)
-                if (all) copy_words(place(e, p), all + columns.first(e) + p * VECTOR<W>, columns.first(e) < columns.end);
-                else *place(e, p) = filled(other);
-        }
+            for (int p = 0; p < IN_PACK; p++)
+                if (STAYS && all)
+                    copy_words(place(e, p), all + columns.first(e) + p * VECTOR<W>, columns.first(e) < columns.end);
+                else *place(e, p) = columns.weights(all, e, other).words[p];
     }
 
     // Returns when they have come.
     __device__ __forceinline__ void wait() const {
-        if (!IN_REGISTERS) asm volatile("cp.async.wait_all;" ::: "memory");
+        if (STAYS) asm volatile("cp.async.wait_all;" ::: "memory");
     }
 
-    __device__ __forceinline__ OfPack of(int e) const {
-        OfPack pack = held[IN_REGISTERS ? e : 0];
+    __device__ __forceinline__ Held<W, VECTOR<T>> of(int e) const {
+        Held<W, VECTOR<T>> pack;
 #pragma unroll
-        for (int p = 0; p < (IN_REGISTERS ? 0 : IN_PACK); p++) pack.words[p] = *place(e, p);
+        for (int p = 0; p < IN_PACK; p++) pack.words[p] = *place(e, p);
         return pack;
     }
 
   private:
     __device__ __forceinline__ Words* place(int e, int p) const { return memory + (e * IN_PACK + p) * blockDim.x; }
-
-    static __device__ __forceinline__ Words filled(float value) {
-        Held<W, VECTOR<W>> pack;
-        pack.fill([=](int) { return value; });
-        return pack.words[0];
-    }
 };
 
 // Threads of a block at most, and how many such blocks a multiprocessor takes.
 template <int EACH> constexpr int FORWARD_BLOCK = EACH == 4 ? LARGEST_BLOCK / 2 : LARGEST_BLOCK;
-template <int EACH, bool IS_RMS, bool ADDS, bool STAYS>
-constexpr int FORWARD_BLOCKS = EACH == 4   ? (STAYS ? 3 - ADDS : ADDS || IS_RMS ? 4 : 3)
-                               : EACH == 8 ? (STAYS || !IS_RMS ? 1 : 2)
-                                           : 2;
+template <int EACH, bool ADDS, bool STAYS>
+constexpr int FORWARD_BLOCKS = STAYS ? (EACH == 8 ? 1 : EACH == 4 && !ADDS ? 3 : 2) : EACH == 4 ? 4 : 2;
 
 // y = (x - mean) scale (offset + w) + b, scale = 1 / sqrt(mean (x - mean)² + eps); with ADDS of s = x + r, which is
 // written too. IS_RMS takes 0 for the mean. `stats`, where given, takes (mean, scale) of each row. A cluster that STAYS
 // takes rows at the same distance, and while it works on one, the next is on its way; else it has one.
 template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, bool STAYS>
-__global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, IS_RMS, ADDS, STAYS>))
+__global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADDS, STAYS>))
     norm_fwd(const T* x, const T* r, const W* w, const W* b, T* y, T* s, float2* stats, long long M, long long N,
              float eps, float offset) {
     constexpr int COUNT = Columns<T, EACH>::COUNT;
@@ -154,7 +144,7 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, IS_
     Held<T, COUNT> next_x = {}, next_r = {};
     columns.load(x + at, true, next_x);
     if (ADDS) columns.load(r + at, true, next_r);
-    Weights<T, W, EACH, !IS_RMS && !ADDS && !STAYS && sizeof(W) == sizeof(T)> weights, biases;
+    Weights<T, W, EACH, STAYS> weights, biases;
     weights.load(columns, w, 1.0f, 0);
     if (!IS_RMS) biases.load(columns, b, 0.0f, 1);
     if (!w) offset = 0.0f;
