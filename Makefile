@@ -51,7 +51,7 @@ pairs: $(READY)
 		PYTHONPATH=$$folder $(RUN) -m pytest -n 2 tests/interpreter tests/ops tests/tools/test_audit.py || exit 1; \
 	done
 
-PAGES := README.md $(addprefix docs/,softmax.md speed.md audit.md check.md measuring.md reading.md portability.md)
+PAGES := README.md $(addprefix docs/,softmax.md speed.md audit.md check.md measuring.md reading.md banks.md portability.md)
 
 pages: $(READY)
 	$(RUN) -m tilewright report $(foreach page,$(PAGES),--fill $(page))

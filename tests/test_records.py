@@ -56,18 +56,21 @@ def test_all_that_bench_times_without_a_search_is_fresh(op):
 
 
 SHARES = {  # of the copy bandwidth of the same run, by columns: what was measured, not always the goal
-    ("softmax", "forward"): (0.84, 0.94, 0.98, 0.99, 0.99, 0.95, 0.93, 0.85),
-    ("softmax", "backward"): (0.91, 1.02, 1.03, 1.02, 1.02, 1.01, 0.97, 0.85),
+    ("softmax", "forward"): (0.84, 0.95, 0.98, 0.99, 1.0, 1.01, 1.0, 0.93),
+    ("softmax", "backward"): (0.92, 1.03, 1.04, 1.03, 1.04, 1.04, 1.04, 0.98),
     ("rms_norm", "forward"): (0.97, 0.98, 0.98, 1.0, 0.96, 0.97),
-    ("rms_norm", "backward"): (0.85, 0.91, 0.91, 0.93, 0.91, 0.88),
+    ("rms_norm", "backward"): (0.85, 0.93, 0.94, 0.96, 0.96, 0.94),
     ("layer_norm", "forward"): (0.95, 0.99, 0.97, 0.93, 0.93, 0.93),
-    ("layer_norm", "backward"): (0.78, 0.86, 0.86, 0.89, 0.83, 0.68),
-    ("cross_entropy", "both"): (0.91, 0.64, 0.83),
+    ("layer_norm", "backward"): (0.74, 0.83, 0.82, 0.85, 0.81, 0.79),
+    ("cross_entropy", "both"): (0.95, 0.77, 0.95),
 }
+FRESH_SHARES = [of for of in SHARES if of[0] not in ("rms_norm", "layer_norm")]
+STALE_SHARES = [of for of in SHARES if of not in FRESH_SHARES]
 
 
-@pytest.mark.parametrize(("op", "direction"), SHARES)
-def test_users_calls_keep_the_shares_that_were_measured(op, direction):
+@pytest.mark.parametrize("of", [*FRESH_SHARES, *stale(*STALE_SHARES)], ids=" ".join)
+def test_users_calls_keep_the_shares_that_were_measured(of):
+    op, direction = of
     newest = record.latest(records(f"{op}.jsonl"))
     ours = {r["case"]["N"]: r for r in newest if r["kernel"] == source.PUBLIC and r["direction"] == direction}
     assert not [n for n, r in ours.items() if record.is_stale(r)]

@@ -11,7 +11,10 @@ from tilewright.report import markdown
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("softmax", "speed", "audit", "check", "measuring", "portability")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("softmax", "speed", "audit", "banks", "check", "measuring", "portability")
+    ),
 ]
 
 
