@@ -117,6 +117,8 @@ def test_winners_are_kept_by_gpu_and_found_by_calls(tables, monkeypatch, tmp_pat
     table.keep("a100-80gb", {("forward", 64): {"how": "wrong"}})
     table.keep("h200", {("forward", 128): {"how": "fast"}})
     assert json.loads((tmp_path / "toy.json").read_text())["h200"].keys() == {"forward 64", "forward 128"}
+    table.keep("h200", {("forward", 128): None})
+    assert json.loads((tmp_path / "toy.json").read_text())["h200"].keys() == {"forward 64"}, "the default wins again"
     assert table(x, "forward", 64) == {"how": "slow"}, "an interpreted tensor is on no GPU"
     monkeypatch.setattr(_tuned, "_gpu", lambda device: "h200")
     Tuned._best.cache_clear()
