@@ -16,7 +16,7 @@ from tilewright.errors import first_line
 from tilewright.spec import Kernel, Op
 from tilewright.tools.check.answers import Answer, Answers, ReferenceFailed
 from tilewright.tools.check.budget import Match, Mismatch, compare
-from tilewright.tools.check.trials import Trial
+from tilewright.tools.check.trials import Trial, elements
 from tilewright.worker.memory import Placed, laid_out
 from tilewright.worker.stage import OPERATORS, PLAIN, SEEN, KernelFailed, Reply, Request, Stage
 
@@ -25,6 +25,7 @@ SIMULATED_ELEMENTS = {"triton": 2**21, "numba": 1100, "python": 2**21}
 NOT_RIGHT = ("wrong", "tampered", "crashed", "timeout")
 FORWARD_ONLY = "forward only"  # the label of a user's kernel that torch cannot differentiate
 LOWER = 4.0  # times torch's own error, root mean square, from which on a right kernel is said to be less precise
+SEEN_THROUGH = 2**26  # elements of a case at most: the truth of larger ones was forgotten, and takes long
 MANY = 1024  # elements that make a root mean square tell something
 
 
@@ -124,7 +125,7 @@ class Judge:
             if found.verdict in ("crashed", "timeout", "tampered") or self._refusal:
                 break  # the rest would end the same way, only later
         else:
-            self._see_through([t for t in todo if replace(t, again=False) == Trial(t.case) and not self._cannot(t)])
+            self._see_through([t for t in todo if replace(t, again=False) == Trial(t.case)])
         self._conclude()
         return verdict
 
@@ -283,7 +284,9 @@ class Judge:
         """Is its work done by the operators of torch that do the reference's? Asked last: looking may change what is
         looked at, as torch.compile gives up on a function that it has met under a mode."""
         for trial in trials if self._kernel.language != "torch" else ():
-            with contextlib.suppress(KernelFailed, ReferenceFailed):  # all has been told by then
+            if self._cannot(trial) or elements(self._op, trial.case) > SEEN_THROUGH:
+                continue
+            with contextlib.suppress(KernelFailed, ReferenceFailed, torch.cuda.OutOfMemoryError):  # all has been told
                 answer = self._answers(trial, self._kernel.differentiable)
                 reply = self._performer.call(self._answers.request(replace(trial, how=SEEN), answer))
                 self._seen_through += 1
