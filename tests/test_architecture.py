@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import tilewright
 from tilewright import registry, source
 
 PACKAGE = Path(source.__file__).parent
@@ -165,6 +166,12 @@ def _python(code: str) -> subprocess.CompletedProcess[str]:
 def test_importing_tilewright_loads_no_torch_and_prints_nothing():
     done = _python("import sys, tilewright; assert 'torch' not in sys.modules; tilewright.__version__")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_names_of_tilewright_are_listed_once_before_and_after_they_are_used():
+    before = dir(tilewright)
+    assert tilewright.softmax is tilewright.softmax
+    assert dir(tilewright) == sorted({*before, "softmax"})
 
 
 def test_importing_every_op_touches_no_gpu_and_compiles_nothing():

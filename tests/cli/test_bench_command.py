@@ -329,6 +329,7 @@ def test_several_operations_are_named_with_commas(command, results):
     assert "triton" in done.stdout
     assert "tilewright bench softmax,sum" in done.stdout
     assert "triton" not in command("gelu,sum", "--gpu", "h200").stdout
+    assert "tilewright bench softmax,sum\n" in command("softmax, sum,softmax", "--gpu", "h200").stdout
 
 
 def test_what_was_recorded_can_be_a_page_too(command, results, tmp_path):

@@ -27,6 +27,7 @@ from tilewright.cli.shared import (
     dtypes_of,
     exit_unless_good,
     load_op,
+    op_names,
     progress,
     recorded,
     say_next,
@@ -89,7 +90,7 @@ def bench(
         return
     if direction not in WANTED:
         raise typer.BadParameter(f"'{direction}' is none of {', '.join(WANTED)}.")
-    names = op_name.split(",") if op_name else source.op_files()
+    names = op_names(op_name)
     if not op_name and kernel:
         raise typer.BadParameter("not every operation has the same kernels: name those that --kernel is of.")
     if len(names) > 1 and (case or files):
@@ -368,4 +369,4 @@ def _write_page(records: list[dict[str, Any]], path: Path) -> None:
 
 def _again(ops: list[Op]) -> str:
     names = [op.name for op in ops]
-    return shlex.join(["tilewright", "bench", *([",".join(names)] if names != list(source.op_files()) else [])])
+    return shlex.join(["tilewright", "bench", *([",".join(names)] if names != op_names(None) else [])])

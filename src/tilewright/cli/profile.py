@@ -24,6 +24,7 @@ from tilewright.cli.shared import (
     OwnKernels,
     console,
     load_op,
+    op_names,
     progress,
     say_next,
 )
@@ -44,7 +45,7 @@ def profile(
         str | None,
         typer.Argument(
             metavar="[OP|FILE]",
-            help="An operation, or several with commas between, or a file with kernels; all operations.",
+            help="An operation, several with commas between, or a file with kernels; all operations unless told.",
         ),
     ] = None,
     files: OwnKernels = None,
@@ -72,7 +73,7 @@ def profile(
             raise typer.BadParameter(f"'{name}' is none of {', '.join(SOURCES)}.")
     if trace and only and "torch" not in only:
         raise typer.BadParameter("--trace is torch's: ask --source torch too.")
-    several = source.op_files() if target is None else target.split(",") if "," in target else None
+    several = op_names(target) if target is None or "," in target else []
     is_file = target is not None and target not in source.op_files() and target.endswith(".py")
     if several and (kernel or case or dtype or files or trace):
         raise typer.BadParameter("--kernel, --case, --dtype, --trace and files are for one operation: name it.")
@@ -85,7 +86,7 @@ def profile(
 
     if target and is_file:
         source.require_python_file(Path(target))
-    ops = [load_op(name, []) for name in several or ()]
+    ops = [load_op(name, []) for name in several]
     chosen = None if several or is_file else Chosen(str(target), files or [], case, dtype, (direction,))
     if not hardware.has_gpu():
         raise NoGPU(

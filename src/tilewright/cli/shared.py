@@ -52,6 +52,11 @@ def load_op(name: str, files: list[Path] | None) -> Op:
     return registry.load(name)
 
 
+def op_names(text: str | None) -> list[str]:
+    """Those named with commas between, each once; all of them unless told."""
+    return list(dict.fromkeys(name.strip() for name in text.split(","))) if text else list(source.op_files())
+
+
 def require_files(paths: list[Path]) -> None:
     names = [path.name for path in paths]
     for path in paths:

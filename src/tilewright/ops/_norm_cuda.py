@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tilewright.ops._cuda import Prepared, Source
 from tilewright.ops._launch import shared_memory
-from tilewright.ops._rows import PACK, has_clusters, most_blocks, shared_out
+from tilewright.ops._rows import PACK, has_clusters, most_blocks
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
 
@@ -105,8 +105,13 @@ def by_clusters(
         return None
     how = {"shared": threads * kept, "cluster": blocks}
     at_once = max(1, CUDA.resident(kernel, dtype, device, threads, **how))
-    clusters = shared_out(M, min(M, at_once * config["waves"]))
+    clusters = _shared_out(M, min(M, at_once * config["waves"]))
     return CUDA.prepare(kernel, dtype, device, (clusters,), threads, M, N, *map(float, numbers), **how)
+
+
+def _shared_out(rows: int, clusters: int) -> int:
+    """The fewest clusters that are done as soon as so many: of each as many rows as the most that any has."""
+    return cdiv(rows, cdiv(rows, clusters))
 
 
 def fits_a_cluster(x: Tensor) -> bool:

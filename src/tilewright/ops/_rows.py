@@ -96,11 +96,6 @@ def clusters(
     return source.prepare(name, rows.dtype, rows.device, (rows.M,), threads, *numbers, *cut, cluster=blocks)
 
 
-def shared_out(rows: int, clusters: int) -> int:
-    """The fewest clusters that are done as soon as so many: of each as many rows as the most that any has."""
-    return cdiv(rows, cdiv(rows, clusters))
-
-
 @functools.cache
 def has_clusters(device: int) -> bool:
     is_nvidia = device >= 0 and torch.version.hip is None and is_installed()

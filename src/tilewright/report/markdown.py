@@ -215,13 +215,8 @@ def _traps(records: Sequence[dict[str, Any]]) -> str:
 
 def _provenance(records: Sequence[dict[str, Any]]) -> str:
     """Where, when and with what: one line a combination."""
-    return "\n".join(
-        dict.fromkeys(
-            f"Measured on {r['device']['name']}, {r['date'][:10]}, torch {r['versions']['torch']}, "
-            f"triton {r['versions']['triton']}, {r['dtype']}."
-            for r in records
-        )
-    )
+    lines = (told("Measured on", [r], "torch", "triton", end=f", {r['dtype']}.") for r in records)
+    return "\n".join(dict.fromkeys(line for (line,) in lines))
 
 
 Records = list[dict[str, Any]]

@@ -30,7 +30,6 @@ __device__ __forceinline__ unsigned cluster_blocks() {
     asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
     return blocks;
 }
-
 #else
 __device__ __forceinline__ unsigned cluster_rank() { return 0; }
 __device__ __forceinline__ unsigned cluster_blocks() { return 1; }
@@ -247,7 +246,7 @@ __device__ __forceinline__ void load_words(const void* pointer, bool is_there, W
 #undef LOAD_WORDS
 }
 
-// The same to shared memory, some time until `cp.async.wait_group`; zeros where not `is_there`.
+// The same to shared memory, some time until `cp.async.wait_all`; zeros where not `is_there`.
 __device__ __forceinline__ void copy_words(Words* to, const void* pointer, bool is_there) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)),
                  "l"(pointer), "r"(is_there ? 16 : 0), "l"(kept_longest())
