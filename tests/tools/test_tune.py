@@ -11,7 +11,7 @@ from tilewright.ops import _tuned
 from tilewright.ops._tuned import Tuned
 from tilewright.spec import Cost, Op, grid
 from tilewright.timer import timer_for
-from tilewright.tools.tune import FINALISTS, tune
+from tilewright.tools.tune import FINALISTS, Search, Tried, keep, tune
 
 WORDS = {"True": True, "False": False}
 
@@ -125,6 +125,19 @@ def test_winners_are_kept_by_gpu_and_found_by_calls(tables, monkeypatch, tmp_pat
     assert table(x, "forward", 64) == {"how": "fast"}
     assert table(x, "backward", 64) == {"how": "slow"}, "a key that was not sought has the default"
     Tuned._best.cache_clear()
+
+
+def test_a_search_forgets_what_the_default_beats_now_and_leaves_the_rest(tables, tmp_path):
+    op, table = toy(tables)
+    keep(searches(op), "h200")
+    written = json.loads((tmp_path / "toy.json").read_text())["h200"]
+    assert written == {f"{way} {size}": {"how": "fast"} for way in ("backward", "forward") for size in (64, 128)}
+    tried = [Tried({"how": "slow"}, 1.0), Tried({"how": "fast"}, 2.0)]
+    beaten = Search(table, ("forward", 64), "toy", "mine", op.bench[0], "forward", {"how": "slow"}, tried)
+    all_wrong = Search(table, ("forward", 128), "toy", "mine", op.bench[1], "forward", {"how": "slow"})
+    keep([beaten, all_wrong], "h200")
+    written = json.loads((tmp_path / "toy.json").read_text())["h200"]
+    assert sorted(written) == ["backward 128", "backward 64", "forward 128"]
 
 
 def test_what_is_shipped_is_among_what_a_search_tries():

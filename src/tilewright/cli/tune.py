@@ -66,8 +66,7 @@ def tune(
     if not found:
         raise NothingToTune(op_name)
     if keep:
-        for table in {id(s.table): s.table for s in found}.values():
-            table.keep(gpu, {s.key: s.winner for s in found if s.table is table and s.best})
+        tool.keep(found, gpu)
     if not as_json:
         console().print(_table(found))
         better = sum(search.winner is not None for search in found)

@@ -88,6 +88,12 @@ def tune(
                     yield bed.search(kernel, direction, table, key)
 
 
+def keep(found: Sequence[Search], gpu: str) -> None:
+    """Write the winners down, and forget those that the default beats now. Where nothing was right nothing changes."""
+    for table in {id(search.table): search.table for search in found}.values():
+        table.keep(gpu, {search.key: search.winner for search in found if search.table is table and search.best})
+
+
 class _TestBed:
     """One case with its inputs and answers, made once."""
 
