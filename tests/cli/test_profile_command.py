@@ -69,6 +69,7 @@ def asked(monkeypatch):
 def test_without_a_gpu_it_says_what_to_do(command, monkeypatch):
     monkeypatch.setattr(hardware, "has_gpu", lambda: False)
     assert_one_line(command("relu"), 2, "needs a GPU", "tilewright inspect relu", "tilewright explain relu")
+    assert_one_line(command("relu,gelu"), 2, "needs a GPU", "tilewright inspect OP")
 
 
 def test_mistakes_are_one_line(command, tmp_path):

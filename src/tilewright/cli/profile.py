@@ -89,9 +89,8 @@ def profile(
     ops = [load_op(name, []) for name in several]
     chosen = None if several or is_file else Chosen(str(target), files or [], case, dtype, (direction,))
     if not hardware.has_gpu():
-        raise NoGPU(
-            "profile", f"`tilewright inspect {target or 'OP'}` and `tilewright explain {target or 'OP'}` need none"
-        )
+        named = "OP" if several else target
+        raise NoGPU("profile", f"`tilewright inspect {named}` and `tilewright explain {named}` need none")
     for path in (trace, record):
         if path:
             require_writable(path)
