@@ -23,6 +23,7 @@ from triton.language.extra import libdevice
 
 from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
+from tilewright.ops._exp import exp
 from tilewright.ops._launch import LARGEST_INT32, Launcher, Prepared
 from tilewright.ops._rows import PACK, PACKS, Rows, cluster_choices, cluster_default, clusters
 from tilewright.ops._sizes import cdiv, next_power_of_2
@@ -152,7 +153,7 @@ def _block_gradient(
     SMOOTH: tl.constexpr,
 ):
     """The gradient of logits of one row; A and peak are scaled already."""
-    dz = tl.exp(z - largest) * A
+    dz = exp(z - largest) * A
     if PROBS or SMOOTH:
         dz -= scale * _spread(target_ptr, weight_ptr, offs, offs, mask, smoothing, share, PROBS)
     if not PROBS:
@@ -204,7 +205,7 @@ def _cross_entropy_tile(
         r = _spread(target_ptr, weight_ptr, offs, offs_n[None, :], mask, smoothing, smoothing / N, PROBS)
     if loss_ptr is not None:
         m = tl.where(counts, tl.max(z, axis=1), 0.0)
-        e = tl.exp(z - m[:, None])
+        e = exp(z - m[:, None])
         total = tl.sum(e, axis=1)
         log_total = tl.log(total)
         lse = m + log_total
@@ -225,7 +226,7 @@ def _cross_entropy_tile(
     else:
         m = tl.load(stats_ptr + offs_m, mask=is_row, other=0.0)
         A = tl.load(stats_ptr + M + offs_m, mask=is_row, other=0.0)
-        e = tl.exp(z - m[:, None])
+        e = exp(z - m[:, None])
     if dx_ptr is not None:
         scale = tl.full([BLOCK_M], 1.0, tl.float32)
         if dloss_ptr is not None:
@@ -310,7 +311,7 @@ def _cross_entropy_loop(
             z = _logits(x_ptr + at, mask, cap, KEEP)[0]
             grown = tl.maximum(m, tl.max(z, axis=1))
             shift = tl.where(grown == -float("inf"), 0.0, grown)  # only -inf so far: no NaN from -inf + inf
-            total = total * tl.exp(m - shift) + tl.sum(tl.exp(z - shift[:, None]), axis=1)
+            total = total * exp(m - shift) + tl.sum(exp(z - shift[:, None]), axis=1)
             m = grown
             if PROBS or SMOOTH:
                 r = _spread(target_ptr, weight_ptr, at, at, mask, smoothing, share, PROBS)
@@ -321,9 +322,9 @@ def _cross_entropy_loop(
             z_outer = _logits(x_ptr + outer, reads_outer, cap, "")[0]
             largest = tl.maximum(largest, tl.max(z_outer, axis=0))
         shift = tl.where(largest == -float("inf"), 0.0, largest)
-        sums = tl.sum(total * tl.exp(m - shift), axis=0)
+        sums = tl.sum(total * exp(m - shift), axis=0)
         if not IS_ALIGNED:
-            sums += tl.sum(tl.exp(z_outer - shift), axis=0)
+            sums += tl.sum(exp(z_outer - shift), axis=0)
         lse = largest + tl.log(sums)
         A = 2.0 * z_loss * lse
         loss = z_loss * lse * lse

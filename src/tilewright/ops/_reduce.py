@@ -156,7 +156,8 @@ def _plan(
     if inner == 1 and N <= LONGEST_TILE:
         config = dict(TILE(device, "tile", kind.how, size, max(group, next_power_of_2(N))))
         programs = min(config.pop("programs"), cdiv(outer, config["BLOCK_M"]))
-        return _tile_launch.prepare((programs,), outer, N, p, **how, LAST=kind.last, GROUP=group, **config)
+        how |= {"LAST": kind.last, "GROUP": group, "FILLED": config["BLOCK_N"] == N and outer % config["BLOCK_M"] == 0}
+        return _tile_launch.prepare((programs,), outer, N, p, **how, **config)
     if inner == 1:
         config = LONG(device, "long", kind.how, size, min(LONGEST_KEY, next_power_of_2(N)))
         how["GROUP"] = group

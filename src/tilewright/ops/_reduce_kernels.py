@@ -6,13 +6,11 @@ what is made of the result, or that it is that of a piece.
 
 from __future__ import annotations
 
-import math
-
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-LOG2_E = tl.constexpr(math.log2(math.e))
+from tilewright.ops._exp import LOG2_E, exp
 
 
 @triton.jit
@@ -87,7 +85,7 @@ def _step(a, b, c, x, place, inside, HOW: tl.constexpr, MASKED: tl.constexpr):
             b = tl.where(is_better, place, b)
         else:  # logsumexp: maximum and the sum of exp(x - maximum), by one exp an element
             apart = tl.where(x == a, 0.0, x - a)
-            e = tl.exp(-tl.abs(apart))
+            e = exp(-tl.abs(apart))
             b = tl.where(apart > 0.0, b * e + 1.0, b + e)
             a = tl.maximum(a, x)
     return a, b, c
@@ -179,16 +177,19 @@ def _write(y_ptr, z_ptr, a, b, offs, mask, N, p, HOW: tl.constexpr, LAST: tl.con
 @triton.jit
 def _reduce_tile(
     x_ptr, y_ptr, z_ptr, M, N, p,
-    HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr,
+    HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, FILLED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Whole rows, BLOCK_M at a time."""
+    """Whole rows, BLOCK_M at a time. If they are FILLED, tiles have neither rows nor columns to spare."""
     offs_n = tl.arange(0, BLOCK_N)[None, :]
     for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.num_programs(0)):
         offs_m = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: M * N may pass 2**31
         inside = (offs_m < M)[:, None] & (offs_n < N)
-        x = tl.load(x_ptr + offs_m[:, None] * N + offs_n, mask=inside, other=0.0)
-        a = tl.where(inside, _term(x, p, TERM), _neutral(HOW))
+        if FILLED:
+            a = _term(tl.load(x_ptr + offs_m[:, None] * BLOCK_N + offs_n), p, TERM)
+        else:
+            x = tl.load(x_ptr + offs_m[:, None] * N + offs_n, mask=inside, other=0.0)
+            a = tl.where(inside, _term(x, p, TERM), _neutral(HOW))
         count = tl.where(inside, 1.0, 0.0)
         if HOW == "index":
             a = tl.reduce(tl.reshape(a, [BLOCK_M, BLOCK_N // GROUP, GROUP]), 2, _larger)
@@ -321,7 +322,7 @@ def _reduce_bwd(
     dy = tl.load(dy_ptr + offs_m, mask=is_row, other=0.0).to(tl.float32)[:, None]
     sign = tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
     if KIND == "logsumexp":
-        dx = dy * tl.exp(x - y)
+        dx = dy * exp(x - y)
     elif KIND == "norm1":
         dx = dy * sign
     elif KIND == "norm2":

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tilewright.ops._cuda import Source
 from tilewright.ops._dispatch import runs_here
+from tilewright.ops._exp import exp
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
 from tilewright.ops._rows import (
@@ -42,7 +43,7 @@ def _softmax_of(x, m, total, LOG: tl.constexpr):
     if LOG:
         return x - m - tl.log(total)
     else:
-        return tl.exp(x - m) / total
+        return exp(x - m) * (1.0 / total)
 
 
 @triton.jit
@@ -58,7 +59,7 @@ def _gradient_term(y, dy, LOG: tl.constexpr):
 def _gradient(y, dy, total, LOG: tl.constexpr, HIDES: tl.constexpr = False):
     """If it HIDES, an output of zero has none, whatever the others are."""
     if LOG:
-        return dy - tl.exp(y) * total
+        return dy - exp(y) * total
     elif HIDES:
         return tl.where(y == 0.0, 0.0, y * (dy - total))
     else:
@@ -73,7 +74,7 @@ def _tile_fwd(x_ptr, y_ptr, M, N, LOG: tl.constexpr, BLOCK_M: tl.constexpr, BLOC
     mask = (offs_m < M)[:, None] & (offs_n < N)[None, :]
     x = tl.load(x_ptr + offs, mask=mask, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
     m = tl.max(x, axis=1)[:, None]
-    total = tl.sum(tl.exp(x - m), axis=1)[:, None]
+    total = tl.sum(exp(x - m), axis=1)[:, None]
     tl.store(y_ptr + offs, _softmax_of(x, m, total, LOG).to(y_ptr.dtype.element_ty), mask=mask)
 
 
@@ -90,7 +91,7 @@ def _online_fwd(x_ptr, y_ptr, N, LOG: tl.constexpr, BLOCK_N: tl.constexpr):
         x = tl.load(x_ptr + offs_n, mask=offs_n < N, other=-float("inf")).to(tl.float32)
         grown = tl.maximum(m, tl.max(x, axis=0))
         shift = tl.where(grown == -float("inf"), 0.0, grown)  # only -inf so far: no NaN from -inf + inf
-        total = total * tl.exp(m - shift) + tl.exp(x - shift)
+        total = total * exp(m - shift) + exp(x - shift)
         m = grown
     total_sum = tl.sum(total, axis=0)
     # Last element first: the end of the row is what the first pass left in the cache.
@@ -116,7 +117,7 @@ def _columns_fwd(
         mask = (offs_n < N)[:, None] & is_inside
         x = tl.load(x_ptr + offs_n[:, None] * inner, mask=mask, other=-float("inf")).to(tl.float32)
         m = tl.max(x, axis=0)[None, :]
-        total = tl.sum(tl.exp(x - m), axis=0)[None, :]
+        total = tl.sum(exp(x - m), axis=0)[None, :]
         y = _softmax_of(x, m, total, LOG)
         tl.store(y_ptr + offs_n[:, None] * inner, y.to(y_ptr.dtype.element_ty), mask=mask)
     else:
@@ -128,7 +129,7 @@ def _columns_fwd(
             x = tl.load(x_ptr + offs, mask=mask, other=-float("inf")).to(tl.float32)
             grown = tl.maximum(m, tl.max(x, axis=0))
             shift = tl.where(grown == -float("inf"), 0.0, grown)
-            total = total * tl.exp(m - shift) + tl.sum(tl.exp(x - shift[None, :]), axis=0)
+            total = total * exp(m - shift) + tl.sum(exp(x - shift[None, :]), axis=0)
             m = grown
         for first in range(0, N, BLOCK_N):
             offs = (first + offs_n)[:, None] * inner

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops._dispatch import runs_here
+from tilewright.ops._exp import exp
 from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._operator import contiguous_like, operator
 from tilewright.ops._sizes import cdiv, next_power_of_2
@@ -107,9 +108,9 @@ def _masked_softmax_tile(
     )
     x = tl.where(seen, x, -float("inf"))
     m = tl.max(x, axis=1)[:, None]
-    e = tl.exp(x - tl.where(m == -float("inf"), 0.0, m))
+    e = exp(x - tl.where(m == -float("inf"), 0.0, m))
     total = tl.sum(e, axis=1)[:, None]
-    y = tl.where(seen, e / total, 0.0)
+    y = tl.where(seen, e * (1.0 / total), 0.0)
     tl.store(y_ptr + row * N + offs_n, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
@@ -128,14 +129,14 @@ def _masked_softmax_online(
         x = tl.where(seen, x, -float("inf"))
         grown = tl.maximum(m, tl.max(x, axis=0))
         shift = tl.where(grown == -float("inf"), 0.0, grown)
-        total = total * tl.exp(m - shift) + tl.exp(x - shift)
+        total = total * exp(m - shift) + exp(x - shift)
         m = grown
-    total_sum = tl.sum(total, axis=0)
+    scale_of_row = 1.0 / tl.sum(total, axis=0)
     for start in range(0, N, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N)
         seen = _seen(mask_ptr, row, offs_n, N, Q, H, stride_b, stride_h, stride_q, stride_k, HAS_MASK, CAUSAL)
         x = tl.load(x_ptr + row * N + offs_n, mask=seen, other=-float("inf")).to(tl.float32) * scale
-        y = tl.where(seen, tl.exp(x - m) / total_sum, 0.0)
+        y = tl.where(seen, exp(x - m) * scale_of_row, 0.0)
         tl.store(y_ptr + row * N + offs_n, y.to(y_ptr.dtype.element_ty), mask=offs_n < N)
 
 

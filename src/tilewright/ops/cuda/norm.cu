@@ -3,7 +3,7 @@
 #include "rows.cuh"
 
 constexpr int LARGEST_BLOCK = 512, LARGEST_CLUSTER = 8; // threads, blocks
-using Turns = Exchange<LARGEST_BLOCK / WARP * LARGEST_CLUSTER>;
+template <bool ALONE> using Turns = Exchange<LARGEST_BLOCK / WARP * LARGEST_CLUSTER, ALONE>;
 
 // Elements of a thread, packed as they lie in memory.
 template <typename T, int COUNT> struct Held {
@@ -37,14 +37,15 @@ template <typename T, int COUNT> struct Held {
     }
 };
 
-// The columns of a thread, the same ones of every row. The blocks of a cluster take pieces of a row, one after the
-// other, their threads packs in turn.
-template <typename T, int EACH> struct Columns {
+// The columns of a thread, the same ones of every row. The blocks that hold a row take pieces of it, one after the other,
+// their threads packs in turn.
+template <typename T, int EACH, bool ALONE> struct Columns {
     static constexpr int COUNT = EACH * VECTOR<T>;
     int start, end; // where this thread's first pack begins, and where this block's piece ends
 
     __device__ __forceinline__ Columns(int N) {
-        int blocks = cluster_blocks(), piece = (N / VECTOR<T> + blocks - 1) / blocks, first = cluster_rank() * piece;
+        using Row = Holders<ALONE>;
+        int blocks = Row::blocks(), piece = (N / VECTOR<T> + blocks - 1) / blocks, first = Row::rank() * piece;
         start = (first + threadIdx.x) * VECTOR<T>;
         end = (first + piece) * VECTOR<T>;
         if (end > N) end = N;
@@ -64,7 +65,7 @@ template <typename T, int EACH> struct Columns {
     __device__ __forceinline__ void store(T* row, const Held<T, COUNT>& held) const {
 #pragma unroll
         for (int e = 0; e < EACH; e++)
-            if (first(e) < end) *reinterpret_cast<Words*>(row + first(e)) = held.words[e];
+            if (first(e) < end) store_words(row + first(e), held.words[e]);
     }
 
     // Those of pack e; without weights all are `other`.
@@ -78,8 +79,32 @@ template <typename T, int EACH> struct Columns {
         return held;
     }
 
-    __device__ __forceinline__ void store(float* row, const float (&sums)[COUNT]) const {
+    // Has the next addresses made anew; the compiler would rather keep them, and spill.
+    __device__ __forceinline__ void settle() { asm volatile("" : "+r"(start)); }
+
+    // The sums of a cluster's rows. Where its blocks hold rows ALONE, they leave theirs in the memory of the launch, and
+    // each adds up some columns of all of them.
+    __device__ __forceinline__ void store_sums(float* row, const float (&sums)[COUNT], int N) const {
         if (!row) return;
+        int blocks = cluster_blocks();
+        if (!ALONE || blocks == 1) return store(row, sums);
+        extern __shared__ Words launch_memory[];
+        meet();
+        store(reinterpret_cast<float*>(launch_memory), sums);
+        meet();
+        for (int n = cluster_rank() * blockDim.x + threadIdx.x; n < N / VECTOR<float>; n += blocks * blockDim.x) {
+            float4 total = {};
+            for (int block = 0; block < blocks; block++) {
+                float4 part = of_block(&launch_memory[n], block);
+                total = {total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w};
+            }
+            reinterpret_cast<float4*>(row)[n] = total;
+        }
+        meet();
+    }
+
+  private:
+    __device__ __forceinline__ void store(float* row, const float (&sums)[COUNT]) const {
 #pragma unroll
         for (int n = 0; n < COUNT; n += VECTOR<float>)
             if (has(n))
@@ -88,22 +113,25 @@ template <typename T, int EACH> struct Columns {
     }
 };
 
-// The weights of a thread's columns, or its biases, in shared memory, where they take no registers. Those who STAY for many
-// rows copy them there at once; for one row they go by the near cache, where the next cluster finds them.
+// The weights of a thread's columns, or its biases. For many rows (STAYS) they lie in shared memory, where they take no
+// registers; for one they are read when they are needed, from the near cache, where another block's use has left them.
 template <typename T, typename W, int EACH, bool STAYS> struct Weights {
     static constexpr int IN_PACK = VECTOR<T> / VECTOR<W>;
+    const W* all;
+    float other; // what all are, where there are none
     Words* memory;
 
-    // Number `kind` of those that share the memory of the launch; without weights all are `other`.
-    __device__ __forceinline__ void load(const Columns<T, EACH>& columns, const W* all, float other, int kind) {
+    // Number `kind` of those that share the memory of the launch.
+    template <typename Of>
+    __device__ __forceinline__ Weights(const Of& columns, const W* all, float other, int kind) : all(all), other(other) {
+        if (!STAYS) return;
         extern __shared__ Words launch_memory[];
         memory = launch_memory + kind * EACH * IN_PACK * blockDim.x + threadIdx.x;
 #pragma unroll
         for (int e = 0; e < EACH; e++)
 #pragma unroll
             for (int p = 0; p < IN_PACK; p++)
-                if (STAYS && all)
-                    copy_words(place(e, p), all + columns.first(e) + p * VECTOR<W>, columns.first(e) < columns.end);
+                if (all) copy_words(place(e, p), all + columns.first(e) + p * VECTOR<W>, columns.first(e) < columns.end);
                 else *place(e, p) = columns.weights(all, e, other).words[p];
     }
 
@@ -112,7 +140,9 @@ template <typename T, typename W, int EACH, bool STAYS> struct Weights {
         if (STAYS) asm volatile("cp.async.wait_all;" ::: "memory");
     }
 
-    __device__ __forceinline__ Held<W, VECTOR<T>> of(int e) const {
+    // Those of pack e.
+    template <typename Of> __device__ __forceinline__ Held<W, VECTOR<T>> of(const Of& columns, int e) const {
+        if (!STAYS) return columns.weights(all, e, other);
         Held<W, VECTOR<T>> pack;
 #pragma unroll
         for (int p = 0; p < IN_PACK; p++) pack.words[p] = *place(e, p);
@@ -126,37 +156,39 @@ template <typename T, typename W, int EACH, bool STAYS> struct Weights {
 // Threads of a block at most, and how many such blocks a multiprocessor takes.
 template <int EACH> constexpr int FORWARD_BLOCK = EACH == 4 ? LARGEST_BLOCK / 2 : LARGEST_BLOCK;
 template <int EACH, bool ADDS, bool STAYS>
-constexpr int FORWARD_BLOCKS = STAYS ? (EACH == 8 ? 1 : EACH == 4 && !ADDS ? 3 : 2) : EACH == 4 ? 4 : 2;
+constexpr int FORWARD_BLOCKS = STAYS ? (EACH == 8 ? 1 : EACH == 4 && !ADDS ? 4 : 2) : EACH == 4 ? 4 : 2;
 
 // y = (x - mean) scale (offset + w) + b, scale = 1 / sqrt(mean (x - mean)² + eps); with ADDS of s = x + r, which is
 // written too. IS_RMS takes 0 for the mean. `stats`, where given, takes (mean, scale) of each row. A cluster that STAYS
-// takes rows at the same distance, and while it works on one, the next is on its way; else it has one.
+// takes rows at the same distance, `left` of them, and while it works on one, the next is on its way; else it has one.
 template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, bool STAYS>
 __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADDS, STAYS>))
     norm_fwd(const T* x, const T* r, const W* w, const W* b, T* y, T* s, float2* stats, long long M, long long N,
              float eps, float offset) {
-    constexpr int COUNT = Columns<T, EACH>::COUNT;
-    Turns turns;
-    Columns<T, EACH> columns(N);
-    int cluster = cluster_number(), clusters = ::clusters();
-    long long at = cluster * N, step = clusters * N, end = M * N;
+    constexpr int COUNT = Columns<T, EACH, false>::COUNT;
+    Turns<false> turns;
+    Columns<T, EACH, false> columns(N);
+    int cluster = cluster_number(), clusters = ::clusters(), left = STAYS ? (M - cluster + clusters - 1) / clusters : 1;
+    long long at = cluster * N, step = clusters * N;
     float share = 1.0f / N;
     Held<T, COUNT> next_x = {}, next_r = {};
     columns.load(x + at, true, next_x);
     if (ADDS) columns.load(r + at, true, next_r);
-    Weights<T, W, EACH, STAYS> weights, biases;
-    weights.load(columns, w, 1.0f, 0);
-    if (!IS_RMS) biases.load(columns, b, 0.0f, 1);
+    Weights<T, W, EACH, STAYS> weights(columns, w, 1.0f, 0), biases = weights;
+    if (!IS_RMS) biases = {columns, b, 0.0f, 1};
     if (!w) offset = 0.0f;
     if (stats) stats += cluster;
     weights.wait();
     turns.open();
-    for (; at < end; at += step) {
+    for (; left; at += step) {
         Held<T, COUNT> xs = next_x, rs = next_r;
-        bool goes_on = STAYS && at + step < end;
-        if (STAYS) columns.load(x + at + step, goes_on, next_x);
+        left--;
+        if (STAYS) {
+            columns.settle();
+            columns.load(x + at + step, left, next_x);
+        }
         if (ADDS) {
-            if (STAYS) columns.load(r + at + step, goes_on, next_r);
+            if (STAYS) columns.load(r + at + step, left, next_r);
             Held<T, COUNT> sums;
             sums.fill([&](int n) { return xs.at(n) + rs.at(n); });
             columns.store(s + at, xs = sums);
@@ -179,7 +211,7 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
         Held<T, COUNT> ys;
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
-            auto ws = weights.of(e), bs = IS_RMS ? ws : biases.of(e);
+            auto ws = weights.of(columns, e), bs = IS_RMS ? ws : biases.of(columns, e);
             Held<T, VECTOR<T>> pack;
             pack.fill([&](int n) {
                 float normed = (xs.at(e * VECTOR<T> + n) - mean) * scale;
@@ -187,6 +219,7 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
             });
             ys.words[e] = pack.words[0];
         }
+        columns.settle();
         columns.store(y + at, ys);
         if (!STAYS) break;
     }
@@ -194,57 +227,75 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
 
 // Registers of a thread at most: as few as spill nothing, where that lets more threads reside.
 template <int EACH, bool IS_RMS, bool ADDS>
-constexpr int BACKWARD_REGISTERS = EACH == 1 ? 48 + 8 * ADDS + 8 * !IS_RMS : IS_RMS ? 80 + 16 * ADDS : 128;
+constexpr int BACKWARD_REGISTERS =
+    (EACH == 1 ? 48 : 72) + 8 * EACH * !IS_RMS + (EACH == 1 ? 0 : 8 * ADDS);
 
-// dx, plus ds with ADDS, and this cluster's shares of dw and db, [clusters, N], from what forward left in `stats`. Each
-// cluster takes rows at the same distance; while it works on one, the next is on its way.
-template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS>
+// dx, plus ds with ADDS, and this cluster's shares of dw and db, [clusters, N], from what forward left in `stats`. The
+// cluster, or each of its blocks ALONE, takes rows at the same distance, `left` of them; while one is worked on, the
+// next is on its way.
+template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, bool ALONE>
 __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
     norm_bwd(const T* x, const W* w, const float2* stats, const T* dy, const T* ds, T* dx, float* dw, float* db,
              long long M, long long N, float offset) {
-    constexpr int COUNT = Columns<T, EACH>::COUNT;
-    Turns turns;
-    Columns<T, EACH> columns(N);
-    int cluster = cluster_number(), clusters = ::clusters();
-    float share = 1.0f / N, ws[COUNT], dws[COUNT] = {}, dbs[COUNT] = {};
-    if (!w) offset = 0.0f;
-#pragma unroll
-    for (int e = 0; e < EACH; e++)
-        columns.weights(w, e, 1.0f).each([&](float weight, int n) {
-            ws[e * VECTOR<T> + n] = weight + offset;
-            asm volatile("" : "+f"(ws[e * VECTOR<T> + n])); // made once
-        });
+    constexpr int COUNT = Columns<T, EACH, ALONE>::COUNT;
+    using Row = Holders<ALONE>;
+    Turns<ALONE> turns;
+    Columns<T, EACH, ALONE> columns(N);
+    int left = (M - Row::number() + Row::count() - 1) / Row::count();
+    long long at = Row::number() * N, step = Row::count() * N;
+    float share = 1.0f / N, dws[COUNT] = {}, dbs[COUNT] = {};
     Held<T, COUNT> next_x = {}, next_dy = {};
-    columns.load(x + cluster * N, true, next_x);
-    columns.load(dy + cluster * N, true, next_dy);
-    float2 next_stats = stats[cluster];
+    columns.load(x + at, left, next_x);
+    columns.load(dy + at, left, next_dy);
+    stats += Row::number();
+    float2 next_stats = left ? *stats : float2{};
+    Weights<T, W, EACH, true> weights(columns, w, 1.0f, 0);
+    if (!w) offset = 0.0f;
+    weights.wait();
     turns.open();
-    for (long long row = cluster; row < M; row += clusters) {
+    for (; left; at += step) {
         Held<T, COUNT> xs = next_x, dys = next_dy, dss, dxs;
         float mean = IS_RMS ? 0.0f : next_stats.x, scale = next_stats.y, gh = 0.0f, gs = 0.0f;
-        bool goes_on = row + clusters < M;
-        columns.load(x + (row + clusters) * N, goes_on, next_x);
-        columns.load(dy + (row + clusters) * N, goes_on, next_dy);
-        if (goes_on) next_stats = stats[row + clusters];
-        if (ADDS) columns.load(ds + row * N, true, dss);
-        xs.each([&](float x, int n) { // past the end of the row dy is 0
-            float g = dys.at(n), gx = g * ((x - mean) * scale);
-            gh += gx * ws[n];
-            dws[n] += gx;
-            if (IS_RMS) return;
-            gs += g * ws[n];
-            dbs[n] += g;
-        });
+        left--;
+        columns.settle();
+        columns.load(x + at + step, left, next_x);
+        columns.load(dy + at + step, left, next_dy);
+        stats += Row::count();
+        if (left) next_stats = *stats;
+        if (ADDS) columns.load(ds + at, true, dss);
+#pragma unroll
+        for (int e = 0; e < EACH; e++) { // past the end of the row dy is 0
+            auto ws = weights.of(columns, e);
+#pragma unroll
+            for (int v = 0; v < VECTOR<T>; v++) {
+                int n = e * VECTOR<T> + v;
+                float g = dys.at(n), h = (xs.at(n) - mean) * scale, along = g * (IS_RMS ? ws.at(v) + offset : ws.at(v));
+                gh += along * h;
+                dws[n] += g * h;
+                if (IS_RMS) continue;
+                gs += along;
+                dbs[n] += g;
+            }
+        }
         xs.settle();
         dys.settle();
         float2 sums = turns.sum(gh, gs);
         float along = sums.x * share * scale, away = -sums.y * share * scale;
-        dxs.fill([&](int n) {
-            float g = dys.at(n) * ws[n] * scale + away - (xs.at(n) - mean) * scale * along;
-            return ADDS ? g + dss.at(n) : g;
-        });
-        columns.store(dx + row * N, dxs);
+#pragma unroll
+        for (int e = 0; e < EACH; e++) {
+            auto ws = weights.of(columns, e);
+            Held<T, VECTOR<T>> pack;
+            pack.fill([&](int v) {
+                int n = e * VECTOR<T> + v;
+                float g = dys.at(n) * (IS_RMS ? ws.at(v) + offset : ws.at(v)) * scale + away;
+                g -= (xs.at(n) - mean) * scale * along;
+                return ADDS ? g + dss.at(n) : g;
+            });
+            dxs.words[e] = pack.words[0];
+        }
+        columns.settle();
+        columns.store(dx + at, dxs);
     }
-    columns.store(dw ? dw + cluster * N : dw, dws);
-    if (!IS_RMS) columns.store(db ? db + cluster * N : db, dbs);
+    columns.store_sums(dw ? dw + cluster_number() * N : dw, dws, N);
+    if (!IS_RMS) columns.store_sums(db ? db + cluster_number() * N : db, dbs, N);
 }

@@ -39,6 +39,39 @@ __device__ __forceinline__ unsigned cluster_blocks() { return 1; }
 __device__ __forceinline__ unsigned cluster_number() { return blockIdx.x >> (31 - __clz(cluster_blocks())); }
 __device__ __forceinline__ unsigned clusters() { return gridDim.x >> (31 - __clz(cluster_blocks())); }
 
+// Returns when all threads of the cluster are here, and see what each of them wrote before.
+__device__ __forceinline__ void meet() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;\n"
+                 "barrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+#endif
+}
+
+// What lies at the same place of the shared memory of the block of that rank.
+__device__ __forceinline__ float4 of_block(const void* pointer, unsigned rank) {
+    float4 found = {};
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n"
+                 ".reg .b32 there;\n"
+                 "mapa.shared::cluster.u32 there, %4, %5;\n"
+                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
+                 "}"
+                 : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w)
+                 : "r"(shared_address(pointer)), "r"(rank)
+                 : "memory");
+#endif
+    return found;
+}
+
+// Who holds a row: the blocks of a cluster, or one block ALONE, whatever clusters there are.
+template <bool ALONE> struct Holders {
+    static __device__ __forceinline__ unsigned blocks() { return ALONE ? 1 : cluster_blocks(); }
+    static __device__ __forceinline__ unsigned rank() { return ALONE ? 0 : cluster_rank(); }
+    static __device__ __forceinline__ unsigned number() { return ALONE ? blockIdx.x : cluster_number(); }
+    static __device__ __forceinline__ unsigned count() { return ALONE ? gridDim.x : clusters(); }
+};
+
 __device__ __forceinline__ void init_barrier(const void* barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
@@ -70,7 +103,8 @@ __device__ __forceinline__ void wait_for(const void* barrier, unsigned parity) {
 // Turns alternate between two sets: a warp that writes a set again has seen the turn between, for which every warp had
 // to be done with reading this set. A slot written from afar counts its bytes on the barrier of the block that owns it,
 // so nobody waits for more than what it needs.
-template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP> struct Exchange {
+template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP, bool ALONE = false> struct Exchange {
+    using Row = Holders<ALONE>;
     float2 (*slots)[SLOTS];
     unsigned long long* barriers;
     unsigned turn = 0;
@@ -81,7 +115,7 @@ template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP> struct Exchange {
         slots = all_slots;
         barriers = all_barriers;
 #if __CUDA_ARCH__ >= 900
-        if (cluster_blocks() == 1) return;
+        if (Row::blocks() == 1) return;
         if (threadIdx.x == 0) {
             init_barrier(&barriers[0]);
             init_barrier(&barriers[1]);
@@ -96,7 +130,7 @@ template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP> struct Exchange {
     // Returns when every block of the cluster is ready for the first turn.
     __device__ __forceinline__ void open() {
 #if __CUDA_ARCH__ >= 900
-        if (cluster_blocks() > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+        if (Row::blocks() > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
     }
 
@@ -110,8 +144,8 @@ template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP> struct Exchange {
 
     // What every warp of the cluster tells the others, block by block.
     __device__ __forceinline__ const float2* told(float2 value) {
-        int lane = threadIdx.x % WARP, set = turn % 2, blocks = cluster_blocks();
-        float2* mine = &slots[set][cluster_rank() * (blockDim.x / WARP) + threadIdx.x / WARP];
+        int lane = threadIdx.x % WARP, set = turn % 2, blocks = Row::blocks();
+        float2* mine = &slots[set][Row::rank() * (blockDim.x / WARP) + threadIdx.x / WARP];
         if (blocks == 1) {
             if (lane == 0) *mine = value;
             __syncthreads();
@@ -135,16 +169,16 @@ template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP> struct Exchange {
     }
 
     // Of the cluster.
-    __device__ __forceinline__ int warps() const { return cluster_blocks() * blockDim.x / WARP; }
+    __device__ __forceinline__ int warps() const { return Row::blocks() * blockDim.x / WARP; }
 
     // The sums of a and of b over all threads of the cluster. Half of a warp's lanes see to each.
     __device__ __forceinline__ float2 sum(float a, float b) {
         int lane = threadIdx.x % WARP, kind = lane / HALF, part = lane % HALF;
-        int warps = blockDim.x / WARP, blocks = cluster_blocks();
+        int warps = blockDim.x / WARP, blocks = Row::blocks();
         float value = (kind ? b : a) + __shfl_xor_sync(~0u, kind ? a : b, HALF);
         value = across_half(value);
         float* all = &slots[turn % 2][0].x + kind;
-        float* mine = &all[2 * (cluster_rank() * warps + threadIdx.x / WARP)];
+        float* mine = &all[2 * (Row::rank() * warps + threadIdx.x / WARP)];
         if (blocks == 1) {
             if (part == 0) *mine = value;
             __syncthreads();
@@ -253,6 +287,13 @@ __device__ __forceinline__ void copy_words(Words* to, const void* pointer, bool 
                  : "memory");
 }
 
+// In one access; of a struct's assignment the compiler may make four.
+__device__ __forceinline__ void store_words(void* pointer, const Words& words) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(words.at[0]), "r"(words.at[1]),
+                 "r"(words.at[2]), "r"(words.at[3])
+                 : "memory");
+}
+
 // How a row of N lies in a cluster: each block has a piece of so many elements, from the last multiple of `align` bytes
 // before the row on.
 struct Cut {
@@ -357,7 +398,7 @@ template <typename T, int EACH> struct RowPart {
                     made[n] = make(element<T>(pack.at[w], n), e * VECTOR<T> + w * IN_WORD<T> + n);
                 pack.at[w] = word_of<T>(made[0], made[1]);
             }
-            if (is_whole(e)) *reinterpret_cast<Words*>(row + first(e)) = pack;
+            if (is_whole(e)) store_words(row + first(e), pack);
             if (!is_cut(e)) continue;
 #pragma unroll
             for (int n = 0; n < VECTOR<T>; n++) {
