@@ -28,14 +28,20 @@ template <typename T, int COUNT> struct Held {
         }
     }
 
-    // Keeps the elements packed until they are used again; the compiler would rather keep them as floats.
-    __device__ __forceinline__ void settle() {
+    // Keeps the elements packed until they are used again, where there are too many for them to stay floats.
+    __device__ __forceinline__ void settle(int most) {
+        if (COUNT / VECTOR<T> <= most) return;
 #pragma unroll
         for (int p = 0; p < COUNT / VECTOR<T>; p++)
 #pragma unroll
             for (int w = 0; w < 4; w++) asm volatile("" : "+r"(words[p].at[w]));
     }
 };
+
+// (x - mean) scale. For half types by one instruction: where that cancels, they had too few digits before.
+template <typename T> __device__ __forceinline__ float centered(float x, float mean, float scale) {
+    return sizeof(T) == 2 ? fmaf(x, scale, -mean * scale) : (x - mean) * scale;
+}
 
 // The columns of a thread, the same ones of every row. The blocks that hold a row take pieces of it, one after the other,
 // their threads packs in turn.
@@ -64,8 +70,11 @@ template <typename T, int EACH, bool ALONE> struct Columns {
 
     __device__ __forceinline__ void store(T* row, const Held<T, COUNT>& held) const {
 #pragma unroll
-        for (int e = 0; e < EACH; e++)
-            if (first(e) < end) store_words(row + first(e), held.words[e]);
+        for (int e = 0; e < EACH; e++) store(row, e, held.words[e]);
+    }
+
+    __device__ __forceinline__ void store(T* row, int e, const Words& pack) const {
+        if (first(e) < end) store_words(row + first(e), pack);
     }
 
     // Those of pack e; without weights all are `other`.
@@ -156,7 +165,7 @@ template <typename T, typename W, int EACH, bool STAYS> struct Weights {
 // Threads of a block at most, and how many such blocks a multiprocessor takes.
 template <int EACH> constexpr int FORWARD_BLOCK = EACH == 4 ? LARGEST_BLOCK / 2 : LARGEST_BLOCK;
 template <int EACH, bool ADDS, bool STAYS>
-constexpr int FORWARD_BLOCKS = STAYS ? (EACH == 8 ? 1 : EACH == 4 && !ADDS ? 4 : 2) : EACH == 4 ? 4 : 2;
+constexpr int FORWARD_BLOCKS = STAYS ? (EACH == 8 ? 1 : EACH == 4 && !ADDS ? 4 : 2) : EACH == 4 ? 5 - ADDS : EACH == 2 ? 3 : 2;
 
 // y = (x - mean) scale (offset + w) + b, scale = 1 / sqrt(mean (x - mean)² + eps); with ADDS of s = x + r, which is
 // written too. IS_RMS takes 0 for the mean. `stats`, where given, takes (mean, scale) of each row. A cluster that STAYS
@@ -196,31 +205,29 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
         float mean = 0.0f, squares = 0.0f;
         if (!IS_RMS) {
             xs.each([&](float x, int) { mean += x; });
-            xs.settle();
+            xs.settle(2);
             mean = turns.sum(mean, 0.0f).x * share;
         }
         xs.each([&](float x, int n) {
             if (IS_RMS || columns.has(n)) squares += (x - mean) * (x - mean);
         });
-        xs.settle();
+        xs.settle(2);
         float scale = rsqrtf(turns.sum(squares, 0.0f).x * share + eps);
         if (stats) {
             if (columns.start == 0) *stats = {mean, scale};
             stats += clusters;
         }
-        Held<T, COUNT> ys;
+        columns.settle();
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             auto ws = weights.of(columns, e), bs = IS_RMS ? ws : biases.of(columns, e);
             Held<T, VECTOR<T>> pack;
             pack.fill([&](int n) {
-                float normed = (xs.at(e * VECTOR<T> + n) - mean) * scale;
+                float normed = centered<T>(xs.at(e * VECTOR<T> + n), mean, scale);
                 return IS_RMS ? normed * (ws.at(n) + offset) : normed * ws.at(n) + bs.at(n);
             });
-            ys.words[e] = pack.words[0];
+            columns.store(y + at, e, pack.words[0]);
         }
-        columns.settle();
-        columns.store(y + at, ys);
         if (!STAYS) break;
     }
 }
@@ -228,7 +235,7 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
 // Registers of a thread at most: as few as spill nothing, where that lets more threads reside.
 template <int EACH, bool IS_RMS, bool ADDS>
 constexpr int BACKWARD_REGISTERS =
-    (EACH == 1 ? 48 : 72) + 8 * EACH * !IS_RMS + (EACH == 1 ? 0 : 8 * ADDS);
+    (EACH == 1 ? 56 : 72) + 8 * EACH * !IS_RMS + (EACH == 1 ? 0 : 8 * ADDS);
 
 // dx, plus ds with ADDS, and this cluster's shares of dw and db, [clusters, N], from what forward left in `stats`. The
 // cluster, or each of its blocks ALONE, takes rows at the same distance, `left` of them; while one is worked on, the
@@ -269,7 +276,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
 #pragma unroll
             for (int v = 0; v < VECTOR<T>; v++) {
                 int n = e * VECTOR<T> + v;
-                float g = dys.at(n), h = (xs.at(n) - mean) * scale, along = g * (IS_RMS ? ws.at(v) + offset : ws.at(v));
+                float g = dys.at(n), h = centered<T>(xs.at(n), mean, scale), along = g * (IS_RMS ? ws.at(v) + offset : ws.at(v));
                 gh += along * h;
                 dws[n] += g * h;
                 if (IS_RMS) continue;
@@ -277,8 +284,8 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
                 dbs[n] += g;
             }
         }
-        xs.settle();
-        dys.settle();
+        xs.settle(1);
+        dys.settle(1);
         float2 sums = turns.sum(gh, gs);
         float along = sums.x * share * scale, away = -sums.y * share * scale;
 #pragma unroll
@@ -288,7 +295,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
             pack.fill([&](int v) {
                 int n = e * VECTOR<T> + v;
                 float g = dys.at(n) * (IS_RMS ? ws.at(v) + offset : ws.at(v)) * scale + away;
-                g -= (xs.at(n) - mean) * scale * along;
+                g -= centered<T>(xs.at(n), mean, scale) * along;
                 return ADDS ? g + dss.at(n) : g;
             });
             dxs.words[e] = pack.words[0];

@@ -290,8 +290,7 @@ __device__ __forceinline__ void copy_words(Words* to, const void* pointer, bool 
 // In one access; of a struct's assignment the compiler may make four.
 __device__ __forceinline__ void store_words(void* pointer, const Words& words) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(words.at[0]), "r"(words.at[1]),
-                 "r"(words.at[2]), "r"(words.at[3])
-                 : "memory");
+                 "r"(words.at[2]), "r"(words.at[3]));
 }
 
 // How a row of N lies in a cluster: each block has a piece of so many elements, from the last multiple of `align` bytes
