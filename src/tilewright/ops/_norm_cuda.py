@@ -23,7 +23,6 @@ CUDA = Source(  # a few of the many instances; each is compiled when it is first
 WARP = 32  # threads
 EVERY = 2**20  # waves: a cluster for each row
 LARGEST_CLUSTER = 8  # blocks
-MERGED = 8  # blocks that hold rows alone in backward, and leave one share of dw and db together
 LARGEST_BLOCK = {  # threads, by packs a thread; as in norm.cu
     "forward": {1: 512, 2: 512, 4: 256, 8: 512},
     "backward": {1: 512, 2: 512},
@@ -98,22 +97,18 @@ def by_clusters(
     config = CLUSTER(device, *key) if has_clusters(device) else alone[-1]
     each, blocks, is_rms = config["each"], config["blocks"], op.endswith("rms_norm")
     stays = config["waves"] < EVERY
-    is_alone = blocks == 1 and has_clusters(device)  # then blocks form clusters to add up what they have
-    flags = [is_rms, op.startswith("add_"), stays if direction == "forward" else is_alone]
+    flags = [is_rms, op.startswith("add_"), stays if direction == "forward" else blocks == 1]
     kinds = ("T" if weights == dtype else "float", each, *("true" if flag else "false" for flag in flags))
     kernel = f"norm_{'fwd' if direction == 'forward' else 'bwd'}<T, {', '.join(map(str, kinds))}>"
     threads = WARP * cdiv(packs, WARP * each * blocks)
     shared = threads * each * PACK * (weights.itemsize // dtype.itemsize)
     if direction == "forward":
         shared *= stays * (1 if is_rms else 2)
-    elif is_alone:
-        blocks, shared = MERGED, max(shared, N * torch.float32.itemsize)
     if shared > shared_memory(device) - EXCHANGED:
         return None
     how = {"shared": shared, "cluster": blocks}
     at_once = max(1, CUDA.resident(kernel, dtype, device, threads, **how))
-    rows = cdiv(M, MERGED) if direction == "backward" and is_alone else M
-    clusters = _shared_out(rows, min(rows, at_once * config["waves"]))
+    clusters = _shared_out(M, min(M, at_once * config["waves"]))
     return CUDA.prepare(kernel, dtype, device, (clusters,), threads, M, N, *map(float, numbers), **how)
 
 

@@ -91,29 +91,8 @@ template <typename T, int EACH, bool ALONE> struct Columns {
     // Has the next addresses made anew; the compiler would rather keep them, and spill.
     __device__ __forceinline__ void settle() { asm volatile("" : "+r"(start)); }
 
-    // The sums of a cluster's rows. Where its blocks hold rows ALONE, they leave theirs in the memory of the launch, and
-    // each adds up some columns of all of them.
-    __device__ __forceinline__ void store_sums(float* row, const float (&sums)[COUNT], int N) const {
-        if (!row) return;
-        int blocks = cluster_blocks();
-        if (!ALONE || blocks == 1) return store(row, sums);
-        extern __shared__ Words launch_memory[];
-        meet();
-        store(reinterpret_cast<float*>(launch_memory), sums);
-        meet();
-        for (int n = cluster_rank() * blockDim.x + threadIdx.x; n < N / VECTOR<float>; n += blocks * blockDim.x) {
-            float4 total = {};
-            for (int block = 0; block < blocks; block++) {
-                float4 part = of_block(&launch_memory[n], block);
-                total = {total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w};
-            }
-            reinterpret_cast<float4*>(row)[n] = total;
-        }
-        meet();
-    }
-
-  private:
     __device__ __forceinline__ void store(float* row, const float (&sums)[COUNT]) const {
+        if (!row) return;
 #pragma unroll
         for (int n = 0; n < COUNT; n += VECTOR<float>)
             if (has(n))
@@ -175,10 +154,11 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
     norm_fwd(const T* x, const T* r, const W* w, const W* b, T* y, T* s, float2* stats, long long M, long long N,
              float eps, float offset) {
     constexpr int COUNT = Columns<T, EACH, false>::COUNT;
+    using Row = Holders<false>;
     Turns<false> turns;
     Columns<T, EACH, false> columns(N);
-    int cluster = cluster_number(), clusters = ::clusters(), left = STAYS ? (M - cluster + clusters - 1) / clusters : 1;
-    long long at = cluster * N, step = clusters * N;
+    int left = STAYS ? (M - Row::number() + Row::count() - 1) / Row::count() : 1;
+    long long at = Row::number() * N, step = Row::count() * N;
     float share = 1.0f / N;
     Held<T, COUNT> next_x = {}, next_r = {};
     columns.load(x + at, true, next_x);
@@ -186,7 +166,7 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
     Weights<T, W, EACH, STAYS> weights(columns, w, 1.0f, 0), biases = weights;
     if (!IS_RMS) biases = {columns, b, 0.0f, 1};
     if (!w) offset = 0.0f;
-    if (stats) stats += cluster;
+    if (stats) stats += Row::number();
     weights.wait();
     turns.open();
     for (; left; at += step) {
@@ -215,7 +195,7 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
         float scale = rsqrtf(turns.sum(squares, 0.0f).x * share + eps);
         if (stats) {
             if (columns.start == 0) *stats = {mean, scale};
-            stats += clusters;
+            stats += Row::count();
         }
         columns.settle();
 #pragma unroll
@@ -237,9 +217,8 @@ template <int EACH, bool IS_RMS, bool ADDS>
 constexpr int BACKWARD_REGISTERS =
     (EACH == 1 ? 56 : 72) + 8 * EACH * !IS_RMS + (EACH == 1 ? 0 : 8 * ADDS);
 
-// dx, plus ds with ADDS, and this cluster's shares of dw and db, [clusters, N], from what forward left in `stats`. The
-// cluster, or each of its blocks ALONE, takes rows at the same distance, `left` of them; while one is worked on, the
-// next is on its way.
+// dx, plus ds with ADDS, and shares of dw and db, one for each that holds rows, from what forward left in `stats`. Each
+// takes rows at the same distance, `left` of them; while it works on one, the next is on its way.
 template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, bool ALONE>
 __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
     norm_bwd(const T* x, const W* w, const float2* stats, const T* dy, const T* ds, T* dx, float* dw, float* db,
@@ -261,7 +240,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
     weights.wait();
     turns.open();
     for (; left; at += step) {
-        Held<T, COUNT> xs = next_x, dys = next_dy, dss, dxs;
+        Held<T, COUNT> xs = next_x, dys = next_dy, dss;
         float mean = IS_RMS ? 0.0f : next_stats.x, scale = next_stats.y, gh = 0.0f, gs = 0.0f;
         left--;
         columns.settle();
@@ -288,6 +267,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
         dys.settle(1);
         float2 sums = turns.sum(gh, gs);
         float along = sums.x * share * scale, away = -sums.y * share * scale;
+        columns.settle();
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             auto ws = weights.of(columns, e);
@@ -298,11 +278,9 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
                 g -= centered<T>(xs.at(n), mean, scale) * along;
                 return ADDS ? g + dss.at(n) : g;
             });
-            dxs.words[e] = pack.words[0];
+            columns.store(dx + at, e, pack.words[0]);
         }
-        columns.settle();
-        columns.store(dx + at, dxs);
     }
-    columns.store_sums(dw ? dw + cluster_number() * N : dw, dws, N);
-    if (!IS_RMS) columns.store_sums(db ? db + cluster_number() * N : db, dbs, N);
+    columns.store(dw ? dw + Row::number() * N : dw, dws);
+    if (!IS_RMS) columns.store(db ? db + Row::number() * N : db, dbs);
 }

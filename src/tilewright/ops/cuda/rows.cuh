@@ -39,32 +39,7 @@ __device__ __forceinline__ unsigned cluster_blocks() { return 1; }
 __device__ __forceinline__ unsigned cluster_number() { return blockIdx.x >> (31 - __clz(cluster_blocks())); }
 __device__ __forceinline__ unsigned clusters() { return gridDim.x >> (31 - __clz(cluster_blocks())); }
 
-// Returns when all threads of the cluster are here, and see what each of them wrote before.
-__device__ __forceinline__ void meet() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("barrier.cluster.arrive.release.aligned;\n"
-                 "barrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-#endif
-}
-
-// What lies at the same place of the shared memory of the block of that rank.
-__device__ __forceinline__ float4 of_block(const void* pointer, unsigned rank) {
-    float4 found = {};
-#if __CUDA_ARCH__ >= 900
-    asm volatile("{\n"
-                 ".reg .b32 there;\n"
-                 "mapa.shared::cluster.u32 there, %4, %5;\n"
-                 "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n"
-                 "}"
-                 : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w)
-                 : "r"(shared_address(pointer)), "r"(rank)
-                 : "memory");
-#endif
-    return found;
-}
-
-// Who holds a row: the blocks of a cluster, or one block ALONE, whatever clusters there are.
+// Who holds a row: the blocks of a cluster, or one block ALONE, which the compiler then knows.
 template <bool ALONE> struct Holders {
     static __device__ __forceinline__ unsigned blocks() { return ALONE ? 1 : cluster_blocks(); }
     static __device__ __forceinline__ unsigned rank() { return ALONE ? 0 : cluster_rank(); }
