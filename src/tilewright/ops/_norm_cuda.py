@@ -8,26 +8,24 @@ import torch
 from torch import Tensor
 
 from tilewright.ops._cuda import Prepared, Source
-from tilewright.ops._launch import shared_memory
-from tilewright.ops._rows import PACK, has_clusters, most_blocks
+from tilewright.ops._rows import MOST_BLOCKS, PACK, has_clusters, most_blocks
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
 
 CUDA = Source(  # a few of the many instances; each is compiled when it is first called
     "norm.cu",
-    "norm_fwd<T, T, 4, true, false, true>",
-    "norm_fwd<T, float, 2, false, true, false>",
+    "norm_fwd<T, T, 8, true, false>",
+    "norm_fwd<T, float, 2, false, true>",
     "norm_bwd<T, T, 2, true, false, true>",
     "norm_bwd<T, float, 1, false, true, false>",
 )
 WARP = 32  # threads
-EVERY = 2**20  # waves: a cluster for each row
-LARGEST_CLUSTER = 8  # blocks
+LARGEST_CLUSTER = 8  # blocks; backward also tries MOST_BLOCKS small ones
+MOST_THREADS = 512 * LARGEST_CLUSTER  # of a cluster; as in norm.cu
 LARGEST_BLOCK = {  # threads, by packs a thread; as in norm.cu
     "forward": {1: 512, 2: 512, 4: 256, 8: 512},
     "backward": {1: 512, 2: 512},
 }
-EXCHANGED = 5 * 1024  # bytes of shared memory that weights leave for what blocks tell each other
 WINS = {  # elements of rows, from and to, with which "cuda" beats "triton" on an H200
     ("forward", "rms_norm"): (2048, 32768),
     ("forward", "layer_norm"): (8192, 32768),
@@ -48,22 +46,27 @@ def _cluster_choices(op: str, direction: str, size: int, packs: int) -> list[Con
             continue
         if way == "forward" and each == 1 and packs > 512:  # too little for a thread to do
             continue
-        fits = [n for n in (8, 4, 2, 1) if (64 if n == 1 else 128) <= packs // (each * n) <= largest]
-        waves = (1, 4, EVERY) if way == "forward" else (1,)  # more would be more shares to add up
-        found += [{"each": each, "blocks": blocks, "waves": n} for blocks in fits for n in waves]
-    return found or [{"each": 1, "blocks": 1, "waves": 1}]
+        most = LARGEST_CLUSTER if way == "forward" else MOST_BLOCKS
+        sizes = [(n, packs // (each * n)) for n in (16, 8, 4, 2, 1) if n <= most]
+        fits = [n for n, threads in sizes if (64 if n == 1 else 128) <= threads <= min(largest, MOST_THREADS // n)]
+        found += [{"each": each, "blocks": blocks} for blocks in fits]
+    return found or [{"each": 1, "blocks": 1}]
 
 
 def _cluster_default(op: str, direction: str, size: int, packs: int) -> Config:
-    """Small blocks hide each other's waiting; clusters of several stay, with the next row ahead."""
-    wanted = 4 if direction == "cuda-forward" else 2
+    """Forward few blocks a row, with as much for a thread as its registers hold; backward blocks of a middling size,
+    which hide each other's waiting."""
+    wanted = 2 if direction == "cuda-backward" or op.startswith("add_") or packs < 256 else 4 if packs <= 1024 else 8
 
     def distance(config: Config) -> tuple[float, ...]:
-        threads = packs / (config["each"] * config["blocks"])
-        waves = config["waves"] == (EVERY if config["blocks"] == 1 else 4)
-        return abs(math.log2(config["each"] / wanted)) + abs(math.log2(threads / 256)), not waves
+        each, blocks = config["each"], config["blocks"]
+        apart = abs(math.log2(each / wanted))
+        if direction == "cuda-forward":
+            return blocks, apart
+        return apart + abs(math.log2(packs / (each * blocks) / 256)), blocks
 
-    return min(_cluster_choices(op, direction, size, packs), key=distance)
+    choices = _cluster_choices(op, direction, size, packs)
+    return min((config for config in choices if config["blocks"] <= LARGEST_CLUSTER), key=distance)
 
 
 CLUSTER = Tuned("norm.json", _cluster_default, _cluster_choices)
@@ -96,19 +99,14 @@ def by_clusters(
         return None
     config = CLUSTER(device, *key) if has_clusters(device) else alone[-1]
     each, blocks, is_rms = config["each"], config["blocks"], op.endswith("rms_norm")
-    stays = config["waves"] < EVERY
-    flags = [is_rms, op.startswith("add_"), stays if direction == "forward" else blocks == 1]
+    flags = [is_rms, op.startswith("add_"), *([blocks == 1] if direction == "backward" else [])]
     kinds = ("T" if weights == dtype else "float", each, *("true" if flag else "false" for flag in flags))
     kernel = f"norm_{'fwd' if direction == 'forward' else 'bwd'}<T, {', '.join(map(str, kinds))}>"
     threads = WARP * cdiv(packs, WARP * each * blocks)
-    shared = threads * each * PACK * (weights.itemsize // dtype.itemsize)
     if direction == "forward":
-        shared *= stays * (1 if is_rms else 2)
-    if shared > shared_memory(device) - EXCHANGED:
-        return None
-    how = {"shared": shared, "cluster": blocks}
-    at_once = max(1, CUDA.resident(kernel, dtype, device, threads, **how))
-    clusters = _shared_out(M, min(M, at_once * config["waves"]))
+        return CUDA.prepare(kernel, dtype, device, (M,), threads, N, *map(float, numbers), cluster=blocks)
+    how = {"shared": threads * each * PACK * (weights.itemsize // dtype.itemsize), "cluster": blocks}
+    clusters = _shared_out(M, min(M, max(1, CUDA.resident(kernel, dtype, device, threads, **how))))
     return CUDA.prepare(kernel, dtype, device, (clusters,), threads, M, N, *map(float, numbers), **how)
 
 

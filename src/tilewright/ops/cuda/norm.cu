@@ -101,20 +101,66 @@ template <typename T, int EACH, bool ALONE> struct Columns {
     }
 };
 
-// The weights of a thread's columns, or its biases. For many rows (STAYS) they lie in shared memory, where they take no
-// registers; for one they are read when they are needed, from the near cache, where another block's use has left them.
-template <typename T, typename W, int EACH, bool STAYS> struct Weights {
+// Threads of a block at most, and how many such blocks a multiprocessor takes.
+template <int EACH> constexpr int FORWARD_BLOCK = EACH == 4 ? LARGEST_BLOCK / 2 : LARGEST_BLOCK;
+template <int EACH, bool ADDS> constexpr int FORWARD_BLOCKS = EACH == 4 ? 5 - ADDS : EACH == 2 ? 3 : 2;
+
+// y = (x - mean) scale (offset + w) + b, scale = 1 / sqrt(mean (x - mean)² + eps); with ADDS of s = x + r, which is
+// written too. IS_RMS takes 0 for the mean. `stats`, where given, takes (mean, scale) of each row. A cluster has one row;
+// it finds its weights in the near cache, where the last row's block has left them.
+template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS>
+__global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADDS>))
+    norm_fwd(const T* x, const T* r, const W* w, const W* b, T* y, T* s, float2* stats, long long N, float eps,
+             float offset) {
+    constexpr int COUNT = Columns<T, EACH, false>::COUNT;
+    Turns<false> turns;
+    Columns<T, EACH, false> columns(N);
+    long long row = cluster_number(), at = row * N;
+    float share = 1.0f / N;
+    Held<T, COUNT> xs = {}, rs = {};
+    columns.load(x + at, true, xs);
+    if (ADDS) columns.load(r + at, true, rs);
+    if (!w) offset = 0.0f;
+    turns.open();
+    if (ADDS) {
+        Held<T, COUNT> sums;
+        sums.fill([&](int n) { return xs.at(n) + rs.at(n); });
+        columns.store(s + at, xs = sums);
+    }
+    float mean = 0.0f, squares = 0.0f;
+    if (!IS_RMS) {
+        xs.each([&](float x, int) { mean += x; });
+        xs.settle(2);
+        mean = turns.sum(mean, 0.0f).x * share;
+    }
+    xs.each([&](float x, int n) {
+        if (IS_RMS || columns.has(n)) squares += (x - mean) * (x - mean);
+    });
+    xs.settle(2);
+    float scale = rsqrtf(turns.sum(squares, 0.0f).x * share + eps);
+    if (stats && columns.start == 0) stats[row] = {mean, scale};
+    columns.settle();
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+        auto ws = columns.weights(w, e, 1.0f), bs = IS_RMS ? ws : columns.weights(b, e, 0.0f);
+        Held<T, VECTOR<T>> pack;
+        pack.fill([&](int n) {
+            float normed = centered<T>(xs.at(e * VECTOR<T> + n), mean, scale);
+            return IS_RMS ? normed * (ws.at(n) + offset) : normed * ws.at(n) + bs.at(n);
+        });
+        columns.store(y + at, e, pack.words[0]);
+    }
+}
+
+// The weights of a thread's columns in shared memory, where they take no registers.
+template <typename T, typename W, int EACH> struct Weights {
     static constexpr int IN_PACK = VECTOR<T> / VECTOR<W>;
-    const W* all;
-    float other; // what all are, where there are none
     Words* memory;
 
-    // Number `kind` of those that share the memory of the launch.
-    template <typename Of>
-    __device__ __forceinline__ Weights(const Of& columns, const W* all, float other, int kind) : all(all), other(other) {
-        if (!STAYS) return;
+    // On their way until `wait`; without weights all are `other`.
+    template <typename Of> __device__ __forceinline__ Weights(const Of& columns, const W* all, float other) {
         extern __shared__ Words launch_memory[];
-        memory = launch_memory + kind * EACH * IN_PACK * blockDim.x + threadIdx.x;
+        memory = launch_memory + threadIdx.x;
 #pragma unroll
         for (int e = 0; e < EACH; e++)
 #pragma unroll
@@ -123,14 +169,10 @@ template <typename T, typename W, int EACH, bool STAYS> struct Weights {
                 else *place(e, p) = columns.weights(all, e, other).words[p];
     }
 
-    // Returns when they have come.
-    __device__ __forceinline__ void wait() const {
-        if (STAYS) asm volatile("cp.async.wait_all;" ::: "memory");
-    }
+    __device__ __forceinline__ void wait() const { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
     // Those of pack e.
-    template <typename Of> __device__ __forceinline__ Held<W, VECTOR<T>> of(const Of& columns, int e) const {
-        if (!STAYS) return columns.weights(all, e, other);
+    __device__ __forceinline__ Held<W, VECTOR<T>> of(int e) const {
         Held<W, VECTOR<T>> pack;
 #pragma unroll
         for (int p = 0; p < IN_PACK; p++) pack.words[p] = *place(e, p);
@@ -140,77 +182,6 @@ template <typename T, typename W, int EACH, bool STAYS> struct Weights {
   private:
     __device__ __forceinline__ Words* place(int e, int p) const { return memory + (e * IN_PACK + p) * blockDim.x; }
 };
-
-// Threads of a block at most, and how many such blocks a multiprocessor takes.
-template <int EACH> constexpr int FORWARD_BLOCK = EACH == 4 ? LARGEST_BLOCK / 2 : LARGEST_BLOCK;
-template <int EACH, bool ADDS, bool STAYS>
-constexpr int FORWARD_BLOCKS = STAYS ? (EACH == 8 ? 1 : EACH == 4 && !ADDS ? 4 : 2) : EACH == 4 ? 5 - ADDS : EACH == 2 ? 3 : 2;
-
-// y = (x - mean) scale (offset + w) + b, scale = 1 / sqrt(mean (x - mean)² + eps); with ADDS of s = x + r, which is
-// written too. IS_RMS takes 0 for the mean. `stats`, where given, takes (mean, scale) of each row. A cluster that STAYS
-// takes rows at the same distance, `left` of them, and while it works on one, the next is on its way; else it has one.
-template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, bool STAYS>
-__global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADDS, STAYS>))
-    norm_fwd(const T* x, const T* r, const W* w, const W* b, T* y, T* s, float2* stats, long long M, long long N,
-             float eps, float offset) {
-    constexpr int COUNT = Columns<T, EACH, false>::COUNT;
-    using Row = Holders<false>;
-    Turns<false> turns;
-    Columns<T, EACH, false> columns(N);
-    int left = STAYS ? (M - Row::number() + Row::count() - 1) / Row::count() : 1;
-    long long at = Row::number() * N, step = Row::count() * N;
-    float share = 1.0f / N;
-    Held<T, COUNT> next_x = {}, next_r = {};
-    columns.load(x + at, true, next_x);
-    if (ADDS) columns.load(r + at, true, next_r);
-    Weights<T, W, EACH, STAYS> weights(columns, w, 1.0f, 0), biases = weights;
-    if (!IS_RMS) biases = {columns, b, 0.0f, 1};
-    if (!w) offset = 0.0f;
-    if (stats) stats += Row::number();
-    weights.wait();
-    turns.open();
-    for (; left; at += step) {
-        Held<T, COUNT> xs = next_x, rs = next_r;
-        left--;
-        if (STAYS) {
-            columns.settle();
-            columns.load(x + at + step, left, next_x);
-        }
-        if (ADDS) {
-            if (STAYS) columns.load(r + at + step, left, next_r);
-            Held<T, COUNT> sums;
-            sums.fill([&](int n) { return xs.at(n) + rs.at(n); });
-            columns.store(s + at, xs = sums);
-        }
-        float mean = 0.0f, squares = 0.0f;
-        if (!IS_RMS) {
-            xs.each([&](float x, int) { mean += x; });
-            xs.settle(2);
-            mean = turns.sum(mean, 0.0f).x * share;
-        }
-        xs.each([&](float x, int n) {
-            if (IS_RMS || columns.has(n)) squares += (x - mean) * (x - mean);
-        });
-        xs.settle(2);
-        float scale = rsqrtf(turns.sum(squares, 0.0f).x * share + eps);
-        if (stats) {
-            if (columns.start == 0) *stats = {mean, scale};
-            stats += Row::count();
-        }
-        columns.settle();
-#pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            auto ws = weights.of(columns, e), bs = IS_RMS ? ws : biases.of(columns, e);
-            Held<T, VECTOR<T>> pack;
-            pack.fill([&](int n) {
-                float normed = centered<T>(xs.at(e * VECTOR<T> + n), mean, scale);
-                return IS_RMS ? normed * (ws.at(n) + offset) : normed * ws.at(n) + bs.at(n);
-            });
-            columns.store(y + at, e, pack.words[0]);
-        }
-        if (!STAYS) break;
-    }
-}
 
 // Registers of a thread at most: as few as spill nothing, where that lets more threads reside.
 template <int EACH, bool IS_RMS, bool ADDS>
@@ -235,7 +206,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
     columns.load(dy + at, left, next_dy);
     stats += Row::number();
     float2 next_stats = left ? *stats : float2{};
-    Weights<T, W, EACH, true> weights(columns, w, 1.0f, 0);
+    Weights<T, W, EACH> weights(columns, w, 1.0f);
     if (!w) offset = 0.0f;
     weights.wait();
     turns.open();
@@ -251,7 +222,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
         if (ADDS) columns.load(ds + at, true, dss);
 #pragma unroll
         for (int e = 0; e < EACH; e++) { // past the end of the row dy is 0
-            auto ws = weights.of(columns, e);
+            auto ws = weights.of(e);
 #pragma unroll
             for (int v = 0; v < VECTOR<T>; v++) {
                 int n = e * VECTOR<T> + v;
@@ -270,7 +241,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
         columns.settle();
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
-            auto ws = weights.of(columns, e);
+            auto ws = weights.of(e);
             Held<T, VECTOR<T>> pack;
             pack.fill([&](int v) {
                 int n = e * VECTOR<T> + v;
