@@ -1,6 +1,7 @@
 """Laws of unique."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ ALL = OPTIONS[-1]
 def fast_path(monkeypatch):
     """The public function takes our kernels however small the input."""
     monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "SMALLEST_COUNT", 0)
 
 
 @pytest.fixture
@@ -41,6 +43,15 @@ def forms(monkeypatch):
     _tuned.Tuned._best.cache_clear()
     yield seen
     _tuned.Tuned._best.cache_clear()
+
+
+def test_16_bits_that_are_only_counted_go_to_torch(forms, monkeypatch, device):
+    monkeypatch.setattr(module, "SMALLEST_COUNT", math.inf)
+    x = whole(1000, scale=100, dtype=torch.int16, device=device)
+    same(tw.unique(x, return_counts=True), torch.unique(x, return_counts=True))
+    assert forms == []
+    same(tw.unique(x, **ALL), torch.unique(x, **ALL))
+    assert forms
 
 
 def same(got, wanted) -> None:
@@ -195,7 +206,7 @@ def test_functional_transforms_as_torch(device):
 
 def test_small_inputs_go_to_torch(device, monkeypatch, forms):
     monkeypatch.setattr(module, "SMALLEST", 33)
-    x = whole(32, scale=2, dtype=torch.int16, device=device)
+    x = whole(32, scale=2, dtype=torch.int8, device=device)
     same(tw.unique(x), torch.unique(x))
     assert not forms
 

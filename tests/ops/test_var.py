@@ -13,6 +13,7 @@ from tilewright.ops import var as module
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
     monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "LONGEST", 2**40)
 
 
 @pytest.mark.filterwarnings("ignore:var")  # of too few degrees of freedom
@@ -24,6 +25,16 @@ class TestVar(ReductionLaws):
 
     def torchs(self, x, dim=None, keepdim=False):
         return torch.var(x, dim, keepdim=keepdim)
+
+
+def test_long_rows_go_to_torch(monkeypatch, device):
+    monkeypatch.setattr(module, "LONGEST", 33)
+    taken, reduce = [], module.reduce
+    monkeypatch.setattr(module, "reduce", lambda x, *rest: taken.append(x.shape[1]) or reduce(x, *rest))
+    for N in (33, 34):
+        x = laid_out((5, N), "contiguous", device=device)
+        torch.testing.assert_close(tw.var(x, 1), torch.var(x, 1))
+    assert taken == [33]
 
 
 @pytest.mark.parametrize("correction", [0, 1, 2.5])

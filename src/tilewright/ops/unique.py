@@ -8,6 +8,7 @@ many programs would wait for one. Only whole numbers are added: the result is al
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -275,6 +276,7 @@ def _wanted(found: tuple[Tensor, Tensor, Tensor], inverse: bool, counts: bool) -
 
 
 SMALLEST = 2**20  # elements; below this a call costs the host more than our kernels save
+SMALLEST_COUNT = math.inf  # the same for 16 bits without the inverse: torch sorts them faster than programs can count
 
 
 def unique(
@@ -288,17 +290,18 @@ def unique(
     if (
         dim is None
         and all(type(option) is bool for option in (sorted, return_inverse, return_counts))
-        and _takes(input)
+        and _takes(input, return_inverse)
     ):
         return _wanted(unique_forward(input, return_inverse, return_counts), return_inverse, return_counts)
     return torch.unique(input, sorted, return_inverse, return_counts, dim)
 
 
-def _takes(x: Any) -> bool:
+def _takes(x: Any, inverse: bool) -> bool:
     """Whether our kernels can take x as torch would; where a gradient is asked for, torch says that there is none."""
-    if not isinstance(x, Tensor) or x.dtype not in NARROW + WIDE or x.numel() < max(1, SMALLEST) or x.is_nested:
+    if not isinstance(x, Tensor) or x.dtype not in NARROW + WIDE or x.is_nested:
         return False
-    if x.requires_grad and torch.is_grad_enabled():
+    smallest = SMALLEST_COUNT if x.element_size() == 2 and not inverse else SMALLEST
+    if x.numel() < max(1, smallest) or (x.requires_grad and torch.is_grad_enabled()):
         return False
     return runs_here(x if x.is_floating_point() else x.new_zeros(0, dtype=torch.float32))  # it takes floats alone
 
