@@ -13,13 +13,14 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready-$(PLACE)
 endif
 
-.PHONY: help demo test lint types tests gpu-test pairs pages clean
+.PHONY: help demo test lint types tests gpu-test pairs records pages clean
 
 help:
 	@echo "make demo      set up .venv, then: tilewright bench softmax"
 	@echo "make test      set up .venv, then: lint, types and all tests"
 	@echo "make gpu-test  the tests on this machine's GPU"
 	@echo "make pairs     the interpreter's tests with other versions of Triton and NumPy"
+	@echo "make records   measure on this GPU what results/ lacks or has of older code: an hour or less"
 	@echo "make pages     make the tables of README and docs anew from results/"
 
 demo: $(READY)
@@ -50,6 +51,9 @@ pairs: $(READY)
 		test -d $$folder || $(RUN) -m pip install --quiet --no-deps --target $$folder $$(echo $$pair | tr / ' ') || exit 1; \
 		PYTHONPATH=$$folder $(RUN) -m pytest -n 2 tests/interpreter tests/ops tests/tools/test_audit.py || exit 1; \
 	done
+
+records: $(READY)
+	$(RUN) tools/records.py run
 
 PAGES := README.md $(addprefix docs/,softmax.md speed.md audit.md check.md measuring.md reading.md banks.md portability.md)
 

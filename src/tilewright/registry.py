@@ -42,11 +42,16 @@ def load(name: str) -> Op:
 def pick(op: Op, names: list[str]) -> list[Kernel]:
     """The named kernels, or all of the op's own; what stands for one of these, takes a search or another library only
     by name."""
-    known = op.kernels | shipped(op) | {SEARCHED: searched(op)} | peers(op)
+    known = named(op)
     for name in names:
         if name not in known:
             raise UnknownKernel(op.name, name, known)
     return [known[name] for name in known if name in (names or op.kernels)]
+
+
+def named(op: Op) -> dict[str, Kernel]:
+    """All that can be named: the op's own, what users call, what a search finds, and other libraries'."""
+    return op.kernels | shipped(op) | {SEARCHED: searched(op)} | peers(op)
 
 
 def shipped(op: Op) -> dict[str, Kernel]:

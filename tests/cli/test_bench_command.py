@@ -332,6 +332,15 @@ def test_several_operations_are_named_with_commas(command, results):
     assert "tilewright bench softmax,sum\n" in command("softmax, sum,softmax", "--gpu", "h200").stdout
 
 
+def test_of_several_operations_not_all_need_have_a_kernel(command, results):
+    results(timing_record("triton-online", 80.0))
+    done = command("softmax,sum", "-k", "triton-online", "-k", "triton", "--gpu", "h200")
+    assert done.returncode == 0
+    assert "triton-online" in done.stdout
+    done = command("softmax,sum", "-k", "triton", "-k", "trito", "--gpu", "h200")
+    assert_one_line(done, 2, "no kernel named 'trito'; did you mean 'triton'?")
+
+
 def test_what_was_recorded_can_be_a_page_too(command, results, tmp_path):
     results(timing_record("triton", 80.0))
     assert command("softmax", "--gpu", "h200", "--html", tmp_path / "page.html").returncode == 0

@@ -136,9 +136,18 @@ def bench(
 def _require_known(ops: list[Op], kernels: list[str], against: str, files: list[Path]) -> None:
     from tilewright import registry
 
+    known = {name for op in ops for name in registry.named(op)}
     is_file = against in [path.name for path in files]
     for op in ops:
-        registry.pick(op, kernels if is_file else [*kernels, against])
+        missing = [name for name in kernels if name not in known]
+        registry.pick(op, [*missing, *(_of(op, kernels) or kernels), *([] if is_file else [against])])
+
+
+def _of(op: Op, kernels: list[str]) -> list[str]:
+    """Those of the kernels that the op has: of several operations not all have the same."""
+    from tilewright import registry
+
+    return [name for name in kernels if name in registry.named(op)]
 
 
 @dataclass
@@ -216,7 +225,7 @@ def _kernels(op: Op, asked: Asked) -> list[Kernel]:
 
     if asked.is_sized and not asked.kernels:
         return registry.pick(op, ["eager", "compile", source.PUBLIC])
-    kernels = registry.pick(op, asked.kernels)
+    kernels = registry.pick(op, _of(op, asked.kernels))
     if asked.searches and registry.SEARCHED not in asked.kernels:
         kernels.append(registry.searched(op))
     if not asked.kernels:

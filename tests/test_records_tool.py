@@ -1,0 +1,100 @@
+"""tools/records.py: what is to be measured again, and where its records go."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from tilewright import record, registry, settings, source
+
+OPS = ("gelu", "adamw", "cross_entropy", "unique")
+
+
+@pytest.fixture(scope="module")
+def tool():
+    path = Path(__file__).parent.parent / "tools" / "records.py"
+    spec = importlib.util.spec_from_file_location("records_tool", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def ops():
+    return [registry.load(name) for name in OPS]
+
+
+def commands(tool, step, ops, found=()):
+    return [str(one) for one in tool.lacking(step, ops, found)]
+
+
+def made(kind, op, kernel, **more):
+    return record.stamp(kind, op, kernel, source.kernel_hash(op, kernel) or "", **more)
+
+
+def timing(op, kernel, case, direction="forward", **more):
+    return made("timing", op, kernel, case=dict(case.point), dtype="bfloat16", direction=direction, **more)
+
+
+def test_without_records_everything_is_lacking(tool, ops):
+    assert commands(tool, "verdicts", ops) == [
+        "tilewright check gelu -k triton -k cuda",
+        "tilewright check adamw -k triton",
+        "tilewright check cross_entropy -k triton -k cuda",
+        "tilewright check unique -k triton",
+    ]
+    assert commands(tool, "timings", ops) == [
+        "tilewright bench gelu,unique -k eager -k compile -k tilewright --direction forward",
+        "tilewright bench gelu -k eager -k compile -k tilewright --direction backward",
+        "tilewright bench adamw -k eager -k compile -k fused -k triton --direction forward",
+        "tilewright bench cross_entropy -k eager -k compile -k tilewright --direction both",
+    ]
+    assert commands(tool, "counters", ops) == [
+        "tilewright profile gelu,cross_entropy,unique -s ncu --direction forward",
+        "tilewright profile gelu,cross_entropy -s ncu --direction backward",
+    ]
+    assert commands(tool, "sizes", ops) == ["tilewright bench gelu --sizes --samples 15"]
+
+
+def test_what_is_fresh_is_left_alone(tool, ops):
+    op = ops[0]
+    fresh = [timing(op.name, kernel, case) for case in op.bench for kernel in ("eager", "compile", "tilewright")]
+    assert commands(tool, "timings", [op], fresh)[0].endswith("--direction backward")
+    assert commands(tool, "timings", [op], fresh[:-1])[0] == "tilewright bench gelu -k tilewright --direction forward"
+    fresh[0]["source"] = "older"
+    assert commands(tool, "timings", [op], fresh)[0] == "tilewright bench gelu -k eager --direction forward"
+    sized = [r | {"sized": True} for r in fresh]
+    assert len(commands(tool, "timings", [op], sized)) == 2
+
+
+def test_only_right_verdicts_count(tool, ops):
+    right = made("verdict", "gelu", "triton", verdict="right", labels=[])
+    wrong = made("verdict", "gelu", "cuda", verdict="wrong", labels=[])
+    assert commands(tool, "verdicts", ops[:1], [right, wrong]) == ["tilewright check gelu -k cuda"]
+
+
+def test_checks_that_found_no_room_are_done_again(tool, ops):
+    steps = tool.lacking("verdicts", ops, [])
+    cramped = made("verdict", "gelu", "cuda", verdict="right", labels=["1 left out: does not fit in the 1 GiB"])
+    other = made("verdict", "adamw", "triton", verdict="right", labels=["3 left out: the kernel does not take it"])
+    assert [step.words[1] for step in tool._cramped(steps, [cramped, other])] == ["gelu"]
+
+
+def test_records_go_to_the_file_of_their_operation(tool, tmp_path, monkeypatch):
+    gelu, unique = (
+        record.read(settings.results_dir() / "h200" / f"{op}.jsonl").records[0] for op in ("gelu", "unique")
+    )
+
+    def run(command, **_):
+        Path(command[-1]).write_text("".join(json.dumps(one) + "\n" for one in (gelu, unique, gelu)))
+        return type("Done", (), {"returncode": 0})
+
+    monkeypatch.setattr(tool.subprocess, "run", run)
+    assert tool.perform(tool.Step(("bench", "gelu,unique")), tmp_path)
+    assert len(record.read(tmp_path / "gelu.jsonl").records) == 2
+    assert len(record.read(tmp_path / "unique.jsonl").records) == 1
+    assert tool.perform(tool.Step(("profile", "gelu"), "counters.jsonl"), tmp_path)
+    assert len(record.read(tmp_path / "counters.jsonl").records) == 3

@@ -1,0 +1,204 @@
+"""Measure what results/ lacks for a GPU, or has of older code. On another machine: what that would be.
+
+python tools/records.py plan h200            every step as a command; needs no GPU
+python tools/records.py run [--minutes 25]   all of it on the GPU in hand, verdicts first; begins nothing after so long
+python tools/records.py run timings sizes    these steps alone: verdicts, timings, counters, sizes
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilewright import hardware, record, registry, settings, source
+from tilewright.spec import Case, Op
+
+BASELINES = ["eager", "compile"]
+IN_ONE = (
+    "cross_entropy",
+    "linear_cross_entropy",
+)  # whose forward leaves the gradient: timed in both directions at once
+OWN = ("triton", "cuda")  # languages
+CHECKS = 8  # at once; one whose cases found no room is done again, alone
+COUNTED = 5  # operations a run of ncu: what fails is not much
+STEPS = ("verdicts", "timings", "counters", "sizes")
+Records = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command whose records go to a file of results/, or one for each operation."""
+
+    words: tuple[str, ...]
+    file: str | None = None
+
+    def __str__(self) -> str:
+        return " ".join(("tilewright", *self.words))
+
+
+def lacking(step: str, ops: Sequence[Op], found: Records) -> list[Step]:
+    """The commands of one kind that are needed."""
+    fresh = [r for r in record.latest([*found]) if not record.is_stale(r)]
+    return [*{"verdicts": _verdicts, "timings": _timings, "counters": _counters, "sizes": _sizes}[step](ops, fresh)]
+
+
+def _verdicts(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
+    proven = {(r["op"], r["kernel"]) for r in fresh if r["kind"] == "verdict" and r["verdict"] == "right"}
+    for op in ops:
+        names = [k.name for k in op.kernels.values() if k.language in OWN and (op.name, k.name) not in proven]
+        if names:
+            yield Step(("check", op.name, *_options("-k", names)), "verdicts.jsonl")
+
+
+def _timings(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
+    """Few processes: to measure the ceilings again takes longer than some kernels that are fresh."""
+    groups: dict[tuple[str, bool], dict[str, list[str]]] = defaultdict(dict)
+    for op in ops:
+        wanted = [*BASELINES, source.PUBLIC] if op.shipped else [*op.kernels]
+        for direction in ["both"] if op.name in IN_ONE else _directions(op):
+            timed = [r for r in fresh if r["kind"] == "timing" and not r.get("sized") and r["direction"] == direction]
+            if names := [name for name in wanted if _misses(op.bench, op, name, timed)]:
+                groups[direction, op.shipped is not None][op.name] = names
+    for (direction, _), lacks in groups.items():
+        names = dict.fromkeys(name for names in lacks.values() for name in names)
+        yield Step(("bench", ",".join(lacks), *_options("-k", names), "--direction", direction))
+
+
+def _counters(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
+    for direction in ("forward", "backward"):
+        counted = [r for r in fresh if r["kind"] == "counters" and r.get("direction") == direction]
+        of = [op for op in ops if op.shipped and direction in _directions(op)]
+        names = [op.name for op in of if _misses(op.bench, op, source.PUBLIC, counted)]
+        for n in range(0, len(names), COUNTED):
+            some = ",".join(names[n : n + COUNTED])
+            yield Step(("profile", some, "-s", "ncu", "--direction", direction), "counters.jsonl")
+
+
+def _sizes(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
+    timed = [r for r in fresh if r["kind"] == "timing" and r.get("sized")]
+    wanted = [*BASELINES, source.PUBLIC]
+    growing = [op for op in ops if op.shipped and op.sizes()]
+    names = [op.name for op in growing if any(_misses(op.sizes(), op, name, timed) for name in wanted)]
+    if names:
+        yield Step(("bench", ",".join(names), "--sizes", "--samples", "15"))
+
+
+def _directions(op: Op) -> list[str]:
+    return ["forward", *(["backward"] if op.backward_cost else [])]
+
+
+def _misses(cases: Iterable[Case], op: Op, kernel: str, found: Records) -> bool:
+    there = [r["case"] for r in found if r["op"] == op.name and r["kernel"] == kernel]
+    return any(dict(case.point) not in there for case in cases)
+
+
+def _options(flag: str, names: Iterable[str]) -> list[str]:
+    return [word for name in names for word in (flag, name)]
+
+
+def perform(step: Step, folder: Path) -> bool:
+    """Run it, and put its records where they belong. Whether it ended well."""
+    with tempfile.TemporaryDirectory() as at:
+        made = Path(at) / "made.jsonl"
+        command = [sys.executable, "-m", "tilewright", *step.words, "--record", str(made)]
+        begin = time.monotonic()
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        print(f"{time.monotonic() - begin:5.0f} s, {done.returncode}: {step}", flush=True)
+        by_file = defaultdict(list)
+        for one in record.read(made).records if made.exists() else []:
+            by_file[step.file or f"{one['op']}.jsonl"].append(one)
+    for name, records in by_file.items():
+        record.append(folder / name, records)
+    return done.returncode == 0
+
+
+def warm(op: str) -> None:
+    """In a process of its own: have torch.compile keep what `bench` will ask for."""
+    import torch
+
+    loaded = registry.load(op)
+    for case in loaded.bench:
+        args = loaded.make(case.with_dtype(loaded.bench_dtype), "cuda")
+        loaded.kernels["compile"].fn(*args)
+        del args
+        torch.cuda.empty_cache()
+
+
+def warmed(steps: Sequence[Step]) -> None:
+    """All operations that are to be compiled, as many at once as there are cores."""
+    names = sorted({name for step in steps if "compile" in step.words for name in step.words[1].split(",")})
+    command = [sys.executable, __file__, "warm"]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name, done in zip(names, pool.map(lambda name: subprocess.run([*command, name]), names), strict=True):
+            if done.returncode:
+                print(f"torch.compile of {name} failed; `bench` will say more", flush=True)
+
+
+def run(kinds: Sequence[str], minutes: float) -> bool:
+    """Whether all went well, and in time."""
+    end, is_well = time.monotonic() + 60 * minutes, True
+    folder = settings.results_dir() / hardware.in_hand()["gpu"]
+
+    def done_in_time(step: Step) -> bool:
+        if time.monotonic() < end:
+            return perform(step, folder)
+        print(f"no time left for: {step}", flush=True)
+        return False
+
+    for kind in kinds:
+        steps = lacking(kind, _ops(), _found(folder))
+        if kind == "verdicts":
+            with ThreadPoolExecutor(CHECKS) as pool:
+                is_well &= all([*pool.map(done_in_time, steps)])
+            steps = _cramped(steps, _found(folder))
+        elif kind == "timings":
+            warmed(steps)
+        is_well &= all([done_in_time(step) for step in steps])
+    return is_well
+
+
+def _cramped(steps: Sequence[Step], found: Records) -> list[Step]:
+    """Of these checks those that left out cases for want of memory, which others had."""
+    said = {(r["op"], r["kernel"]): " ".join(r["labels"]) for r in record.latest([*found]) if r["kind"] == "verdict"}
+    asked = {step: [(step.words[1], name) for name in step.words[3::2]] for step in steps}
+    return [step for step, kernels in asked.items() if any("GiB" in said.get(kernel, "") for kernel in kernels)]
+
+
+def _ops() -> list[Op]:
+    return [registry.load(name) for name in source.op_files()]
+
+
+def _found(folder: Path) -> Records:
+    return [r for path in sorted(folder.glob("*.jsonl")) for r in record.read(path).records]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("plan", "run", "warm"))
+    parser.add_argument("names", nargs="*", help="steps to run, or the GPU to plan for")
+    parser.add_argument("--minutes", type=float, default=24 * 60)
+    asked = parser.parse_args()
+    if asked.what == "warm":
+        warm(*asked.names)
+    elif asked.what == "plan":
+        found = _found(settings.results_dir() / (asked.names or ["h200"])[0])
+        for kind in STEPS:
+            print(kind, *[f"  {step}" for step in lacking(kind, _ops(), found)] or ["  nothing"], sep="\n")
+    elif unknown := [name for name in asked.names if name not in STEPS]:
+        parser.error(f"{unknown[0]} is none of {', '.join(STEPS)}")
+    elif not hardware.has_gpu():
+        parser.error("this machine has no GPU: plan needs none")
+    elif not run(asked.names or STEPS, asked.minutes):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
