@@ -161,7 +161,7 @@ def run(kinds: Sequence[str], minutes: float) -> bool:
             steps = _cramped(steps, _found(folder))
         elif kind == "timings":
             warmed(steps)
-        is_well &= all([done_in_time(step) for step in steps])
+        is_well &= all([*map(done_in_time, steps)])
     return is_well
 
 
