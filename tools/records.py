@@ -120,24 +120,36 @@ def perform(step: Step, folder: Path) -> bool:
     return done.returncode == 0
 
 
-def warm(op: str) -> None:
+def warm(name: str, kind: str) -> None:
     """In a process of its own: have torch.compile keep what `bench` will ask for."""
     import torch
 
-    loaded = registry.load(op)
-    for case in loaded.bench:
-        args = loaded.make(case.with_dtype(loaded.bench_dtype), "cuda")
-        loaded.kernels["compile"].fn(*args)
-        del args
-        torch.cuda.empty_cache()
+    from tilewright.worker.stage import any_number_of_graphs, flat, gradients
+
+    op = registry.load(name)
+    compiled = op.kernels["compile"].fn
+    with any_number_of_graphs():
+        for case in op.sizes() if kind == "sizes" else op.bench:
+            args = op.make(case.with_dtype(op.bench_dtype), "cuda")
+            with torch.no_grad():
+                compiled(*args)
+            if op.backward_cost and kind == "timings":
+                leaves = [a.requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a for a in args]
+                returned = [r for r in flat(compiled(*leaves)) if r.is_floating_point()]
+                wanted = [a for a in leaves if torch.is_tensor(a) and a.requires_grad]
+                gradients(returned, wanted, [torch.ones_like(r) for r in returned])
+                del leaves, returned, wanted
+            del args
+            torch.cuda.empty_cache()
 
 
-def warmed(steps: Sequence[Step]) -> None:
+def warmed(kind: str, steps: Sequence[Step]) -> None:
     """All operations that are to be compiled, as many at once as there are cores."""
-    names = sorted({name for step in steps if "compile" in step.words for name in step.words[1].split(",")})
-    command = [sys.executable, __file__, "warm"]
+    asked = [step for step in steps if kind == "sizes" or "compile" in step.words]
+    names = sorted({name for step in asked for name in step.words[1].split(",")})
+    commands = [[sys.executable, __file__, "warm", name, kind] for name in names]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for name, done in zip(names, pool.map(lambda name: subprocess.run([*command, name]), names), strict=True):
+        for name, done in zip(names, pool.map(subprocess.run, commands), strict=True):
             if done.returncode:
                 print(f"torch.compile of {name} failed; `bench` will say more", flush=True)
 
@@ -159,8 +171,8 @@ def run(kinds: Sequence[str], minutes: float) -> bool:
             with ThreadPoolExecutor(CHECKS) as pool:
                 is_well &= all([*pool.map(done_in_time, steps)])
             steps = _cramped(steps, _found(folder))
-        elif kind == "timings":
-            warmed(steps)
+        elif kind in ("timings", "sizes"):
+            warmed(kind, steps)
         is_well &= all([*map(done_in_time, steps)])
     return is_well
 
