@@ -20,7 +20,7 @@ help:
 	@echo "make test      set up .venv, then: lint, types and all tests"
 	@echo "make gpu-test  the tests on this machine's GPU"
 	@echo "make pairs     the interpreter's tests with other versions of Triton and NumPy"
-	@echo "make records   measure on this GPU what results/ lacks or has of older code: an hour or less"
+	@echo "make records   measure on this GPU what results/ lacks or has of older code"
 	@echo "make pages     make the tables of README and docs anew from results/"
 
 demo: $(READY)

@@ -2,11 +2,13 @@
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from tilewright import record, registry, settings, source
+from tilewright.worker.memory import FREE
 
 OPS = ("gelu", "adamw", "cross_entropy", "unique")
 
@@ -64,10 +66,9 @@ def test_what_is_fresh_is_left_alone(tool, ops):
     fresh = [timing(op.name, kernel, case) for case in op.bench for kernel in ("eager", "compile", "tilewright")]
     assert commands(tool, "timings", [op], fresh)[0].endswith("--direction backward")
     assert commands(tool, "timings", [op], fresh[:-1])[0] == "tilewright bench gelu -k tilewright --direction forward"
+    assert len(commands(tool, "timings", [op], [r | {"sized": True} for r in fresh])) == 2
     fresh[0]["source"] = "older"
     assert commands(tool, "timings", [op], fresh)[0] == "tilewright bench gelu -k eager --direction forward"
-    sized = [r | {"sized": True} for r in fresh]
-    assert len(commands(tool, "timings", [op], sized)) == 2
 
 
 def test_only_right_verdicts_count(tool, ops):
@@ -78,7 +79,7 @@ def test_only_right_verdicts_count(tool, ops):
 
 def test_checks_that_found_no_room_are_done_again(tool, ops):
     steps = tool.lacking("verdicts", ops, [])
-    cramped = made("verdict", "gelu", "cuda", verdict="right", labels=["1 left out: does not fit in the 1 GiB"])
+    cramped = made("verdict", "gelu", "cuda", verdict="right", labels=[f"1 left out: not in the 1 {FREE}"])
     other = made("verdict", "adamw", "triton", verdict="right", labels=["3 left out: the kernel does not take it"])
     assert [step.words[1] for step in tool._cramped(steps, [cramped, other])] == ["gelu"]
 
@@ -98,3 +99,31 @@ def test_records_go_to_the_file_of_their_operation(tool, tmp_path, monkeypatch):
     assert len(record.read(tmp_path / "unique.jsonl").records) == 1
     assert tool.perform(tool.Step(("profile", "gelu"), "counters.jsonl"), tmp_path)
     assert len(record.read(tmp_path / "counters.jsonl").records) == 3
+
+    def interrupted(command, **_):
+        run(command)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tool.subprocess, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tool.perform(tool.Step(("bench", "gelu,unique")), tmp_path)
+    assert len(record.read(tmp_path / "gelu.jsonl").records) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("plan", "h20"), "did you mean"),
+        (("run", "timings", "nonsense"), "'nonsense' is none of verdicts, timings"),
+        (("run",), "this machine has no GPU"),
+        ((), "required: command"),
+    ],
+    ids=("GPU", "step", "no GPU", "nothing"),
+)
+def test_bad_input_is_told_in_one_line(tool, words, said, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["records.py", *words])
+    monkeypatch.setattr(tool.hardware, "has_gpu", lambda: False)
+    with pytest.raises(SystemExit) as left:
+        tool.main()
+    assert left.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]

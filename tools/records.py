@@ -1,8 +1,8 @@
 """Measure what results/ lacks for a GPU, or has of older code. On another machine: what that would be.
 
-python tools/records.py plan h200            every step as a command; needs no GPU
-python tools/records.py run [--minutes 25]   all of it on the GPU in hand, verdicts first; begins nothing after so long
-python tools/records.py run timings sizes    these steps alone: verdicts, timings, counters, sizes
+python tools/records.py plan [GPU]         every step as a command; needs no GPU
+python tools/records.py run                all of it on the GPU in hand: verdicts, timings, counters, sizes
+python tools/records.py run timings sizes --minutes 25    these alone; begins no command after so long
 """
 
 import argparse
@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from tilewright import hardware, record, registry, settings, source
+from tilewright.errors import TilewrightError
 from tilewright.spec import Case, Op
+from tilewright.worker.memory import FREE
 
 BASELINES = ["eager", "compile"]
-IN_ONE = (
-    "cross_entropy",
-    "linear_cross_entropy",
-)  # whose forward leaves the gradient: timed in both directions at once
 OWN = ("triton", "cuda")  # languages
 CHECKS = 8  # at once; one whose cases found no room is done again, alone
 COUNTED = 5  # operations a run of ncu: what fails is not much
@@ -63,7 +61,7 @@ def _timings(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
     groups: dict[tuple[str, bool], dict[str, list[str]]] = defaultdict(dict)
     for op in ops:
         wanted = [*BASELINES, source.PUBLIC] if op.shipped else [*op.kernels]
-        for direction in ["both"] if op.name in IN_ONE else _directions(op):
+        for direction in ["both"] if op.is_one_pass else _directions(op):
             timed = [r for r in fresh if r["kind"] == "timing" and not r.get("sized") and r["direction"] == direction]
             if names := [name for name in wanted if _misses(op.bench, op, name, timed)]:
                 groups[direction, op.shipped is not None][op.name] = names
@@ -105,18 +103,17 @@ def _options(flag: str, names: Iterable[str]) -> list[str]:
 
 
 def perform(step: Step, folder: Path) -> bool:
-    """Run it, and put its records where they belong. Whether it ended well."""
+    """Run it, and put its records where they belong, also those until an interrupt. Whether it ended well."""
     with tempfile.TemporaryDirectory() as at:
         made = Path(at) / "made.jsonl"
         command = [sys.executable, "-m", "tilewright", *step.words, "--record", str(made)]
         begin = time.monotonic()
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
-        print(f"{time.monotonic() - begin:5.0f} s, {done.returncode}: {step}", flush=True)
-        by_file = defaultdict(list)
-        for one in record.read(made).records if made.exists() else []:
-            by_file[step.file or f"{one['op']}.jsonl"].append(one)
-    for name, records in by_file.items():
-        record.append(folder / name, records)
+        try:
+            done = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+        finally:
+            for one in record.read(made).records if made.exists() else []:
+                record.append(folder / (step.file or f"{one['op']}.jsonl"), [one])
+    print(f"{time.monotonic() - begin:5.0f} s, {done.returncode}: {step}", flush=True)
     return done.returncode == 0
 
 
@@ -181,7 +178,7 @@ def _cramped(steps: Sequence[Step], found: Records) -> list[Step]:
     """Of these checks those that left out cases for want of memory, which others had."""
     said = {(r["op"], r["kernel"]): " ".join(r["labels"]) for r in record.latest([*found]) if r["kind"] == "verdict"}
     asked = {step: [(step.words[1], name) for name in step.words[3::2]] for step in steps}
-    return [step for step, kernels in asked.items() if any("GiB" in said.get(kernel, "") for kernel in kernels)]
+    return [step for step, kernels in asked.items() if any(FREE in said.get(kernel, "") for kernel in kernels)]
 
 
 def _ops() -> list[Op]:
@@ -192,23 +189,37 @@ def _found(folder: Path) -> Records:
     return [r for path in sorted(folder.glob("*.jsonl")) for r in record.read(path).records]
 
 
+def _step(name: str) -> str:
+    if name not in STEPS:
+        raise argparse.ArgumentTypeError(f"'{name}' is none of {', '.join(STEPS)}")
+    return name
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("plan", "run", "warm"))
-    parser.add_argument("names", nargs="*", help="steps to run, or the GPU to plan for")
-    parser.add_argument("--minutes", type=float, default=24 * 60)
+    commands = parser.add_subparsers(dest="command", required=True)
+    planning = commands.add_parser("plan")
+    planning.add_argument("gpu", nargs="?", default="h200")
+    running = commands.add_parser("run")
+    running.add_argument("steps", nargs="*", type=_step)
+    running.add_argument("--minutes", type=float, default=float("inf"))
+    warming = commands.add_parser("warm", help="what `run` begins with, for each operation")
+    warming.add_argument("op")
+    warming.add_argument("kind", choices=("timings", "sizes"))
     asked = parser.parse_args()
-    if asked.what == "warm":
-        warm(*asked.names)
-    elif asked.what == "plan":
-        found = _found(settings.results_dir() / (asked.names or ["h200"])[0])
+    if asked.command == "warm":
+        warm(asked.op, asked.kind)
+    elif asked.command == "plan":
+        try:
+            gpu = hardware.datasheet(asked.gpu).name
+        except TilewrightError as error:
+            parser.error(str(error))
+        found = _found(settings.results_dir() / gpu)
         for kind in STEPS:
             print(kind, *[f"  {step}" for step in lacking(kind, _ops(), found)] or ["  nothing"], sep="\n")
-    elif unknown := [name for name in asked.names if name not in STEPS]:
-        parser.error(f"{unknown[0]} is none of {', '.join(STEPS)}")
     elif not hardware.has_gpu():
-        parser.error("this machine has no GPU: plan needs none")
-    elif not run(asked.names or STEPS, asked.minutes):
+        parser.error("this machine has no GPU; `plan` needs none")
+    elif not run(asked.steps or STEPS, asked.minutes):
         sys.exit(1)
 
 

@@ -184,6 +184,7 @@ class Op:
     check: Sequence[Case]
     bench: Sequence[Case]
     backward_cost: Callable[..., Cost] | None = None  # None: the Op has no gradients
+    is_one_pass: bool = False  # whether forward makes the gradient too, so that only both directions at once tell
     takes: Callable[[Case], bool] = _always  # which sizes go together, where not all do
     batch: str | None = None  # the size of a first dimension along which results do not depend on each other
     mutates: Callable[..., Collection[int]] = lambda *_: ()  # which of its arguments, by number, a kernel may change

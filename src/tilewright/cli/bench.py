@@ -136,11 +136,11 @@ def bench(
 def _require_known(ops: list[Op], kernels: list[str], against: str, files: list[Path]) -> None:
     from tilewright import registry
 
-    known = {name for op in ops for name in registry.named(op)}
+    nowhere = [name for name in kernels if not any(_of(op, [name]) for op in ops)]
     is_file = against in [path.name for path in files]
     for op in ops:
-        missing = [name for name in kernels if name not in known]
-        registry.pick(op, [*missing, *(_of(op, kernels) or kernels), *([] if is_file else [against])])
+        registry.pick(op, nowhere or _of(op, kernels) or kernels)
+        registry.pick(op, [] if is_file else [against])
 
 
 def _of(op: Op, kernels: list[str]) -> list[str]:

@@ -87,6 +87,7 @@ op = Op(
         extras=(False,) * 3,
     ),
     backward_cost=backward_cost,
+    is_one_pass=True,
     takes=lambda case: case["N"] != 0,
     mutates=lambda *_: (0,),  # Liger's users let it write the gradient over the logits; ours leaves them as they are
 )

@@ -80,6 +80,7 @@ op = Op(
     ),
     bench=points(M=(8192, 8192), K=(4096, 4096), N=(128256, 32768), reduction=("mean",) * 2, extras=(False,) * 2),
     backward_cost=backward_cost,
+    is_one_pass=True,
     takes=lambda case: case["N"] != 0 and case["K"] != 0,
 )
 

@@ -15,7 +15,15 @@ from tilewright.interpreter import poison, replaced
 GUARD = 512  # bytes on either side; keeps what lies between aligned as an allocator would
 WORD = 8  # bytes: the pattern of poison repeats within them
 MOST_GUARDED = 2**32  # bytes of one call: guarded memory is kept until the call has ended
+FREE = "GiB of GPU memory that are free"  # in every reason that is want of memory
 MAKERS = ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (Tensor, "new_empty"))
+
+
+def free_memory() -> tuple[int, str]:
+    """What is left of the GPU's memory: bytes, and in words."""
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0]
+    return free, f"the {free / 2**30:.0f} {FREE}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import KernelStopped, MissingPackage, first_line
 from tilewright.interpreter import interpret
-from tilewright.worker.memory import Placed, guarded
+from tilewright.worker.memory import Placed, free_memory, guarded
 from tilewright.worker.operators import TorchCalls, check_operators
 
 GRAPHS = 4096  # of one function
@@ -188,18 +188,11 @@ def failures(how: str = PLAIN) -> Iterator[None]:
     except KernelStopped as stopped:
         raise KernelFailed(stopped.kind, str(stopped)) from None
     except torch.cuda.OutOfMemoryError:
-        raise KernelFailed(
-            "memory", f"it needs more than the {_free_gib():.0f} GiB of GPU memory that are free"
-        ) from None
+        raise KernelFailed("memory", f"it needs more than {free_memory()[1]}") from None
     except Exception as error:
         if how == COMPILED:  # and it came to its end when called plainly
             raise KernelFailed("unsupported", f"torch.compile cannot capture it ({first_line(error)})") from None
         raise KernelFailed("crashed", first_line(error)) from error
-
-
-def _free_gib() -> float:
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info()[0] / 2**30
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from tilewright.tools.check.answers import Answer, Answers, ReferenceFailed
 from tilewright.tools.check.budget import Mismatch, compare
 from tilewright.tools.check.judge import Here, Judge
 from tilewright.tools.check.trials import Trial
+from tilewright.worker.memory import free_memory
 from tilewright.worker.parent import Worker
 from tilewright.worker.stage import KernelFailed, Request, failures
 from tilewright.worker.track import Inputs, Lap, Track
@@ -412,10 +413,6 @@ class _Measured:
 
 
 def _too_large(op: Op, case: Case) -> str:
-    torch.cuda.empty_cache()
     size = sum(a.nbytes for a in op.make(case, device="meta") if isinstance(a, torch.Tensor))
-    free = torch.cuda.mem_get_info()[0]
-    return (
-        f"inputs of {size / 2**30:.1f} GiB, with copies and their float64 truth, "
-        f"do not fit in the {free / 2**30:.0f} GiB that are free"
-    )
+    with_copies = f"inputs of {size / 2**30:.1f} GiB, with copies and their float64 truth,"
+    return f"{with_copies} do not fit in {free_memory()[1]}"

@@ -17,7 +17,7 @@ from tilewright.spec import Kernel, Op
 from tilewright.tools.check.answers import Answer, Answers, ReferenceFailed
 from tilewright.tools.check.budget import Match, Mismatch, compare
 from tilewright.tools.check.trials import Trial, elements
-from tilewright.worker.memory import Placed, laid_out
+from tilewright.worker.memory import Placed, free_memory, laid_out
 from tilewright.worker.stage import OPERATORS, PLAIN, SEEN, KernelFailed, Reply, Request, Stage
 
 # Without a GPU a case larger than this would take minutes; its elements, all inputs together.
@@ -172,10 +172,9 @@ class Judge:
         except ReferenceFailed as failure:
             return CaseVerdict(name, dtype, "unsupported", reason=f"the reference does not take it ({failure})")
         except torch.cuda.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            free = torch.cuda.mem_get_info()[0]
-            reason = f"the case and its float64 truth do not fit in the {free / 2**30:.0f} GiB that are free"
-            return CaseVerdict(name, dtype, "unsupported", reason=f"{reason}; about {free // 128} elements would")
+            free, words = free_memory()
+            reason = f"the case and its float64 truth do not fit in {words}; about {free // 128} elements would"
+            return CaseVerdict(name, dtype, "unsupported", reason=reason)
         finally:
             self._answers.forget()
 
