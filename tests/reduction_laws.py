@@ -87,6 +87,8 @@ class ReductionLaws:
         ("shape", "dim", "programs"),
         [
             ((300, 9), 1, 4224),  # short rows, several to a program
+            ((256, 64), 1, 4224),  # that fill their tiles
+            ((200, 64), 1, 4224),  # or only the columns of these
             ((3, 1500), 1, 4),  # long rows, each by one program in a loop
             ((1, 5003), 1, 2),  # one long row, cut into pieces of several blocks
             ((2, 4096), 1, 4224),  # as many pieces as there are blocks

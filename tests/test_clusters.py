@@ -1,10 +1,21 @@
 """How rows are shared out to the blocks of a cluster."""
 
+from itertools import product
+
 import pytest
 import torch
 
+from tilewright import registry
+from tilewright.hardware import datasheet
+from tilewright.ops._cuda import PORTABLE_CLUSTER, is_installed
+from tilewright.ops._norm_cuda import CUDA, LARGEST_BLOCK, MOST_THREADS, WARP, _cluster_choices, _cluster_default
 from tilewright.ops._rows import LINE, MOST_BLOCKS, PACK, PACKS, Rows, cluster_choices, cluster_default
+from tilewright.spec import Case
+from tilewright.tools.inspect.compiling import Compiled
+from tilewright.tools.inspect.launches import of_kernel
+from tilewright.tools.inspect.resources import resources
 
+NORMS = [(op, way) for op in ("layer_norm", "add_rms_norm") for way in LARGEST_BLOCK]
 LENGTHS = (1, 2, 7, 8, 1000, 4096, 4097, 50257, 65535, 65536, 128256, 131072, 262144)
 
 
@@ -36,3 +47,54 @@ def test_defaults_are_portable_and_among_the_choices(tensors):
         assert default in cluster_choices(tensors, packs)
         assert default["blocks"] in (1, 2, 4, 8, MOST_BLOCKS)
         assert default["blocks"] <= 8 or packs > 8 * 1024 * PACKS[tensors]
+
+
+@pytest.mark.parametrize(("op", "way"), NORMS)
+def test_blocks_of_norms_hold_their_rows_and_no_more_threads_than_they_may(op, way):
+    for packs in (2**n for n in range(6, 14)):
+        choices = _cluster_choices(op, f"cuda-{way}", 2, packs)
+        default = _cluster_default(op, f"cuda-{way}", 2, packs)
+        assert default in choices
+        assert default["blocks"] <= PORTABLE_CLUSTER
+        for config in choices:
+            threads = packs // (config["each"] * config["blocks"])
+            assert threads <= LARGEST_BLOCK[way][config["each"]]
+            assert threads * config["blocks"] <= MOST_THREADS, "every warp of a cluster has a slot"
+            assert config["blocks"] <= MOST_BLOCKS
+        assert not (op == "add_rms_norm" and any(config["each"] == 8 for config in choices))
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs cuda-core")
+@pytest.mark.parametrize("gpu", ["h200", "a100"])
+@pytest.mark.parametrize("N", [1000, 1024, 5000, 8192, 9000, 16376, 32768])
+def test_launches_of_norms_have_a_pack_of_a_thread_for_every_pack_of_the_row(N, gpu):
+    op = registry.load("layer_norm")
+    case = Case((("M", 7), ("N", N), ("affine", "same")), "bfloat16")
+    found = of_kernel(op, op.kernels["cuda"], case, datasheet(gpu), ("forward", "backward"))
+    held = [one for one in found if one.name.startswith("norm_")]
+    assert held or (gpu, N > 8192) == ("a100", True), "one block alone is too small for the longest rows"
+    for one in held:
+        each = int(one.name.split(",")[2])
+        packs = N * 2 // PACK
+        assert one.code.threads % WARP == 0
+        assert one.code.threads * each >= -(-packs // one.code.cluster)
+        assert one.code.threads * each * one.code.cluster < packs + WARP * each * one.code.cluster + one.code.cluster
+
+
+@pytest.mark.skipif(not is_installed(), reason="needs cuda-core")
+def test_norms_spill_no_registers():
+    """As many as fit are held to a number; one more value alive would go through memory."""
+    flags, one = ("true", "false"), "bfloat16, bfloat16"
+    forward = [
+        f"norm_fwd<{one}, {each}, {is_rms}, {adds}>"
+        for each, is_rms, adds in product(LARGEST_BLOCK["forward"], flags, flags)
+        if each < 8 or adds == "false"
+    ]
+    backward = [
+        f"norm_bwd<{one}, {each}, {is_rms}, {adds}, {alone}>"
+        for each, is_rms, adds, alone in product(LARGEST_BLOCK["backward"], flags, flags, flags)
+    ]
+    binary, symbols = CUDA.cubin("sm_90", (*forward, *backward))
+    spilled = {name: resources(Compiled(symbols[name], binary, "sm_90", WARP)).spills for name in symbols}
+    assert len(spilled) == len(forward) + len(backward)
+    assert {name for name, spills in spilled.items() if spills} == set()

@@ -123,6 +123,14 @@ def test_what_was_asked_is_what_is_timed(command, contest):
     assert contest.asked[1].kernels == ["eager", "triton"], "and what it is held against"
 
 
+def test_each_operation_enters_those_of_the_named_kernels_that_it_has(command, contest):
+    command("softmax,sum", "-k", "triton-online", "-k", "triton")
+    assert [(a.op, a.kernels) for a in contest.asked] == [
+        ("softmax", ["eager", "triton-online", "triton"]),
+        ("sum", ["eager", "triton"]),
+    ]
+
+
 def test_speeds_can_be_held_against_any_kernel_or_file(command, contest, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(RIGHT)
