@@ -291,7 +291,7 @@ def test_a_case_that_does_not_fit_is_skipped_with_its_size_and_the_rest_goes_on(
     told = timed([SOFTMAX.kernels["eager"]], cases=CASES * 2)
     assert [t.verdict for t in told] == ["unsupported", "right"]
     assert "inputs of 0.0 GiB" in told[0].reason
-    assert "1 GiB that are free" in told[0].reason
+    assert "1 GiB of GPU memory that are free" in told[0].reason
 
 
 def test_every_step_is_counted():
