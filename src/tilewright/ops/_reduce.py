@@ -107,7 +107,7 @@ def _tile_choices(form: str, how: str, size: int, block: int) -> list[Config]:
 def _long_default(form: str, how: str, size: int, length: int) -> Config:
     if length < 16384:
         return {"BLOCK_N": length // 4, "num_warps": max(1, length // 2048)}
-    return {"BLOCK_N": 4096 if how in GROUPED else 8192, "num_warps": 8}
+    return {"BLOCK_N": 4096 if how in GROUPED or how == "var" else 8192, "num_warps": 8}  # var holds two numbers a lane
 
 
 def _long_choices(form: str, how: str, size: int, length: int) -> list[Config]:

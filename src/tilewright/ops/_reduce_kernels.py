@@ -64,17 +64,15 @@ def _term(x, p, TERM: tl.constexpr):
 
 @triton.jit
 def _step(a, b, c, x, place, inside, HOW: tl.constexpr, MASKED: tl.constexpr):
-    """Put the terms x to what each lane holds: a, and b and c where one number is not enough."""
+    """Put the terms x to what each lane holds: a, and b where one number is not enough."""
     if HOW == "sum":
         a += tl.where(inside, x, 0.0) if MASKED else x
     elif HOW == "prod":
         a *= tl.where(inside, x, 1.0) if MASKED else x
-    elif HOW == "var":  # mean, sum of squared distances from it, count
-        x = tl.where(inside, x, a) if MASKED else x
-        c += tl.where(inside, 1.0, 0.0) if MASKED else 1.0
-        apart = x - a
-        a += apart / tl.maximum(c, 1.0)
-        b += apart * (x - a)
+    elif HOW == "var":  # the sums of distances from c, and of their squares
+        apart = tl.where(inside, x - c, 0.0) if MASKED else x - c
+        a += apart
+        b += apart * apart
     else:
         x = tl.where(inside, x, -float("inf")) if MASKED else x
         if HOW == "max":
@@ -112,7 +110,7 @@ def _step_by_groups(a, b, c, x, place, inside, HOW: tl.constexpr, MASKED: tl.con
 
 @triton.jit
 def _fold(a, b, c, HOW: tl.constexpr, FARTHEST: tl.constexpr = 2**31 - 1):
-    """The lanes of each row [BLOCK_M, BLOCK_N] as one. For index b is the place, for var c the count."""
+    """The lanes of each row [BLOCK_M, BLOCK_N] as one. For index b is the place, for pieces of var c the count."""
     if HOW == "sum":
         a = tl.sum(a, axis=1)
         b = a
@@ -132,11 +130,30 @@ def _fold(a, b, c, HOW: tl.constexpr, FARTHEST: tl.constexpr = 2**31 - 1):
         b = tl.sum(b * tl.exp2((a - _finite(m)[:, None]) * LOG2_E), axis=1)
         a = m
     else:
-        mean = tl.sum(a * c, axis=1) / tl.sum(c, axis=1)
+        head = tl.sum(
+            tl.where(tl.arange(0, a.shape[1])[None, :] == 0, a, 0.0), axis=1
+        )  # from which means differ little
+        mean = head + tl.sum((a - head[:, None]) * (c / tl.sum(c, axis=1)[:, None]), axis=1)
         apart = a - mean[:, None]
         b = tl.sum(b + c * apart * apart, axis=1)
         a = mean
     return a, b
+
+
+@triton.jit
+def _near(x, first, inside, count):
+    """About the mean of each row: that of some of its elements x [BLOCK_M, BLOCK_N], count of which are inside. Where
+    all are equal it is just the first one."""
+    return first + tl.sum(tl.where(inside, (x - first[:, None]) * (1.0 / count), 0.0), axis=1)
+
+
+@triton.jit
+def _moments(a, b, near, N):
+    """Of N elements the mean and the sum of squared distances from it, from the sums of distances from what is near."""
+    a, b = tl.sum(a, axis=1), tl.sum(b, axis=1)
+    mean = a / (N + 0.0)
+    apart = tl.where(b == float("inf"), b, b - a * mean)
+    return near + mean, tl.where(apart < 0.0, 0.0, apart)
 
 
 @triton.jit
@@ -190,7 +207,6 @@ def _reduce_tile(
         else:
             x = tl.load(x_ptr + offs_m[:, None] * N + offs_n, mask=inside, other=0.0)
             a = tl.where(inside, _term(x, p, TERM), _neutral(HOW))
-        count = tl.where(inside, 1.0, 0.0)
         if HOW == "index":
             a = tl.reduce(tl.reshape(a, [BLOCK_M, BLOCK_N // GROUP, GROUP]), 2, _larger)
             b = tl.arange(0, BLOCK_N // GROUP)[None, :] * GROUP + tl.zeros([BLOCK_M, BLOCK_N // GROUP], tl.int32)
@@ -200,8 +216,14 @@ def _reduce_tile(
             m = tl.max(a, axis=1)
             b = tl.sum(tl.exp2(a * LOG2_E - (_finite(m) * LOG2_E)[:, None]), axis=1)
             a = m
+        elif HOW == "var":
+            head = tl.load(x_ptr + offs_m * N, mask=offs_m < M, other=0.0).to(tl.float32)
+            mean = _near(a, head, True if FILLED else inside, N + 0.0)
+            apart = a - mean[:, None]
+            apart = apart if FILLED else tl.where(inside, apart, 0.0)
+            a, b = mean, tl.sum(apart * apart, axis=1)
         else:
-            a, b = _fold(a, b, count, HOW)
+            a, b = _fold(a, b, b, HOW)
         if HOW == "index":
             rows = tl.minimum(offs_m, M - 1)  # there is none to read beyond
             b = _place_in_group(x_ptr, rows * N, N, a, b, TERM, GROUP)
@@ -226,6 +248,12 @@ def _reduce_long(
     a = tl.full([1, BLOCK_N // GROUP], _neutral(HOW), tl.float32)
     b = tl.zeros([1, BLOCK_N // GROUP], tl.int32 if HOW == "index" else tl.float32)
     c = tl.zeros([1, BLOCK_N // GROUP], tl.float32)
+    if HOW == "var":
+        is_there = offs_n < end - begin
+        some = _term(tl.load(x_ptr + begin + offs_n, mask=is_there, other=0.0), p, TERM)
+        head = tl.load(x_ptr + begin + tl.arange(0, 1)).to(tl.float32)
+        near = _near(some, head, is_there, tl.minimum(end - begin, BLOCK_N).to(tl.float32))
+        c += near[:, None]
     if begin < first:
         inside = offs_n < tl.minimum(first, end) - begin
         x = tl.load(x_ptr + begin + offs_n, mask=inside, other=0.0)
@@ -239,7 +267,10 @@ def _reduce_long(
         x = tl.load(x_ptr + rest + offs_n, mask=inside, other=0.0)
         place = (rest - begin).to(tl.int32) + lanes
         a, b, c = _step_by_groups(a, b, c, _term(x, p, TERM), place, inside, HOW, True, GROUP)
-    a, b = _fold(a, b, c, HOW)
+    if HOW == "var":
+        a, b = _moments(a, b, near, end - begin)
+    else:
+        a, b = _fold(a, b, c, HOW)
     if HOW == "index":
         b = _place_in_group(x_ptr, begin + tl.zeros([1], tl.int64), end - begin, a, b, TERM, GROUP)
         b = piece * chunk + b
@@ -264,12 +295,21 @@ def _reduce_columns(
     c = tl.zeros([BLOCK_I, BLOCK_N], tl.float32)
     length = (tl.minimum((piece + 1) * chunk, N) - piece * chunk).to(tl.int32)
     x_ptr += piece * chunk * inner
+    if HOW == "var":
+        is_there = (offs_i < inner)[:, None] & (offs_n < length)
+        some = _term(tl.load(x_ptr + offs_n.to(tl.int64) * inner, mask=is_there, other=0.0), p, TERM)
+        head = tl.load(x_ptr, mask=(offs_i < inner)[:, None], other=0.0).to(tl.float32)
+        near = _near(some, tl.sum(head, axis=1), is_there, tl.minimum(length, BLOCK_N).to(tl.float32))
+        c += near[:, None]
     for start in range(0, length, BLOCK_N):
         n = start + offs_n
         inside = (offs_i < inner)[:, None] & (n < length)
         x = tl.load(x_ptr + n.to(tl.int64) * inner, mask=inside, other=0.0)
         a, b, c = _step(a, b, c, _term(x, p, TERM), n, inside, HOW, True)
-    a, b = _fold(a, b, c, HOW)
+    if HOW == "var":
+        a, b = _moments(a, b, near, length)
+    else:
+        a, b = _fold(a, b, c, HOW)
     if HOW == "index":
         b = piece * chunk + b
     offs = (outer * inner + offs_i) * tl.num_programs(1) + piece

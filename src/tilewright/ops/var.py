@@ -1,7 +1,8 @@
 """Variance over dimensions: y = sum of (x - mean)^2 / (N - correction).
 
-In one pass: each lane keeps the mean of what it has met and the sum of squared distances from it, both moved by each
-element (Welford); lanes and pieces are put together by their means and counts (Chan).
+A row that one program holds is summed twice there. Of a longer one, lanes sum distances, and their squares, from the
+mean of the first block, which is near enough that little cancels; pieces are put together by their means and counts
+(Chan).
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ def triton_var(x: Tensor) -> Tensor:
 
 
 SMALLEST = 2**24  # elements; below this a call costs the host more than our kernel saves
-LONGEST = 8192  # elements of a row; longer ones are taken in pieces, where torch's kernel is faster
 
 
 def var(
@@ -47,7 +47,7 @@ def var(
     """As `torch.var`: the fast kernels where they fit, torch elsewhere."""
     if out is None and takes(SMALLEST, input) and type(correction) in (int, float):
         dims = named(input, dim)
-        if dims and correction < math.prod([input.shape[d] for d in dims]) <= LONGEST:  # for fewer torch warns
+        if dims and math.prod([input.shape[d] for d in dims]) > correction:  # else torch warns
             return reduce(input, dims, keepdim, "var", float(correction))
     return torch.var(input, dim, correction=correction, keepdim=keepdim, out=out)
 
