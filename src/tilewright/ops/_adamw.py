@@ -295,8 +295,8 @@ def _adamw(
         p_ptr, g_ptr = _address(row_ptr, p_ptr, ALIGNED), _address(grads_ptr + row, g_ptr, ALIGNED)
         m_ptr, v_ptr = _address(row_ptr + 1, m_ptr, ALIGNED), _address(row_ptr + 2, v_ptr, ALIGNED)
         if m_scale_ptr is not None:
-            m_scale_ptr = _address(row_ptr + 3, m_scale_ptr, ALIGNED)
-            v_scale_ptr = _address(row_ptr + 4, v_scale_ptr, ALIGNED)
+            m_scale_ptr = _address(row_ptr + 3, m_scale_ptr, False)
+            v_scale_ptr = _address(row_ptr + 4, v_scale_ptr, False)
         N = tl.load(row_ptr + 5)
     clip = 1.0
     if clip_ptr is not None:
@@ -410,7 +410,7 @@ class Batch:
         self.device = params[0].device
         rows = [[t.data_ptr() for t in (p, *state)] for p, state in zip(params, states, strict=True)]
         places = [g.data_ptr() for g in grads]
-        self.is_aligned = not any(address % 16 for row in (*rows, places) for address in row)
+        self.is_aligned = not any(address % 16 for row in (*[row[:3] for row in rows], places) for address in row)
         self._table: Tensor | None = None
         if not interpreted(params[0]):  # which knows no addresses: there every tensor has a launch of its own
             filled = [[*row, *[0] * (5 - len(row)), size, 0, 0] for row, size in zip(rows, self.sizes, strict=True)]
@@ -476,12 +476,13 @@ def clipping(batches: Sequence[tuple[Batch, list[Tensor]]], largest: float) -> T
 def batched(
     params: list[Tensor], grads: list[Tensor], states: list[tuple[Tensor, ...]]
 ) -> list[tuple[Batch, list[int]]]:
-    """Tensors of one kind as a batch, those apart that do not begin on 16 bytes; with their numbers in the lists."""
+    """Tensors of one kind as a batch, those apart that do not begin on 16 bytes; with their numbers in the lists.
+    Scales may begin anywhere: a warp reads few."""
     kinds: dict[bool, list[int]] = {}
     for number, tensors in enumerate(zip(params, grads, states, strict=True)):
         if params[number].numel():
-            p, g, state = tensors
-            kinds.setdefault(any(t.data_ptr() % 16 for t in (p, g, *state)), []).append(number)
+            p, g, (m, v, *_) = tensors
+            kinds.setdefault(any(t.data_ptr() % 16 for t in (p, g, m, v)), []).append(number)
 
     def some(values: list[Any], numbers: list[int]) -> list[Any]:
         return [values[n] for n in numbers]
