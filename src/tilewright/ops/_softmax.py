@@ -273,7 +273,7 @@ def _best(rows: Rows, log: bool) -> Launch:
 def _columns_config(N: int, inner: int) -> Config:
     width = min(64, next_power_of_2(inner))
     block = min(next_power_of_2(N), COLUMN_TILE // width)
-    return {"BLOCK_N": block, "BLOCK_I": width, "num_warps": min(16, max(4, block * width // 1024))}
+    return {"BLOCK_N": block, "BLOCK_I": width, "num_warps": min(32, max(4, block * width // 512))}
 
 
 FORMS = {"tile": _tile, "online": _online, "cluster": _long, "best": _best}
