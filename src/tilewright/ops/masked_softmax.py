@@ -15,6 +15,7 @@ from tilewright.ops._dispatch import runs_here
 from tilewright.ops._exp import exp
 from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._rows import PACK
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._softmax import LONGEST_TILE, TILE, gradient_formula, softmax_backward
 from tilewright.ops._tuned import planned
@@ -77,56 +78,59 @@ op = Op(
 
 
 @triton.jit
-def _seen(
-    mask_ptr, row, offs_n, N, Q, H, stride_b, stride_h, stride_q, stride_k, HAS_MASK: tl.constexpr, CAUSAL: tl.constexpr
-):
-    """Which keys (int offs_n) the queries of these rows see."""
+def _scores(
+    x_ptr, mask_ptr, row, offs_n, inside, N, Q, H, scale, stride_b, stride_h, stride_q, stride_k,
+    HAS_MASK: tl.constexpr, CAUSAL: tl.constexpr, VECTOR: tl.constexpr, EVICT: tl.constexpr,
+):  # fmt: skip
+    """Scores of these rows, -inf where a key is hidden, and which keys are seen. Of VECTOR neighbours all are read
+    where one may be seen: they are one access."""
     q = row % Q
-    seen = offs_n < N
+    near = inside
+    seen = inside
     if CAUSAL:
-        seen = seen & (offs_n <= q)
+        near = inside & (offs_n // VECTOR * VECTOR <= q)
+        seen = inside & (offs_n <= q)
     if HAS_MASK:
-        lead = row // Q
-        start = lead // H * stride_b + lead % H * stride_h + q * stride_q
-        seen = seen & (tl.load(mask_ptr + start + offs_n * stride_k, mask=seen, other=0) != 0)
-    return seen
+        lead = (row // Q).to(tl.int64)
+        start = lead // H * stride_b + lead % H * stride_h + q.to(tl.int64) * stride_q
+        seen = seen & (tl.load(mask_ptr + start + offs_n.to(tl.int64) * stride_k, mask=near, other=0) != 0)
+    x = tl.load(x_ptr + row.to(tl.int64) * N + offs_n, mask=near, other=-float("inf"), eviction_policy=EVICT)
+    return tl.where(seen, x.to(tl.float32) * scale, -float("inf")), seen
 
 
 @triton.jit
 def _masked_softmax_tile(
     x_ptr, mask_ptr, y_ptr, M, N, Q, H, scale, stride_b, stride_h, stride_q, stride_k,
-    HAS_MASK: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_MASK: tl.constexpr, CAUSAL: tl.constexpr, VECTOR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    row = (tl.program_id(0) + 0 * M) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]  # int64 only where M is: it is divided
     offs_n = tl.arange(0, BLOCK_N)[None, :]
     inside = (row < M) & (offs_n < N)
-    keys = tl.where(row < M, offs_n, N)  # past the last row nothing is seen
-    seen = _seen(mask_ptr, row, keys, N, Q, H, stride_b, stride_h, stride_q, stride_k, HAS_MASK, CAUSAL)
-    x = (
-        tl.load(x_ptr + row * N + offs_n, mask=seen, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)
-        * scale
-    )
-    x = tl.where(seen, x, -float("inf"))
+    x, seen = _scores(
+        x_ptr, mask_ptr, row, offs_n, inside, N, Q, H, scale, stride_b, stride_h, stride_q, stride_k,
+        HAS_MASK, CAUSAL, VECTOR, "evict_last",
+    )  # fmt: skip
     m = tl.max(x, axis=1)[:, None]
     e = exp(x - tl.where(m == -float("inf"), 0.0, m))
     total = tl.sum(e, axis=1)[:, None]
     y = tl.where(seen, e * (1.0 / total), 0.0)
-    tl.store(y_ptr + row * N + offs_n, y.to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + row.to(tl.int64) * N + offs_n, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _masked_softmax_online(
     x_ptr, mask_ptr, y_ptr, N, Q, H, scale, stride_b, stride_h, stride_q, stride_k,
-    HAS_MASK: tl.constexpr, CAUSAL: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_MASK: tl.constexpr, CAUSAL: tl.constexpr, VECTOR: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0)
     m = -float("inf")
     total = tl.zeros([BLOCK_N], tl.float32)
     for start in range(0, N, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N)
-        seen = _seen(mask_ptr, row, offs_n, N, Q, H, stride_b, stride_h, stride_q, stride_k, HAS_MASK, CAUSAL)
-        x = tl.load(x_ptr + row * N + offs_n, mask=seen, other=-float("inf")).to(tl.float32) * scale
-        x = tl.where(seen, x, -float("inf"))
+        x, _ = _scores(
+            x_ptr, mask_ptr, row, offs_n, offs_n < N, N, Q, H, scale, stride_b, stride_h, stride_q, stride_k,
+            HAS_MASK, CAUSAL, VECTOR, "",
+        )  # fmt: skip
         grown = tl.maximum(m, tl.max(x, axis=0))
         shift = tl.where(grown == -float("inf"), 0.0, grown)
         total = total * exp(m - shift) + exp(x - shift)
@@ -134,10 +138,12 @@ def _masked_softmax_online(
     scale_of_row = 1.0 / tl.sum(total, axis=0)
     for start in range(0, N, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N)
-        seen = _seen(mask_ptr, row, offs_n, N, Q, H, stride_b, stride_h, stride_q, stride_k, HAS_MASK, CAUSAL)
-        x = tl.load(x_ptr + row * N + offs_n, mask=seen, other=-float("inf")).to(tl.float32) * scale
+        x, seen = _scores(
+            x_ptr, mask_ptr, row, offs_n, offs_n < N, N, Q, H, scale, stride_b, stride_h, stride_q, stride_k,
+            HAS_MASK, CAUSAL, VECTOR, "",
+        )  # fmt: skip
         y = tl.where(seen, exp(x - m) * scale_of_row, 0.0)
-        tl.store(y_ptr + row * N + offs_n, y.to(y_ptr.dtype.element_ty), mask=offs_n < N)
+        tl.store(y_ptr + row.to(tl.int64) * N + offs_n, y.to(y_ptr.dtype.element_ty), mask=offs_n < N)
 
 
 _launch_tile = Launcher(_masked_softmax_tile)
@@ -156,7 +162,8 @@ def _plan(
     """How scores and a mask, of these strides if there is one, become y."""
     B, H, Q, N = shape
     M = B * H * Q
-    args, flags = (N, Q, H, scale, *(strides or (0, 0, 0, 0))), {"HAS_MASK": strides is not None, "CAUSAL": is_causal}
+    args, vector = (N, Q, H, scale, *(strides or (0, 0, 0, 0))), PACK // dtype.itemsize
+    flags = {"HAS_MASK": strides is not None, "CAUSAL": is_causal, "VECTOR": vector}
     if N <= LONGEST_TILE:
         config = TILE(device, "fwd", dtype.itemsize, next_power_of_2(N))
         return _launch_tile.prepare((cdiv(M, config["BLOCK_M"]),), M, *args, **flags, **config)
