@@ -155,7 +155,7 @@ def _plan_backward(
         (shares,) = launch.grid
     else:
         launch, shares = backward_by_programs(op, x, device, M, N, float(offset))
-    sums = add_up(shares, N, sum(wanted))
+    sums = add_up(shares, N, sum(wanted), device)
 
     def run(x: Tensor, weight: Any, stats: Tensor, dy: Tensor, dsum: Any, dx: Tensor, *gradients: Tensor):
         dw, db = (x.new_empty(shares, N, dtype=torch.float32) if is_wanted else None for is_wanted in wanted)

@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from tilewright.ops._follow import await_leader, following
 from tilewright.ops._launch import Launcher, Prepared, shared_memory
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned
@@ -346,9 +347,11 @@ def _sum_shares(shares_ptr, out_ptr, P, N, BLOCK_P: tl.constexpr, BLOCK_N: tl.co
 
 @triton.jit
 def _norm_bwd_sum(
-    shares_ptr, out_ptr, more_shares_ptr, more_out_ptr, P, N, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr
-):
+    shares_ptr, out_ptr, more_shares_ptr, more_out_ptr, P, N,
+    FOLLOWS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """[N] = the sum of shares [P, N], for dw and, where both are wanted, db, by programs of its own."""
+    await_leader(FOLLOWS)
     if tl.program_id(1) == 0:
         _sum_shares(shares_ptr, out_ptr, P, N, BLOCK_P, BLOCK_N)
     if more_out_ptr is not None:  # noqa: SIM102  settled when compiled
@@ -454,9 +457,10 @@ def backward_by_programs(
     return _launch_bwd.prepare((programs,), M, N, offset, **config, enable_fp_fusion=fuses), programs
 
 
-def add_up(shares: int, N: int, gradients: int) -> Prepared:
+def add_up(shares: int, N: int, gradients: int, device: int) -> Prepared:
     """Of shares [shares, N] of one or two gradients, each followed by its gradient: their sums."""
     tile = min(SHARES, next_power_of_2(shares))
     columns = COLUMNS if N > 2048 else COLUMNS // 2  # so that there are programs enough
     grid = (cdiv(N, columns), gradients)
-    return _launch_bwd_sum.prepare(grid, shares, N, BLOCK_P=tile, BLOCK_N=columns, num_warps=8)
+    config = {"BLOCK_P": tile, "BLOCK_N": columns, "num_warps": 8, **following(device)}
+    return _launch_bwd_sum.prepare(grid, shares, N, **config)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops._dispatch import runs_here
+from tilewright.ops._follow import can_follow, following
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
 from tilewright.ops._reduce_kernels import _reduce_bwd, _reduce_columns, _reduce_long, _reduce_pieces, _reduce_tile
@@ -170,14 +171,15 @@ def _plan(
         chunk, pieces = split(outer * tiles, N, config["BLOCK_N"])
         launcher, grid, given = _columns_launch, (outer * tiles, pieces), (N, inner, tiles, chunk, p)
     if pieces == 1:
-        return launcher.prepare(grid, *given, **how, LAST=kind.last, **config)
-    cut = launcher.prepare(grid, *given, **how, LAST="piece", **config)
+        return launcher.prepare(grid, *given, **how, LAST=kind.last, LEADS=False, **config)
+    cut = launcher.prepare(grid, *given, **how, LAST="piece", LEADS=can_follow(device), **config)
     M = outer * inner
     block = next_power_of_2(pieces)
     rows = max(1, 4096 // block)
     put_together = _pieces_launch.prepare(
         (cdiv(M, rows),), M, N, pieces, chunk, p,
         HOW=kind.how, TWO=kind.has_two, LAST=kind.last, BLOCK_M=rows, BLOCK_N=block, num_warps=_warps(rows * block, 16),
+        **following(device),
     )  # fmt: skip
 
     def launch(x: Tensor, y: Tensor, z: Tensor) -> None:
@@ -191,11 +193,11 @@ def _plan(
     return launch
 
 
-def sum_pieces(M: int, pieces: int) -> Launch:
+def sum_pieces(M: int, pieces: int, device: int) -> Launch:
     """Of a [M, pieces], given twice, whose rows must each fit into one program, their sums y [M], given twice."""
     block = next_power_of_2(pieces)
     config = {"HOW": "sum", "TWO": False, "LAST": "x", "BLOCK_M": 1, "BLOCK_N": block, "num_warps": _warps(block, 16)}
-    return _pieces_launch.prepare((M,), M, pieces, pieces, 1, 0.0, **config)
+    return _pieces_launch.prepare((M,), M, pieces, pieces, 1, 0.0, **config, **following(device))
 
 
 def sizes(shape: tuple[int, ...], first: int, end: int) -> tuple[int, int, int]:

@@ -11,6 +11,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 from tilewright.ops._exp import LOG2_E, exp
+from tilewright.ops._follow import await_leader, let_follow
 
 
 @triton.jit
@@ -233,9 +234,11 @@ def _reduce_tile(
 @triton.jit
 def _reduce_long(
     x_ptr, y_ptr, z_ptr, N, chunk, p,
-    HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, BLOCK_N: tl.constexpr,
+    HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A piece of a row, or all of it."""
+    let_follow(LEADS)
     row = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1).to(tl.int64)
     begin = row * N + piece * chunk
@@ -281,9 +284,11 @@ def _reduce_long(
 @triton.jit
 def _reduce_columns(
     x_ptr, y_ptr, z_ptr, N, inner, tiles, chunk, p,
-    HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_N: tl.constexpr,
+    HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr, BLOCK_I: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """A piece of BLOCK_I columns of [N, inner], or all of them."""
+    let_follow(LEADS)
     program = tl.program_id(0).to(tl.int64)
     piece = tl.program_id(1).to(tl.int64)
     outer = program // tiles
@@ -319,9 +324,11 @@ def _reduce_columns(
 @triton.jit
 def _reduce_pieces(
     a_ptr, b_ptr, y_ptr, z_ptr, M, N, pieces, chunk, p,
-    HOW: tl.constexpr, TWO: tl.constexpr, LAST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HOW: tl.constexpr, TWO: tl.constexpr, LAST: tl.constexpr, FOLLOWS: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What the pieces [M, pieces] of rows of N hold, put together."""
+    await_leader(FOLLOWS)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)[None, :]
     offs = offs_m[:, None] * pieces + offs_n

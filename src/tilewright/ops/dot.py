@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tilewright.ops._cuda import Source
 from tilewright.ops._flat import takes
+from tilewright.ops._follow import can_follow, let_follow
 from tilewright.ops._launch import Launcher
 from tilewright.ops._numba import launch, numba_cuda
 from tilewright.ops._operator import operator
@@ -53,7 +54,8 @@ op = Op(
 
 
 @triton.jit
-def _dot_chunk(x_ptr, y_ptr, partial_ptr, N, chunk, BLOCK_N: tl.constexpr):
+def _dot_chunk(x_ptr, y_ptr, partial_ptr, N, chunk, LEADS: tl.constexpr, BLOCK_N: tl.constexpr):
+    let_follow(LEADS)
     piece = tl.program_id(0).to(tl.int64)  # int64: N may pass 2**31
     begin = piece * chunk
     end = tl.minimum(begin + chunk, N)
@@ -76,8 +78,8 @@ _launch = Launcher(_dot_chunk)
 @planned
 def _plan(N: int, dtype: torch.dtype, device: int) -> Callable[..., None]:
     chunk, chunks = split(1, N, BLOCK_N)
-    multiply = _launch.prepare((chunks,), N, chunk, BLOCK_N=BLOCK_N, num_warps=4)
-    add_up = sum_pieces(1, chunks)
+    multiply = _launch.prepare((chunks,), N, chunk, LEADS=can_follow(device), BLOCK_N=BLOCK_N, num_warps=4)
+    add_up = sum_pieces(1, chunks, device)
 
     def launch(x: Tensor, y: Tensor, out: Tensor) -> None:
         partial = x.new_empty(chunks, dtype=torch.float32)

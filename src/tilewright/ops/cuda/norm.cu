@@ -188,12 +188,20 @@ template <int EACH, bool IS_RMS, bool ADDS>
 constexpr int BACKWARD_REGISTERS =
     (EACH == 1 ? 56 : 72) + 8 * EACH * !IS_RMS + (EACH == 1 ? 0 : 8 * ADDS);
 
+// Lets the kernel that adds up the shares come to the GPU, where it waits for this one to end.
+__device__ __forceinline__ void let_follow() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // dx, plus ds with ADDS, and shares of dw and db, one for each that holds rows, from what forward left in `stats`. Each
 // takes rows at the same distance, `left` of them; while it works on one, the next is on its way.
 template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, bool ALONE>
 __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
     norm_bwd(const T* x, const W* w, const float2* stats, const T* dy, const T* ds, T* dx, float* dw, float* db,
              long long M, long long N, float offset) {
+    let_follow();
     constexpr int COUNT = Columns<T, EACH, ALONE>::COUNT;
     using Row = Holders<ALONE>;
     Turns<ALONE> turns;
