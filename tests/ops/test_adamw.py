@@ -303,13 +303,13 @@ def test_the_kernel_writes_the_codes_that_torch_would(dtype, device, launches):
     assert launches
 
 
-def test_neither_width_nor_the_conversion_changes_a_bit(device, monkeypatch):
+def test_neither_tiles_nor_the_conversion_change_a_bit(device, monkeypatch):
     """A GPU that knows no float8_e4m3fn writes the same codes as one that does."""
     found, dtype = [], torch.bfloat16
-    for width, block, has_fp8 in ((4, 512, True), (8, 256, True), (8, 512, False)):
+    for width, block, chunks, has_fp8 in ((4, 512, 1, True), (8, 256, 4, True), (8, 512, 2, False)):
         monkeypatch.setattr(_adamw, "_has_fp8", lambda _, has_fp8=has_fp8: has_fp8)
         params = tensors(device, [(4999,)], dtype)
-        config = {"block": block, "width": width, "num_warps": block // 256}
+        config = {"block": block, "chunks": chunks, "width": width, "num_warps": block // 256}
         with _adamw.CONFIG.trying(("8 bits", dtype.itemsize), config):
             optimizer = run(lambda p: tw.AdamW(p, lr=0.1, state_bits=8), params, 2)
         found.append([params[0].detach(), *(value for name, value in optimizer.state[params[0]].items())])
@@ -373,7 +373,7 @@ def test_a_table_leads_to_the_same_places(coded, device):
         ]
         grads = torch.tensor([row.pop(1) for row in rows])
         sizes = tuple(row[0].numel() for row in tables)
-        chunks = _adamw._chunks(sizes, 512, flat[0].device)
+        chunks = _adamw._chunks(sizes, 512 * 2, flat[0].device)
         by = module.STEP
         clip = None
         if two[7]:
@@ -382,7 +382,7 @@ def test_a_table_leads_to_the_same_places(coded, device):
         numbers = (by.decay, by.rate, by.root, by.eps, by.near, by.beta2, by.rest, by.seed)
         _adamw._launch_update(
             (len(chunks),), *two[:6], clip, torch.tensor(rows), grads, chunks, 0, *numbers,
-            MAXIMIZE=False, ALIGNED=False, FP8=True, WIDTH=4, BLOCK=512,
+            MAXIMIZE=False, ALIGNED=False, FP8=True, WIDTH=4, BLOCK=512, CHUNKS=2,
         )  # fmt: skip
     else:
         module.triton_adamw(*two)

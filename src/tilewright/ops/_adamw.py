@@ -189,9 +189,27 @@ def _largest(x):
 
 
 @triton.jit
+def _read_chunk(p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start, offs_r, offs, left, MASKED: tl.constexpr):
+    """What a chunk holds, as it lies there; without scales the last two are nothing."""
+    p, g = _taken(p_ptr + start, offs, left, MASKED), _taken(g_ptr + start, offs, left, MASKED)
+    m, v = _taken(m_ptr + start, offs, left, MASKED), _taken(v_ptr + start, offs, left, MASKED)
+    m_scale, v_scale = p, p
+    if m_scale_ptr is not None:
+        rows = tl.cdiv(left, GROUP)
+        m_scale = _taken(m_scale_ptr + start // GROUP, offs_r, rows, MASKED)
+        v_scale = _taken(v_scale_ptr + start // GROUP, offs_r, rows, MASKED)
+    return p, g, m, v, m_scale, v_scale
+
+
+@triton.jit
 def _update_chunk(
+    p,
+    g,
+    m,
+    v,
+    m_scale,
+    v_scale,
     p_ptr,
-    g_ptr,
     m_ptr,
     v_ptr,
     m_scale_ptr,
@@ -213,19 +231,16 @@ def _update_chunk(
     MASKED: tl.constexpr,
     FP8: tl.constexpr,
 ):
-    p_ptr, g_ptr, m_ptr, v_ptr = p_ptr + start, g_ptr + start, m_ptr + start, v_ptr + start
-    g = _taken(g_ptr, offs, left, MASKED).to(tl.float32) * clip
-    p = _taken(p_ptr, offs, left, MASKED).to(tl.float32)
-    m, v = _taken(m_ptr, offs, left, MASKED), _taken(v_ptr, offs, left, MASKED)
+    """Writes the new parameters and moments of what was read."""
+    p_ptr, m_ptr, v_ptr = p_ptr + start, m_ptr + start, v_ptr + start
+    g = g.to(tl.float32) * clip
+    p = p.to(tl.float32)
     if MAXIMIZE:
         g = -g
     if m_scale_ptr is not None:
-        m_scale_ptr, v_scale_ptr = m_scale_ptr + start // GROUP, v_scale_ptr + start // GROUP
-        rows = tl.cdiv(left, GROUP)
-        m_scale = _taken(m_scale_ptr, offs_r, rows, MASKED) * (1 / MEAN_TOP)
-        v_scale = _taken(v_scale_ptr, offs_r, rows, MASKED) * (tl.sqrt(beta2) / ROOT_TOP)
-        m = _mean_of(m, FP8) * m_scale[None, :, None, None]
-        s = (v.to(tl.uint32) << ROOT_SHIFT | ROOT_LEAST).to(tl.float32, bitcast=True) * v_scale[None, :, None, None]
+        m = _mean_of(m, FP8) * (m_scale * (1 / MEAN_TOP))[None, :, None, None]
+        s = (v.to(tl.uint32) << ROOT_SHIFT | ROOT_LEAST).to(tl.float32, bitcast=True)
+        s *= (v_scale * (tl.sqrt(beta2) / ROOT_TOP))[None, :, None, None]
         v = s * s
     else:
         v *= beta2
@@ -246,8 +261,9 @@ def _update_chunk(
         _put(m_ptr, offs, _mean_code(m * m_unit, noise, FP8), left, MASKED)
         bits = tl.maximum(_bits(s * v_unit), ROOT_LEAST) + (noise >> 32 - ROOT_SHIFT)
         _put(v_ptr, offs, bits >> ROOT_SHIFT, left, MASKED)
-        _put(m_scale_ptr, offs_r, m_scale, rows, MASKED)
-        _put(v_scale_ptr, offs_r, v_scale, rows, MASKED)
+        rows = tl.cdiv(left, GROUP)
+        _put(m_scale_ptr + start // GROUP, offs_r, m_scale, rows, MASKED)
+        _put(v_scale_ptr + start // GROUP, offs_r, v_scale, rows, MASKED)
 
 
 @triton.jit
@@ -284,8 +300,9 @@ def _adamw(
     FP8: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
 ):
-    """With a table, the pointers only tell what addresses point to."""
+    """A program takes so many chunks. With a table, the pointers only tell what addresses point to."""
     chunk = tl.program_id(0).to(tl.int64)
     if table_ptr is not None:
         place = tl.load(chunks_ptr + chunk)
@@ -301,22 +318,38 @@ def _adamw(
     clip = 1.0
     if clip_ptr is not None:
         clip = tl.load(clip_ptr)
-    start = chunk * BLOCK
     # lanes, groups, passes, neighbours: a warp takes whole groups, and a thread WIDTH neighbours of every tensor
     offs_r = tl.arange(0, BLOCK // GROUP)
     offs = tl.arange(0, LANES)[:, None, None, None] * WIDTH + offs_r[None, :, None, None] * GROUP
     offs += tl.arange(0, GROUP // LANES // WIDTH)[None, None, :, None] * (LANES * WIDTH) + tl.arange(0, WIDTH)
-    left = tl.minimum(N - start, BLOCK).to(tl.int32)
-    if left == BLOCK:  # without a mask the accesses stay 16 bytes wide whatever N is
-        _update_chunk(
-            p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start, offs_r, offs, left, clip,
-            decay, rate, root, eps, near, beta2, rest, seed, MAXIMIZE, False, FP8,
-        )  # fmt: skip
+    start = chunk * (BLOCK * CHUNKS)
+    left = tl.minimum(N - start, BLOCK * CHUNKS).to(tl.int32)
+    if left == BLOCK * CHUNKS:  # without a mask the accesses stay 16 bytes wide whatever N is
+        p, g, m, v, m_scale, v_scale = _read_chunk(
+            p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start, offs_r, offs, BLOCK, False
+        )
+        for n in tl.static_range(CHUNKS):  # while one is computed, the next is on its way
+            following = start + BLOCK
+            if n + 1 < CHUNKS:
+                next_p, next_g, next_m, next_v, next_m_scale, next_v_scale = _read_chunk(
+                    p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, following, offs_r, offs, BLOCK, False
+                )
+            _update_chunk(
+                p, g, m, v, m_scale, v_scale, p_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start, offs_r, offs, BLOCK,
+                clip, decay, rate, root, eps, near, beta2, rest, seed, MAXIMIZE, False, FP8,
+            )  # fmt: skip
+            start = following
+            if n + 1 < CHUNKS:
+                p, g, m, v, m_scale, v_scale = next_p, next_g, next_m, next_v, next_m_scale, next_v_scale
     else:
-        _update_chunk(
-            p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start, offs_r, offs, left, clip,
-            decay, rate, root, eps, near, beta2, rest, seed, MAXIMIZE, True, FP8,
-        )  # fmt: skip
+        for done in range(0, left, BLOCK):
+            p, g, m, v, m_scale, v_scale = _read_chunk(
+                p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start + done, offs_r, offs, left - done, True
+            )
+            _update_chunk(
+                p, g, m, v, m_scale, v_scale, p_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start + done, offs_r, offs,
+                left - done, clip, decay, rate, root, eps, near, beta2, rest, seed, MAXIMIZE, True, FP8,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -356,7 +389,8 @@ def _norm(part_ptr, clip_ptr, P, largest, BLOCK: tl.constexpr):
 def _default(form: str, bytes_: int) -> dict[str, int]:
     if form == "norm":
         return {"block": 4096, "num_warps": 8}
-    return {"block": 1024, "width": 8 if form == "8 bits" and bytes_ == 2 else 4, "num_warps": 4}
+    wide = form == "8 bits" and bytes_ == 2
+    return {"block": 1024, "chunks": 2 if form == "8 bits" else 1, "width": 8 if wide else 4, "num_warps": 4}
 
 
 def _choices(form: str, bytes_: int) -> list[dict[str, int]]:
@@ -369,7 +403,11 @@ def _choices(form: str, bytes_: int) -> list[dict[str, int]]:
         blocks += [(256, 2), (512, 4), (1024, 8), (2048, 16)]
         wide = wide[1:3]
     found = [*[(*block, 4) for block in blocks], *wide]
-    return [{"block": block, "width": width, "num_warps": warps} for block, warps, width in found]
+    return [
+        {"block": block, "chunks": chunks, "width": width, "num_warps": warps}
+        for block, warps, width in found
+        for chunks in ((1, 2, 4) if form == "8 bits" else (1, 2))
+    ]
 
 
 CONFIG = Tuned("adamw.json", _default, _choices)
@@ -430,19 +468,21 @@ class Batch:
         """One step of all params and states. `clip` holds what gradients are multiplied by."""
         p, is_coded = self.params[0], len(self.states[0]) > 2
         config = CONFIG(p, "8 bits" if is_coded else "fp32", p.element_size())
-        block, numbers = config["block"], (by.decay, by.rate, by.root, by.eps, by.near, by.beta2, by.rest, by.seed)
-        constants = {"FP8": _has_fp8(self.device), "WIDTH": config["width"], "BLOCK": block}
+        span = config["block"] * config["chunks"]
+        numbers = (by.decay, by.rate, by.root, by.eps, by.near, by.beta2, by.rest, by.seed)
+        constants = {"FP8": _has_fp8(self.device), "WIDTH": config["width"]}
+        constants |= {"BLOCK": config["block"], "CHUNKS": config["chunks"]}
         constants |= {"MAXIMIZE": maximize, "num_warps": config["num_warps"]}
         none = () if is_coded else (None, None)
         if self._table is not None:
-            chunks = _chunks(self.sizes, block, self.device)
+            chunks = _chunks(self.sizes, span, self.device)
             like = (p, p, *self.states[0], *none)
             args = (*like, clip, self._table, self._places, chunks, 0, *numbers)
             _launch_update((len(chunks),), *args, ALIGNED=self.is_aligned, **constants)
             return
         for p, g, state in zip(self.params, grads, self.states, strict=True):
             args = (p, g, *state, *none, clip, None, None, None, p.numel(), *numbers)
-            _launch_update((-(-p.numel() // block),), *args, ALIGNED=False, **constants)
+            _launch_update((-(-p.numel() // span),), *args, ALIGNED=False, **constants)
 
     def squares(self, grads: list[Tensor], part: Tensor) -> None:
         """The sums of the squares of pieces of all gradients."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from triton import knobs
+from triton.backends.nvidia.driver import CudaLauncher
 from triton.runtime import driver
 
 MOST_THREADS = 1024  # of a block, on every GPU
@@ -60,36 +62,52 @@ class Prepared:
 
     def __init__(self, launcher: Launcher, grid: tuple[int, int, int], sizes: tuple[Any, ...], config: dict[str, Any]):
         self._launcher, self._grid, self._sizes, self._config = launcher, grid, sizes, config
-        self._aligned: _Compiled | None = None  # for tensors on 16-byte boundaries
+        self._run: Callable[..., None] | None = None  # for tensors on 16-byte boundaries
+        self._before: tuple[Any, ...] = ()
+        self._after: tuple[Any, ...] = ()
 
     def __call__(self, first: Tensor, *others: Tensor | None) -> None:
-        device = first.get_device()
         together = first.data_ptr()
         values: list[Any] = [together]
         for other in others:
             address = 0 if other is None else other.data_ptr()
             values.append(address)
             together |= address
-        if device < 0 or together % 16 or knobs.runtime.launch_enter_hook.calls or device != torch._C._cuda_getDevice():
-            self._launcher(self._grid, first, *others, *self._sizes, **self._config)
-            return
-        if self._aligned is None:
-            args = (first, *others, *self._sizes)
-            self._aligned = self._launcher.compiled(device, self._grid, args, self._config)
-        values += self._sizes
-        self._aligned(device, self._grid, values)
+        device = first.get_device()
+        if (
+            self._run is None
+            or together % 16
+            or knobs.runtime.launch_enter_hook.calls
+            or device != torch._C._cuda_getDevice()
+        ):
+            self._carefully(together % 16 == 0, first, *others)
+        else:
+            stream = torch._C._cuda_getCurrentRawStream(device)
+            self._run(*self._grid, stream, *self._before, *values, *self._after)
+
+    def _carefully(self, is_aligned: bool, first: Tensor, *others: Tensor | None) -> None:
+        """The launcher's own way; once it has been gone on the GPU, it need not be again."""
+        args = (first, *others, *self._sizes)
+        self._launcher(self._grid, *args, **self._config)
+        device = first.get_device()
+        if is_aligned and device >= 0 and not knobs.runtime.launch_enter_hook.calls:
+            made = self._launcher.compiled(device, self._grid, args, self._config)
+            self._run, self._before, self._after = made.run, made.before, (*self._sizes, *made.constants)
 
 
 class _Compiled:
     """Machine code with what its launcher wants to be told besides."""
 
     def __init__(self, made: Any, kernel: Any):
-        self._run, self._function, self._metadata = made.run, made.function, made.packed_metadata
-        self._constants = [None] * sum(parameter.is_constexpr for parameter in kernel.params)
+        run, told = made.run, (made.packed_metadata, *NOBODY_LISTENS)
+        if isinstance(run, CudaLauncher) and not (run.global_scratch_size or run.profile_scratch_size):
+            # Past what would look for scratch memory at every launch.
+            run, told = run.launch, (run.launch_cooperative_grid, run.launch_pdl, None, None, *told)
+        self.run, self.before = run, (made.function, *told)
+        self.constants = [None] * sum(parameter.is_constexpr for parameter in kernel.params)
 
     def __call__(self, device: int, grid: tuple[int, int, int], values: list[Any]) -> None:
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        self._run(*grid, stream, self._function, self._metadata, *NOBODY_LISTENS, *values, *self._constants)
+        self.run(*grid, torch._C._cuda_getCurrentRawStream(device), *self.before, *values, *self.constants)
 
 
 def _whole(grid: tuple[int, ...]) -> tuple[int, int, int]:

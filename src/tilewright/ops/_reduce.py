@@ -147,10 +147,22 @@ Launch = Callable[..., None]  # of the tensors x, y, z
 
 @planned
 def _plan(
-    shape: tuple[int, ...], first: int, end: int, dtype: torch.dtype, out: Any, device: int, name: str, p: float
-) -> Launch:
-    """How x becomes y, and z where there is an index."""
-    outer, N, inner = sizes(shape, first, end)
+    shape: tuple[int, ...],
+    first: int,
+    end: int,
+    keepdim: bool,
+    dtype: torch.dtype,
+    _: torch.dtype,
+    device: int,
+    name: str,
+    p: float,
+) -> tuple[tuple[int, ...], Launch]:
+    """The shape of the results, and how x becomes y, of whatever dtype, and z where there is an index."""
+    return _result_shape(shape, first, end, keepdim), _planned_launch(sizes(shape, first, end), dtype, device, name, p)
+
+
+def _planned_launch(of: tuple[int, int, int], dtype: torch.dtype, device: int, name: str, p: float) -> Launch:
+    outer, N, inner = of
     kind, size = KINDS[name], dtype.itemsize
     how: Config = {"HOW": kind.how, "TERM": kind.term}
     group = 16 // size if kind.how in GROUPED else 1  # what a thread reads at once
@@ -209,10 +221,6 @@ def _result_shape(shape: tuple[int, ...], first: int, end: int, keepdim: bool) -
     return (*shape[:first], *([1] * (end - first) if keepdim else ()), *shape[end:])
 
 
-def _run(x: Tensor, y: Tensor, z: Tensor, first: int, end: int, kind: str, p: float) -> None:
-    _plan(x.shape, first, end, x.dtype, y.dtype, x.get_device(), kind, p)(x.contiguous(), y, z)
-
-
 def _empty(x: Tensor, first: int, end: int, keepdim: bool, kind: str, p: float, dtype: torch.dtype | None) -> Tensor:
     return x.new_empty(_result_shape(x.shape, first, end, keepdim), dtype=dtype or x.dtype)
 
@@ -224,8 +232,10 @@ def reduce_forward(
     """The reduction of this kind over the dimensions from `first` up to `end`."""
     if x.numel() == 0:
         return torchs(x, first, end, keepdim, kind, p, dtype)
-    y = _empty(x, first, end, keepdim, kind, p, dtype)
-    _run(x, y, y, first, end, kind, p)
+    out = dtype or x.dtype
+    shape, launch = _plan(x.shape, first, end, keepdim, x.dtype, out, x.get_device(), kind, p)
+    y = x.new_empty(shape, dtype=out)
+    launch(x.contiguous(), y, y)
     return y
 
 
@@ -236,9 +246,11 @@ def _empty_index(x: Tensor, first: int, end: int, keepdim: bool, kind: str) -> T
 @operator("reduce_index", fake=_empty_index)
 def reduce_index(x: Tensor, first: int, end: int, keepdim: bool, kind: str) -> Tensor:
     """Where the extreme is, among the elements of the dimensions from `first` up to `end`."""
-    z = _empty_index(x, first, end, keepdim, kind)
-    if x.numel():
-        _run(x, z, z, first, end, kind, 0.0)
+    if x.numel() == 0:
+        return _empty_index(x, first, end, keepdim, kind)
+    shape, launch = _plan(x.shape, first, end, keepdim, x.dtype, torch.int64, x.get_device(), kind, 0.0)
+    z = x.new_empty(shape, dtype=torch.int64)
+    launch(x.contiguous(), z, z)
     return z
 
 
@@ -252,7 +264,8 @@ def reduce_with_index(x: Tensor, first: int, end: int, keepdim: bool, kind: str)
     """The extreme and where it is."""
     y, z = _empty_both(x, first, end, keepdim, kind)
     if x.numel():
-        _run(x, y, z, first, end, kind, 0.0)
+        _, launch = _plan(x.shape, first, end, keepdim, x.dtype, x.dtype, x.get_device(), kind, 0.0)
+        launch(x.contiguous(), y, z)
     return y, z
 
 
