@@ -156,13 +156,13 @@ def _plan(
     device: int,
     name: str,
     p: float,
-) -> tuple[tuple[int, ...], Launch]:
-    """The shape of the results, and how x becomes y, of whatever dtype, and z where there is an index."""
-    return _result_shape(shape, first, end, keepdim), _planned_launch(sizes(shape, first, end), dtype, device, name, p)
+) -> tuple[tuple[int, ...], tuple[int, ...], Launch]:
+    """Sizes and strides of the results, and how x becomes y, of whatever dtype, and z where there is an index."""
+    like = torch.empty(_result_shape(shape, first, end, keepdim), device="meta")
+    return like.shape, like.stride(), _launch_of(*sizes(shape, first, end), dtype, device, name, p)
 
 
-def _planned_launch(of: tuple[int, int, int], dtype: torch.dtype, device: int, name: str, p: float) -> Launch:
-    outer, N, inner = of
+def _launch_of(outer: int, N: int, inner: int, dtype: torch.dtype, device: int, name: str, p: float) -> Launch:
     kind, size = KINDS[name], dtype.itemsize
     how: Config = {"HOW": kind.how, "TERM": kind.term}
     group = 16 // size if kind.how in GROUPED else 1  # what a thread reads at once
@@ -233,8 +233,8 @@ def reduce_forward(
     if x.numel() == 0:
         return torchs(x, first, end, keepdim, kind, p, dtype)
     out = dtype or x.dtype
-    shape, launch = _plan(x.shape, first, end, keepdim, x.dtype, out, x.get_device(), kind, p)
-    y = x.new_empty(shape, dtype=out)
+    size, stride, launch = _plan(x.shape, first, end, keepdim, x.dtype, out, x.get_device(), kind, p)
+    y = torch.empty_strided(size, stride, dtype=out, device=x.device)  # which costs the host least
     launch(x.contiguous(), y, y)
     return y
 
@@ -248,8 +248,8 @@ def reduce_index(x: Tensor, first: int, end: int, keepdim: bool, kind: str) -> T
     """Where the extreme is, among the elements of the dimensions from `first` up to `end`."""
     if x.numel() == 0:
         return _empty_index(x, first, end, keepdim, kind)
-    shape, launch = _plan(x.shape, first, end, keepdim, x.dtype, torch.int64, x.get_device(), kind, 0.0)
-    z = x.new_empty(shape, dtype=torch.int64)
+    size, stride, launch = _plan(x.shape, first, end, keepdim, x.dtype, torch.int64, x.get_device(), kind, 0.0)
+    z = torch.empty_strided(size, stride, dtype=torch.int64, device=x.device)
     launch(x.contiguous(), z, z)
     return z
 
@@ -264,7 +264,7 @@ def reduce_with_index(x: Tensor, first: int, end: int, keepdim: bool, kind: str)
     """The extreme and where it is."""
     y, z = _empty_both(x, first, end, keepdim, kind)
     if x.numel():
-        _, launch = _plan(x.shape, first, end, keepdim, x.dtype, x.dtype, x.get_device(), kind, 0.0)
+        *_, launch = _plan(x.shape, first, end, keepdim, x.dtype, x.dtype, x.get_device(), kind, 0.0)
         launch(x.contiguous(), y, z)
     return y, z
 
