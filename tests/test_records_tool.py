@@ -49,10 +49,10 @@ def test_without_records_everything_is_lacking(tool, ops):
         "tilewright check unique -k triton",
     ]
     assert commands(tool, "timings", ops) == [
-        "tilewright bench gelu,unique -k eager -k compile -k tilewright --direction forward",
-        "tilewright bench gelu -k eager -k compile -k tilewright --direction backward",
-        "tilewright bench adamw -k eager -k compile -k fused -k triton --direction forward",
-        "tilewright bench cross_entropy -k eager -k compile -k tilewright --direction both",
+        "tilewright bench gelu,unique -k eager -k compile -k tilewright --direction forward --samples 25",
+        "tilewright bench gelu -k eager -k compile -k tilewright --direction backward --samples 25",
+        "tilewright bench adamw -k eager -k compile -k fused -k triton --direction forward --samples 25",
+        "tilewright bench cross_entropy -k eager -k compile -k tilewright --direction both --samples 25",
     ]
     assert commands(tool, "counters", ops) == [
         "tilewright profile gelu,cross_entropy,unique -s ncu --direction forward",
@@ -64,11 +64,21 @@ def test_without_records_everything_is_lacking(tool, ops):
 def test_what_is_fresh_is_left_alone(tool, ops):
     op = ops[0]
     fresh = [timing(op.name, kernel, case) for case in op.bench for kernel in ("eager", "compile", "tilewright")]
-    assert commands(tool, "timings", [op], fresh)[0].endswith("--direction backward")
-    assert commands(tool, "timings", [op], fresh[:-1])[0] == "tilewright bench gelu -k tilewright --direction forward"
+    assert commands(tool, "timings", [op], fresh)[0].endswith("--direction backward --samples 25")
+    assert (
+        commands(tool, "timings", [op], fresh[:-1])[0]
+        == "tilewright bench gelu -k tilewright --direction forward --samples 25"
+    )
     assert len(commands(tool, "timings", [op], [r | {"sized": True} for r in fresh])) == 2
+    both = [op, ops[-1]]
+    assert commands(tool, "timings", both, fresh[:-1])[::2] == [
+        "tilewright bench gelu -k tilewright --direction forward --samples 25",
+        "tilewright bench unique -k eager -k compile -k tilewright --direction forward --samples 25",
+    ]
     fresh[0]["source"] = "older"
-    assert commands(tool, "timings", [op], fresh)[0] == "tilewright bench gelu -k eager --direction forward"
+    assert (
+        commands(tool, "timings", [op], fresh)[0] == "tilewright bench gelu -k eager --direction forward --samples 25"
+    )
 
 
 def test_only_right_verdicts_count(tool, ops):
@@ -114,11 +124,12 @@ def test_records_go_to_the_file_of_their_operation(tool, tmp_path, monkeypatch):
     ("words", "said"),
     [
         (("plan", "h20"), "did you mean"),
+        (("plan", "--ops", "sum,sofmax"), "no operation named 'sofmax'; did you mean 'softmax'?"),
         (("run", "timings", "nonsense"), "'nonsense' is none of verdicts, timings"),
         (("run",), "this machine has no GPU"),
         ((), "required: command"),
     ],
-    ids=("GPU", "step", "no GPU", "nothing"),
+    ids=("GPU", "operation", "step", "no GPU", "nothing"),
 )
 def test_bad_input_is_told_in_one_line(tool, words, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["records.py", *words])

@@ -2,7 +2,7 @@
 
 python tools/records.py plan [GPU]         every step as a command; needs no GPU
 python tools/records.py run                all of it on the GPU in hand: verdicts, timings, counters, sizes
-python tools/records.py run timings sizes --minutes 25    these alone; begins no command after so long
+python tools/records.py run timings sizes --ops sum,gelu --minutes 25    these alone; begins no command after so long
 """
 
 import argparse
@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ BASELINES = ["eager", "compile"]
 OWN = ("triton", "cuda")  # languages
 CHECKS = 8  # at once; one whose cases found no room is done again, alone
 COUNTED = 5  # operations a run of ncu: what fails is not much
+SAMPLES = {"timings": "25", "sizes": "15"}  # of each kernel: there are hundreds
 STEPS = ("verdicts", "timings", "counters", "sizes")
 Records = Sequence[dict[str, Any]]
 
@@ -57,17 +58,28 @@ def _verdicts(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
 
 
 def _timings(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
-    """Few processes: to measure the ceilings again takes longer than some kernels that are fresh."""
-    groups: dict[tuple[str, bool], dict[str, list[str]]] = defaultdict(dict)
+    """Few processes: to measure the ceilings again takes longer than some kernels that are fresh. Where only the public
+    function lacks, as after most changes, it alone."""
+    groups: dict[tuple[str, bool, bool], dict[str, list[str]]] = defaultdict(dict)
     for op in ops:
         wanted = [*BASELINES, source.PUBLIC] if op.shipped else [*op.kernels]
         for direction in ["both"] if op.is_one_pass else _directions(op):
             timed = [r for r in fresh if r["kind"] == "timing" and not r.get("sized") and r["direction"] == direction]
             if names := [name for name in wanted if _misses(op.bench, op, name, timed)]:
-                groups[direction, op.shipped is not None][op.name] = names
-    for (direction, _), lacks in groups.items():
+                groups[direction, op.shipped is not None, names == [source.PUBLIC]][op.name] = names
+    for (direction, *_), lacks in groups.items():
         names = dict.fromkeys(name for names in lacks.values() for name in names)
-        yield Step(("bench", ",".join(lacks), *_options("-k", names), "--direction", direction))
+        yield Step(
+            (
+                "bench",
+                ",".join(lacks),
+                *_options("-k", names),
+                "--direction",
+                direction,
+                "--samples",
+                SAMPLES["timings"],
+            )
+        )
 
 
 def _counters(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
@@ -86,7 +98,7 @@ def _sizes(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
     growing = [op for op in ops if op.shipped and op.sizes()]
     names = [op.name for op in growing if any(_misses(op.sizes(), op, name, timed) for name in wanted)]
     if names:
-        yield Step(("bench", ",".join(names), "--sizes", "--samples", "15"))
+        yield Step(("bench", ",".join(names), "--sizes", "--samples", SAMPLES["sizes"]))
 
 
 def _directions(op: Op) -> list[str]:
@@ -151,7 +163,7 @@ def warmed(kind: str, steps: Sequence[Step]) -> None:
                 print(f"torch.compile of {name} failed; `bench` will say more", flush=True)
 
 
-def run(kinds: Sequence[str], minutes: float) -> bool:
+def run(kinds: Sequence[str], ops: Sequence[Op], minutes: float) -> bool:
     """Whether all went well, and in time."""
     end, is_well = time.monotonic() + 60 * minutes, True
     folder = settings.results_dir() / hardware.in_hand()["gpu"]
@@ -162,15 +174,21 @@ def run(kinds: Sequence[str], minutes: float) -> bool:
         print(f"no time left for: {step}", flush=True)
         return False
 
-    for kind in kinds:
-        steps = lacking(kind, _ops(), _found(folder))
-        if kind == "verdicts":
-            with ThreadPoolExecutor(CHECKS) as pool:
-                is_well &= all([*pool.map(done_in_time, steps)])
-            steps = _cramped(steps, _found(folder))
-        elif kind in ("timings", "sizes"):
-            warmed(kind, steps)
-        is_well &= all([*map(done_in_time, steps)])
+    with ThreadPoolExecutor(1) as aside:
+        compiling: Future[None] | None = None
+        if "timings" in kinds:  # checks leave cores idle, if there are any to do
+            compiling = aside.submit(warmed, "timings", lacking("timings", ops, _found(folder)))
+        for kind in kinds:
+            steps = lacking(kind, ops, _found(folder))
+            if kind == "verdicts":
+                with ThreadPoolExecutor(CHECKS) as pool:
+                    is_well &= all([*pool.map(done_in_time, steps)])
+                steps = _cramped(steps, _found(folder))
+            elif compiling:
+                compiling.result()
+            if kind == "sizes":
+                warmed(kind, steps)
+            is_well &= all([*map(done_in_time, steps)])
     return is_well
 
 
@@ -181,8 +199,9 @@ def _cramped(steps: Sequence[Step], found: Records) -> list[Step]:
     return [step for step, kernels in asked.items() if any(FREE in said.get(kernel, "") for kernel in kernels)]
 
 
-def _ops() -> list[Op]:
-    return [registry.load(name) for name in source.op_files()]
+def _ops(names: str) -> list[Op]:
+    """Those of these names, or all."""
+    return [registry.load(name) for name in (names.split(",") if names else source.op_files())]
 
 
 def _found(folder: Path) -> Records:
@@ -203,23 +222,27 @@ def main() -> None:
     running = commands.add_parser("run")
     running.add_argument("steps", nargs="*", type=_step)
     running.add_argument("--minutes", type=float, default=float("inf"))
+    for command in (planning, running):
+        command.add_argument("--ops", default="", help="names with commas; all unless told")
     warming = commands.add_parser("warm", help="what `run` begins with, for each operation")
     warming.add_argument("op")
     warming.add_argument("kind", choices=("timings", "sizes"))
     asked = parser.parse_args()
     if asked.command == "warm":
         warm(asked.op, asked.kind)
-    elif asked.command == "plan":
-        try:
-            gpu = hardware.datasheet(asked.gpu).name
-        except TilewrightError as error:
-            parser.error(str(error))
+        return
+    try:
+        ops = _ops(asked.ops)
+        gpu = hardware.datasheet(asked.gpu).name if asked.command == "plan" else None
+    except TilewrightError as error:
+        parser.error(str(error))
+    if gpu:
         found = _found(settings.results_dir() / gpu)
         for kind in STEPS:
-            print(kind, *[f"  {step}" for step in lacking(kind, _ops(), found)] or ["  nothing"], sep="\n")
+            print(kind, *[f"  {step}" for step in lacking(kind, ops, found)] or ["  nothing"], sep="\n")
     elif not hardware.has_gpu():
         parser.error("this machine has no GPU; `plan` needs none")
-    elif not run(asked.steps or STEPS, asked.minutes):
+    elif not run(asked.steps or STEPS, ops, asked.minutes):
         sys.exit(1)
 
 
