@@ -241,3 +241,6 @@ def registered(kind: str, device: str, p: float = 0.0) -> None:
     """What torch asks of registered operators."""
     x = torch.rand(4, 33, device=device, requires_grad=True)
     torch.library.opcheck(_reduce.reduce_forward.registered, (x, 1, 2, False, kind, p, None))
+    if kind in _reduce.KEEPING:
+        torch.library.opcheck(_reduce.reduce_keeping.registered, (x, 1, 2, True, kind, p, torch.float32))
+        torch.library.opcheck(_reduce.reduce_keeping.registered, (x.detach()[:0], 1, 2, False, kind, p, None))

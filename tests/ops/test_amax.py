@@ -20,10 +20,15 @@ def fast_path(monkeypatch):
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
-@pytest.mark.parametrize("dim", [None, 0, 1])
-def test_equal_elements_share_the_gradient(dim, device):
-    x = laid_out((6, 9), "contiguous", device=device).round()
-    args = () if dim is None else (dim,)
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [((6, 9), None), ((6, 9), 0), ((8, 16), 1), ((2, 20001), 1), ((3, 700, 2), 1), ((3, 40, 3), (0, 2))],
+    ids=["all", "columns", "filled", "pieces", "cut columns", "apart"],
+)
+def test_equal_elements_share_the_gradient(shape, dims, device):
+    x = laid_out(shape, "contiguous", device=device).round()
+    x[0] = -torch.inf  # all are equal, and to what is beyond the row
+    args = () if dims is None else (dims,)
     assert_gradients_match(lambda x: tw.amax(x, *args), lambda x: torch.amax(x, *args), x)
 
 

@@ -42,5 +42,24 @@ def test_gradients_where_there_are_zeros(dim, device):
         torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((4, 20001), 1), ((700, 4), 0)], ids=["rows", "columns"])
+def test_zeros_are_counted_over_pieces(shape, dim, device, few_programs):
+    few_programs(64)
+    x = torch.ones(shape, device=device)
+    rows = x if dim else x.t()
+    rows[:, 1::7] = 2.0
+    rows[:, 2::7] = 0.5
+    rows[1, -1] = 0.0
+    rows[2, [0, -1]] = 0.0
+    ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+    results = [fn(leaf, dim) for fn, leaf in ((tw.prod, ours), (torch.prod, theirs))]
+    same(*results)
+    for y in results:
+        y.backward(torch.ones_like(y))
+    same(ours.grad, theirs.grad)
+    rows[3, 300], rows[3, 0] = torch.inf, 0.0
+    same(tw.prod(x.requires_grad_(), dim), torch.prod(x, dim))
+
+
 def test_registered_operators(device):
     registered("prod", device)

@@ -158,6 +158,13 @@ def _bias_activation_fwd(x_ptr, bias_ptr, y_ptr, M, N, ACT: tl.constexpr, BLOCK_
 
 
 @triton.jit
+def _load_pair(x_ptr, dy_ptr, offs_m, offs_n, end, N):
+    mask = (offs_m < end) & (offs_n < N)
+    x = tl.load(x_ptr + offs_m * N + offs_n, mask=mask, eviction_policy="evict_last")
+    return x, tl.load(dy_ptr + offs_m * N + offs_n, mask=mask, eviction_policy="evict_last")
+
+
+@triton.jit
 def _bias_activation_bwd(
     x_ptr,
     bias_ptr,
@@ -179,17 +186,18 @@ def _bias_activation_bwd(
         bias = tl.load(bias_ptr + offs_n, mask=offs_n < N).to(tl.float32)
     end = tl.minimum((piece + 1) * rows, M)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for m in range(piece * rows, end, BLOCK_M):
-        offs_m = m + tl.arange(0, BLOCK_M)[:, None]
-        offs = offs_m * N + offs_n
-        mask = (offs_m < end) & (offs_n < N)
-        x = tl.load(x_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
-        dy = tl.load(dy_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
+    offs_m = piece * rows + tl.arange(0, BLOCK_M)[:, None]
+    next_x, next_dy = _load_pair(x_ptr, dy_ptr, offs_m, offs_n, end, N)
+    for _ in range(piece * rows, end, BLOCK_M):  # while some rows are computed, the next are on their way
+        x, dy = next_x.to(tl.float32), next_dy.to(tl.float32)
+        next_x, next_dy = _load_pair(x_ptr, dy_ptr, offs_m + BLOCK_M, offs_n, end, N)
         if bias_ptr is not None:
             x += bias
         _, dx = pulled_back(x, dy, ACT)
-        tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        mask = (offs_m < end) & (offs_n < N)
+        tl.store(dx_ptr + offs_m * N + offs_n, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         total += tl.where(mask, dx, 0.0)
+        offs_m += BLOCK_M
     tl.store(part_ptr + piece * N + offs_n, tl.sum(total, axis=0)[None, :], mask=offs_n < N)
 
 
@@ -215,19 +223,21 @@ def _default(form: str, *_: object) -> dict[str, int]:
     config = {"block": 2048, "num_warps": 4}
     if form == "bias fwd":
         return config | {"columns": 1024}
-    return config | {"columns": 1024, "programs": 660} if form == "bias bwd" else config
+    if form == "bias bwd":
+        return {"block": 1024, "columns": 1024, "programs": 1056, "num_warps": 4}
+    return config
 
 
 def _choices(form: str, *_: object) -> list[dict[str, int]]:
     blocks = [{"block": block, "num_warps": warps} for block in (1024, 2048, 4096, 8192) for warps in (4, 8)]
     if form == "bias fwd":
         return [config | {"columns": columns} for config in blocks[2:6] for columns in (256, 1024, 2048)]
-    if form == "bias bwd":  # 4, 5 and 8 programs for each of an H200's 132 multiprocessors
+    if form == "bias bwd":  # 5, 8 and 10 programs for each of an H200's 132 multiprocessors
         return [
             config | {"columns": columns, "programs": programs}
-            for config in (blocks[2], blocks[5])
-            for columns in (256, 1024)
-            for programs in (528, 660, 1056)
+            for config in (blocks[0], blocks[2], blocks[3])
+            for columns in (256, 512, 1024)
+            for programs in (660, 1056, 1320)
         ]
     return blocks
 

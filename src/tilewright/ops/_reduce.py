@@ -10,7 +10,7 @@ copy. No atomics, and shapes alone decide the order: the same input always gives
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,20 +31,20 @@ EVERY = 2**31 - 1  # programs: one for each tile
 COLUMN_TILE = 8192  # elements of columns that one program takes at a time
 LONGEST_KEY = 65536  # elements: rows of more are configured alike
 GROUPED = ("index", "logsumexp")  # whose steps cost more than a load, unless they take neighbours together
-SPREAD_TILE = 4096  # elements of a gradient that one program writes
+SPREAD_TILE = 2048  # elements of a gradient that one program writes
 
 
 class Kind(NamedTuple):
     """A reduction, as its kernels know it."""
 
-    how: str  # terms are put together: sum, prod, max, index, logsumexp, var
+    how: str  # terms are put together: sum, prod, max, index, logsumexp, var, count, zeros
     term: str = "x"
     last: str = "x"  # what is made of the result
 
     @property
     def has_two(self) -> bool:
         """Whether two numbers stand for a piece."""
-        return self.how in ("index", "logsumexp", "var")
+        return self.how not in ("sum", "prod", "max")
 
 
 KINDS = {
@@ -65,8 +65,14 @@ KINDS = {
     "norm-inf": Kind("max", "-abs", "negated"),
     "logsumexp": Kind("logsumexp"),
     "var": Kind("var"),
-    "zeros": Kind("sum", "zero"),  # for the gradient of prod: how many, and the product of the others
-    "prod of nonzeros": Kind("prod", "one for zero"),
+}
+KEEPING = {  # how terms are put together where backward needs more of a row than its result
+    "amax": "count",
+    "amin": "count",
+    "norminf": "count",
+    "norm-inf": "count",
+    "prod": "zeros",
+    "var": "var",
 }
 OF_ITSELF = ("sum", "mean", "logsumexp", "norm1", "norm2", "normp")  # of groups it is that of all, with its gradient
 
@@ -108,7 +114,7 @@ def _tile_choices(form: str, how: str, size: int, block: int) -> list[Config]:
 def _long_default(form: str, how: str, size: int, length: int) -> Config:
     if length < 16384:
         return {"BLOCK_N": length // 4, "num_warps": max(1, length // 2048)}
-    return {"BLOCK_N": 4096 if how in GROUPED or how == "var" else 8192, "num_warps": 8}  # var holds two numbers a lane
+    return {"BLOCK_N": 4096 if Kind(how).has_two else 8192, "num_warps": 8}
 
 
 def _long_choices(form: str, how: str, size: int, length: int) -> list[Config]:
@@ -142,7 +148,7 @@ _long_launch = Launcher(_reduce_long)
 _columns_launch = Launcher(_reduce_columns)
 _pieces_launch = Launcher(_reduce_pieces)
 _bwd_launch = Launcher(_reduce_bwd)
-Launch = Callable[..., None]  # of the tensors x, y, z
+Launch = Callable[..., None]  # of the tensors x, y, z, k
 
 
 @planned
@@ -156,14 +162,17 @@ def _plan(
     device: int,
     name: str,
     p: float,
+    keeps: bool = False,
 ) -> tuple[tuple[int, ...], tuple[int, ...], Launch]:
-    """Sizes and strides of the results, and how x becomes y, of whatever dtype, and z where there is an index."""
+    """Sizes and strides of the results, and how x becomes y, of whatever dtype, and z where there is an index, or k
+    where something is kept for backward."""
     like = torch.empty(_result_shape(shape, first, end, keepdim), device="meta")
-    return like.shape, like.stride(), _launch_of(*sizes(shape, first, end), dtype, device, name, p)
+    kind = KINDS[name]._replace(how=KEEPING[name]) if keeps else KINDS[name]
+    return like.shape, like.stride(), _launch_of(*sizes(shape, first, end), dtype, device, kind, p)
 
 
-def _launch_of(outer: int, N: int, inner: int, dtype: torch.dtype, device: int, name: str, p: float) -> Launch:
-    kind, size = KINDS[name], dtype.itemsize
+def _launch_of(outer: int, N: int, inner: int, dtype: torch.dtype, device: int, kind: Kind, p: float) -> Launch:
+    size = dtype.itemsize
     how: Config = {"HOW": kind.how, "TERM": kind.term}
     group = 16 // size if kind.how in GROUPED else 1  # what a thread reads at once
     if inner == 1 and N <= LONGEST_TILE:
@@ -194,19 +203,20 @@ def _launch_of(outer: int, N: int, inner: int, dtype: torch.dtype, device: int, 
         **following(device),
     )  # fmt: skip
 
-    def launch(x: Tensor, y: Tensor, z: Tensor) -> None:
+    def launch(x: Tensor, y: Tensor, z: Tensor, k: Tensor | None) -> None:
         a = torch.empty(M, pieces, dtype=torch.float32, device=x.device)
         b = a
         if kind.has_two:
             b = torch.empty(M, pieces, dtype=torch.int64 if kind.how == "index" else torch.float32, device=x.device)
-        cut(x, a, b)
-        put_together(a, b, y, z)
+        cut(x, a, b, None)
+        put_together(a, b, y, z, k)
 
     return launch
 
 
 def sum_pieces(M: int, pieces: int, device: int) -> Launch:
-    """Of a [M, pieces], given twice, whose rows must each fit into one program, their sums y [M], given twice."""
+    """Of a [M, pieces], given twice, whose rows must each fit into one program, their sums y [M], given twice, and
+    nothing."""
     block = next_power_of_2(pieces)
     config = {"HOW": "sum", "TWO": False, "LAST": "x", "BLOCK_M": 1, "BLOCK_N": block, "num_warps": _warps(block, 16)}
     return _pieces_launch.prepare((M,), M, pieces, pieces, 1, 0.0, **config, **following(device))
@@ -235,8 +245,29 @@ def reduce_forward(
     out = dtype or x.dtype
     size, stride, launch = _plan(x.shape, first, end, keepdim, x.dtype, out, x.get_device(), kind, p)
     y = torch.empty_strided(size, stride, dtype=out, device=x.device)  # which costs the host least
-    launch(x.contiguous(), y, y)
+    launch(x.contiguous(), y, y, None)
     return y
+
+
+def _empty_keeping(
+    x: Tensor, first: int, end: int, keepdim: bool, kind: str, p: float, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor]:
+    y = _empty(x, first, end, keepdim, kind, p, dtype)
+    numbers = 2 if KEEPING[kind] == "zeros" else 1
+    return y, x.new_empty(y.numel() * numbers, dtype=torch.float32)
+
+
+@operator("reduce_keeping", fake=_empty_keeping)
+def reduce_keeping(
+    x: Tensor, first: int, end: int, keepdim: bool, kind: str, p: float, dtype: torch.dtype | None
+) -> tuple[Tensor, Tensor]:
+    """The same, of a kind in KEEPING, and what backward needs of each row besides."""
+    y, kept = _empty_keeping(x, first, end, keepdim, kind, p, dtype)
+    if x.numel() == 0:
+        return torchs(x, first, end, keepdim, kind, p, dtype), kept
+    *_, launch = _plan(x.shape, first, end, keepdim, x.dtype, y.dtype, x.get_device(), kind, p, True)
+    launch(x.contiguous(), y, y, kept)
+    return y, kept
 
 
 def _empty_index(x: Tensor, first: int, end: int, keepdim: bool, kind: str) -> Tensor:
@@ -250,7 +281,7 @@ def reduce_index(x: Tensor, first: int, end: int, keepdim: bool, kind: str) -> T
         return _empty_index(x, first, end, keepdim, kind)
     size, stride, launch = _plan(x.shape, first, end, keepdim, x.dtype, torch.int64, x.get_device(), kind, 0.0)
     z = torch.empty_strided(size, stride, dtype=torch.int64, device=x.device)
-    launch(x.contiguous(), z, z)
+    launch(x.contiguous(), z, z, None)
     return z
 
 
@@ -265,7 +296,7 @@ def reduce_with_index(x: Tensor, first: int, end: int, keepdim: bool, kind: str)
     y, z = _empty_both(x, first, end, keepdim, kind)
     if x.numel():
         *_, launch = _plan(x.shape, first, end, keepdim, x.dtype, x.dtype, x.get_device(), kind, 0.0)
-        launch(x.contiguous(), y, z)
+        launch(x.contiguous(), y, z, None)
     return y, z
 
 
@@ -300,30 +331,24 @@ def _plan_backward(
         tiles = cdiv(inner, width)
         programs = outer * tiles
     grid = (programs * cdiv(N, block),)  # a second axis could be too long
-    blocks = {"BLOCK_M": width, "BLOCK_N": block, "num_warps": 4}
+    fills = N % block == 0 and (outer if inner == 1 else inner) % width == 0
+    blocks = {"FILLED": fills, "BLOCK_M": width, "BLOCK_N": block, "num_warps": 4}
     return _bwd_launch.prepare(grid, outer, N, inner, tiles, p, KIND=kind, **blocks)
 
 
 @operator("reduce_backward", fake=contiguous_like)
-def reduce_backward(x: Tensor, y: Tensor, dy: Tensor, first: int, end: int, kind: str, p: float) -> Tensor:
-    """The gradient of x from the result and its gradient."""
+def reduce_backward(
+    x: Tensor, y: Tensor, dy: Tensor, kept: Tensor | None, first: int, end: int, kind: str, p: float
+) -> Tensor:
+    """The gradient of x from the result and its gradient, and what forward has kept."""
     dx = contiguous_like(x)
     if x.numel() == 0:
         return dx
     if kind == "norm0":
         return dx.zero_()
     x, y, dy = x.contiguous(), y.contiguous(), dy.contiguous()
-    e = f = y
-    if kind == "var":
-        e = reduce_forward.function(x, first, end, False, "mean", 0.0, torch.float32)
-    elif kind == "prod":
-        e = reduce_forward.function(x, first, end, False, "prod of nonzeros", 0.0, torch.float32)
-        f = reduce_forward.function(x, first, end, False, "zeros", 0.0, torch.float32)
-    elif kind in ("amax", "amin", "norminf", "norm-inf"):
-        best = y.view(_result_shape(x.shape, first, end, True))
-        e = ((x if kind[0] == "a" else x.abs()) == best).sum(tuple(range(first, end)), dtype=torch.float32)
     dtypes = x.dtype, y.dtype, dy.dtype
-    _plan_backward(x.shape, first, end, kind, p, dtypes, x.get_device())(x, y, dy, e, f, dx)
+    _plan_backward(x.shape, first, end, kind, p, dtypes, x.get_device())(x, y, dy, kept, dx)
     return dx
 
 
@@ -345,12 +370,41 @@ def _backward(ctx, dy: Tensor):
         dx = dx.to(ctx.dtype) if kind == "sum" else (dx / N).to(ctx.dtype)
         return dx.expand(ctx.shape), *nothing
     x, y = ctx.saved_tensors
-    if torch.is_grad_enabled() and kind != "norm0":  # gradients of gradients: torch differentiates its own again
-        return torch.autograd.grad(torchs(x, *ctx.options), x, dy, create_graph=True)[0], *nothing
-    return reduce_backward(x, y, dy, first, end, kind, p), *nothing
+    if kind in KEEPING or (torch.is_grad_enabled() and kind != "norm0"):
+        return _gradient_by_torch(x, dy, ctx.options), *nothing
+    return reduce_backward(x, y, dy, None, first, end, kind, p), *nothing
+
+
+def _gradient_by_torch(x: Tensor, dy: Tensor, options: Sequence[Any]) -> Tensor:
+    """Gradients of gradients: torch differentiates its own again."""
+    is_differentiated = torch.is_grad_enabled()
+    with torch.enable_grad():
+        x = x if is_differentiated else x.detach().requires_grad_()
+        return torch.autograd.grad(torchs(x, *options), x, dy, create_graph=is_differentiated)[0]
 
 
 reduce_forward.differentiate(_save, _backward)
+
+
+def _save_keeping(ctx, inputs, output) -> None:
+    x, *ctx.options = inputs
+    ctx.save_for_backward(x, *output)
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _backward_keeping(ctx, dy: Tensor | None, _: object):
+    first, end, _, kind, p, _ = ctx.options
+    nothing = [None] * len(ctx.options)
+    if dy is None:
+        return None, *nothing
+    x, y, kept = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        return _gradient_by_torch(x, dy, ctx.options), *nothing
+    return reduce_backward(x, y, dy, kept, first, end, kind, p), *nothing
+
+
+reduce_keeping.differentiate(_save_keeping, _backward_keeping)
 
 
 def _save_index(ctx, inputs, output) -> None:
@@ -396,20 +450,27 @@ def named(x: Tensor, dim: Any) -> tuple[int, ...]:
     return found if len(set(found)) == len(found) else ()
 
 
+def _reduced(x: Tensor, first: int, end: int, keepdim: bool, kind: str, p: float, dtype: torch.dtype | None) -> Tensor:
+    """`reduce_forward`, which keeps for backward what is needed."""
+    if kind in KEEPING and x.requires_grad and torch.is_grad_enabled():
+        return reduce_keeping(x, first, end, keepdim, kind, p, dtype)[0]
+    return reduce_forward(x, first, end, keepdim, kind, p, dtype)
+
+
 def reduce(
     x: Tensor, dims: tuple[int, ...], keepdim: bool, kind: str, p: float = 0.0, dtype: torch.dtype | None = None
 ) -> Tensor:
     """The reduction over any dimensions: in groups of those side by side, where that is the same, else as one."""
     first, end = dims[0], dims[-1] + 1
     if end - first == len(dims):
-        return reduce_forward(x, first, end, keepdim, kind, p, dtype)
+        return _reduced(x, first, end, keepdim, kind, p, dtype)
     others = [d for d in range(x.dim()) if d not in dims]
     if kind in OF_ITSELF:
         first = max(d for d in others if d < end) + 1
         y = reduce_forward(x, first, end, True, kind, p, torch.float32)
         y = reduce(y, tuple(d for d in dims if d < first), True, kind, p, dtype or x.dtype)
         return y if keepdim else y.view([x.shape[d] for d in others])
-    y = reduce_forward(x.permute(*others, *dims), len(others), x.dim(), False, kind, p, dtype)
+    y = _reduced(x.permute(*others, *dims), len(others), x.dim(), False, kind, p, dtype)
     return y.view([1 if d in dims else x.shape[d] for d in range(x.dim())]) if keepdim else y
 
 

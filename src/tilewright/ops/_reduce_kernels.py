@@ -1,7 +1,8 @@
 """The kernels of reductions: over whole rows, pieces of rows and columns, and the gradients.
 
-HOW says how terms are put together (sum, prod, max, index, logsumexp, var), TERM what is made of an element first, LAST
-what is made of the result, or that it is that of a piece.
+HOW says how terms are put together (sum, prod, max, index, logsumexp, var; count, a maximum and how many are equal to
+it; zeros, a product without its zeros and how many there are), TERM what is made of an element first, LAST what is made
+of the result, or that it is that of a piece.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _times(a, b):
 @triton.jit
 def _neutral(HOW: tl.constexpr):
     """What changes no result."""
-    if HOW == "prod":
+    if HOW == "prod" or HOW == "zeros":
         return 1.0
     elif HOW == "sum" or HOW == "var":
         return 0.0
@@ -56,10 +57,6 @@ def _term(x, p, TERM: tl.constexpr):
         x = libdevice.pow(tl.abs(x), p)
     elif TERM == "nonzero":
         x = tl.where(x != 0.0, 1.0, 0.0)
-    elif TERM == "zero":
-        x = tl.where(x == 0.0, 1.0, 0.0)
-    elif TERM == "one for zero":
-        x = tl.where(x == 0.0, 1.0, x)
     return x
 
 
@@ -70,6 +67,10 @@ def _step(a, b, c, x, place, inside, HOW: tl.constexpr, MASKED: tl.constexpr):
         a += tl.where(inside, x, 0.0) if MASKED else x
     elif HOW == "prod":
         a *= tl.where(inside, x, 1.0) if MASKED else x
+    elif HOW == "zeros":
+        x = tl.where(inside, x, 1.0) if MASKED else x
+        a *= tl.where(x == 0.0, 1.0, x)
+        b += tl.where(x == 0.0, 1.0, 0.0)
     elif HOW == "var":  # the sums of distances from c, and of their squares
         apart = tl.where(inside, x - c, 0.0) if MASKED else x - c
         a += apart
@@ -77,6 +78,10 @@ def _step(a, b, c, x, place, inside, HOW: tl.constexpr, MASKED: tl.constexpr):
     else:
         x = tl.where(inside, x, -float("inf")) if MASKED else x
         if HOW == "max":
+            a = _larger(a, x)
+        elif HOW == "count":
+            is_equal = (x == a) & inside if MASKED else x == a
+            b = tl.where(x > a, 1.0, b + tl.where(is_equal, 1.0, 0.0))
             a = _larger(a, x)
         elif HOW == "index":  # maximum and its place; the first of equals, and NaN before all
             is_better = ~(x <= a) & (a == a)
@@ -121,6 +126,13 @@ def _fold(a, b, c, HOW: tl.constexpr, FARTHEST: tl.constexpr = 2**31 - 1):
     elif HOW == "max":
         a = tl.reduce(a, 1, _larger)
         b = a
+    elif HOW == "count":
+        best = tl.reduce(a, 1, _larger)
+        b = tl.sum(tl.where(a == best[:, None], b, 0.0), axis=1)
+        a = best
+    elif HOW == "zeros":
+        a = tl.reduce(a, 1, _times)
+        b = tl.sum(b, axis=1)
     elif HOW == "index":
         best = tl.reduce(a, 1, _larger)
         is_best = (a == best[:, None]) | (a != a)
@@ -167,19 +179,35 @@ def _place_in_group(x_ptr, starts, N, a, b, TERM: tl.constexpr, GROUP: tl.conste
 
 
 @triton.jit
-def _write(y_ptr, z_ptr, a, b, offs, mask, N, p, HOW: tl.constexpr, LAST: tl.constexpr):
-    """Of a piece what it holds, of a whole row the result. For var p is the correction."""
+def _keep(k_ptr, a, b, offs, mask, HOW: tl.constexpr):
+    """What backward needs of a row besides its result."""
+    if HOW == "var":
+        tl.store(k_ptr + offs, a, mask=mask)
+    elif HOW == "count":
+        tl.store(k_ptr + offs, b, mask=mask)
+    else:
+        tl.store(k_ptr + offs * 2, a, mask=mask)
+        tl.store(k_ptr + offs * 2 + 1, b, mask=mask)
+
+
+@triton.jit
+def _write(y_ptr, z_ptr, k_ptr, a, b, offs, mask, N, p, HOW: tl.constexpr, LAST: tl.constexpr):
+    """Of a piece what it holds, of a whole row the result and what is kept. For var p is the correction."""
     if LAST == "piece":
         tl.store(y_ptr + offs, a, mask=mask)
-        if HOW == "index" or HOW == "logsumexp" or HOW == "var":
+        if HOW != "sum" and HOW != "prod" and HOW != "max":
             tl.store(z_ptr + offs, b, mask=mask)
     else:
+        if k_ptr is not None:
+            _keep(k_ptr, a, b, offs, mask, HOW)
         if HOW == "index":
             tl.store(z_ptr + offs, b, mask=mask)
         if HOW == "logsumexp":
             a += tl.log(b)
         if HOW == "var":
             a = b / tl.maximum((N + 0.0) - p, 0.0)
+        if HOW == "zeros":
+            a = tl.where(b > 0.0, a * 0.0, a)
         if LAST == "mean":
             a = a / (N + 0.0)
         elif LAST == "sqrt":
@@ -194,7 +222,7 @@ def _write(y_ptr, z_ptr, a, b, offs, mask, N, p, HOW: tl.constexpr, LAST: tl.con
 
 @triton.jit
 def _reduce_tile(
-    x_ptr, y_ptr, z_ptr, M, N, p,
+    x_ptr, y_ptr, z_ptr, k_ptr, M, N, p,
     HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, FILLED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -213,6 +241,11 @@ def _reduce_tile(
             b = tl.arange(0, BLOCK_N // GROUP)[None, :] * GROUP + tl.zeros([BLOCK_M, BLOCK_N // GROUP], tl.int32)
         else:
             b = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        if HOW == "count":
+            b = tl.where(inside, 1.0, 0.0) + b
+        elif HOW == "zeros":
+            b = tl.where(a == 0.0, 1.0, 0.0)
+            a = tl.where(a == 0.0, 1.0, a)
         if HOW == "logsumexp":
             m = tl.max(a, axis=1)
             b = tl.sum(tl.exp2(a * LOG2_E - (_finite(m) * LOG2_E)[:, None]), axis=1)
@@ -228,12 +261,12 @@ def _reduce_tile(
         if HOW == "index":
             rows = tl.minimum(offs_m, M - 1)  # there is none to read beyond
             b = _place_in_group(x_ptr, rows * N, N, a, b, TERM, GROUP)
-        _write(y_ptr, z_ptr, a, b, offs_m, offs_m < M, N, p, HOW, LAST)
+        _write(y_ptr, z_ptr, k_ptr, a, b, offs_m, offs_m < M, N, p, HOW, LAST)
 
 
 @triton.jit
 def _reduce_long(
-    x_ptr, y_ptr, z_ptr, N, chunk, p,
+    x_ptr, y_ptr, z_ptr, k_ptr, N, chunk, p,
     HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -278,12 +311,12 @@ def _reduce_long(
         b = _place_in_group(x_ptr, begin + tl.zeros([1], tl.int64), end - begin, a, b, TERM, GROUP)
         b = piece * chunk + b
     offs = row * tl.num_programs(1) + piece + tl.arange(0, 1)
-    _write(y_ptr, z_ptr, a, b, offs, None, N, p, HOW, LAST)
+    _write(y_ptr, z_ptr, k_ptr, a, b, offs, None, N, p, HOW, LAST)
 
 
 @triton.jit
 def _reduce_columns(
-    x_ptr, y_ptr, z_ptr, N, inner, tiles, chunk, p,
+    x_ptr, y_ptr, z_ptr, k_ptr, N, inner, tiles, chunk, p,
     HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr, BLOCK_I: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -318,12 +351,12 @@ def _reduce_columns(
     if HOW == "index":
         b = piece * chunk + b
     offs = (outer * inner + offs_i) * tl.num_programs(1) + piece
-    _write(y_ptr, z_ptr, a, b, offs, offs_i < inner, N, p, HOW, LAST)
+    _write(y_ptr, z_ptr, k_ptr, a, b, offs, offs_i < inner, N, p, HOW, LAST)
 
 
 @triton.jit
 def _reduce_pieces(
-    a_ptr, b_ptr, y_ptr, z_ptr, M, N, pieces, chunk, p,
+    a_ptr, b_ptr, y_ptr, z_ptr, k_ptr, M, N, pieces, chunk, p,
     HOW: tl.constexpr, TWO: tl.constexpr, LAST: tl.constexpr, FOLLOWS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -342,15 +375,16 @@ def _reduce_pieces(
     if TWO:
         b = tl.load(b_ptr + offs, mask=inside, other=0)
     a, b = _fold(a, b, count, HOW, 2**63 - 1)
-    _write(y_ptr, z_ptr, a, b, offs_m, offs_m < M, N, p, HOW, LAST)
+    _write(y_ptr, z_ptr, k_ptr, a, b, offs_m, offs_m < M, N, p, HOW, LAST)
 
 
 @triton.jit
 def _reduce_bwd(
-    x_ptr, y_ptr, dy_ptr, e_ptr, f_ptr, dx_ptr, M, N, inner, tiles, p,
-    KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    x_ptr, y_ptr, dy_ptr, k_ptr, dx_ptr, M, N, inner, tiles, p,
+    KIND: tl.constexpr, FILLED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of each element of x [M, N, inner] from its row's result y, the gradient of that, and e and f."""
+    """The gradient of each element of x [M, N, inner] from its row's result y, the gradient of that, and what forward
+    has kept. If they are FILLED, tiles have neither rows nor columns to spare."""
     blocks = tl.cdiv(N, BLOCK_N)
     program = (tl.program_id(0) // blocks).to(tl.int64)
     offs_n = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -363,8 +397,11 @@ def _reduce_bwd(
         is_row = offs_i < inner
         offs_m = program // tiles * inner + offs_i
         offs = program // tiles * N * inner + offs_n * inner + offs_i[:, None]
-    inside = is_row[:, None] & (offs_n < N)
-    x = tl.load(x_ptr + offs, mask=inside, other=0.0).to(tl.float32)
+    if FILLED:
+        x = tl.load(x_ptr + offs, eviction_policy="evict_last").to(tl.float32)
+    else:
+        inside = is_row[:, None] & (offs_n < N)
+        x = tl.load(x_ptr + offs, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
     y = tl.load(y_ptr + offs_m, mask=is_row, other=0.0).to(tl.float32)[:, None]
     dy = tl.load(dy_ptr + offs_m, mask=is_row, other=0.0).to(tl.float32)[:, None]
     sign = tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
@@ -377,16 +414,20 @@ def _reduce_bwd(
     elif KIND == "normp":
         slope = tl.where(y == 0.0, 0.0, dy / libdevice.pow(y, p - 1.0))
         dx = tl.where(x == 0.0, 0.0, sign * libdevice.pow(tl.abs(x), p - 1.0) * slope)
+    elif KIND == "prod":
+        product = tl.load(k_ptr + offs_m * 2, mask=is_row, other=0.0)[:, None]  # of what is not zero
+        zeros = tl.load(k_ptr + offs_m * 2 + 1, mask=is_row, other=0.0)[:, None]
+        only = tl.where((zeros == 1.0) & (x == 0.0), product, 0.0)
+        dx = dy * tl.where(zeros == 0.0, product / tl.where(x == 0.0, 1.0, x), only)
     else:
-        e = tl.load(e_ptr + offs_m, mask=is_row, other=0.0)[:, None]
-        if KIND == "var":  # e: the mean
-            dx = 2.0 * dy / (N - p) * (x - e)
-        elif KIND == "prod":  # e: the product of what is not zero, f: how many are
-            f = tl.load(f_ptr + offs_m, mask=is_row, other=0.0)[:, None]
-            others = tl.where(f == 0.0, e / tl.where(x == 0.0, 1.0, x), tl.where((f == 1.0) & (x == 0.0), e, 0.0))
-            dx = dy * others
-        elif KIND == "amax" or KIND == "amin":  # e: how many are equal to the result
-            dx = tl.where(x == y, dy / e, dy * 0.0)
+        kept = tl.load(k_ptr + offs_m, mask=is_row, other=0.0)[:, None]
+        if KIND == "var":  # kept: the mean
+            dx = 2.0 * dy / (N - p) * (x - kept)
+        elif KIND == "amax" or KIND == "amin":  # kept: how many are equal to the result
+            dx = tl.where(x == y, dy / kept, dy * 0.0)
         else:  # the greatest or smallest norm
-            dx = sign * tl.where(tl.abs(x) == y, dy / e, dy * 0.0)
-    tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=inside)
+            dx = sign * tl.where(tl.abs(x) == y, dy / kept, dy * 0.0)
+    if FILLED:
+        tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty))
+    else:
+        tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=inside)

@@ -1,8 +1,8 @@
 """Product over dimensions: y = product of x over each row.
 
 The gradient of an element is the product of the others: y / x where no element is zero; where one is, it alone has a
-gradient, the product of the rest; where more are, none has. So it wants the product of what is not zero, and how many
-are, and asks the host nothing.
+gradient, the product of the rest; where more are, none has. So forward leaves the product of what is not zero, and how
+many are, where gradients are wanted.
 """
 
 from __future__ import annotations
