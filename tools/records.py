@@ -132,6 +132,7 @@ def perform(step: Step, folder: Path) -> bool:
 def warm(name: str, kind: str) -> None:
     """In a process of its own: have torch.compile keep what `bench` will ask for."""
     import torch
+    import torch._dynamo  # which any_number_of_graphs looks for
 
     from tilewright.worker.stage import any_number_of_graphs, flat, gradients
 

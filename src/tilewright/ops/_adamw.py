@@ -128,9 +128,9 @@ def encoded(m: Tensor, v: Tensor, seed: int | None = None) -> tuple[Tensor, Tens
 @triton.jit
 def _taken(ptr, offs, N, MASKED: tl.constexpr):
     if MASKED:
-        return tl.load(ptr + offs, mask=offs < N, other=0)
+        return tl.load(ptr + offs, mask=offs < N, other=0, eviction_policy="evict_last")
     else:
-        return tl.load(ptr + offs)
+        return tl.load(ptr + offs, eviction_policy="evict_last")
 
 
 @triton.jit
