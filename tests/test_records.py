@@ -59,10 +59,10 @@ SHARES = {  # of the copy bandwidth of the same run, by columns: what was measur
     ("softmax", "forward"): (0.86, 0.97, 0.99, 1.0, 0.99, 1.0, 1.0, 0.92),
     ("softmax", "backward"): (0.94, 1.03, 1.03, 1.02, 1.03, 1.03, 1.03, 0.97),
     ("log_softmax", "forward"): (0.85, 0.97, 0.99, 1.0, 1.0, 1.0, 1.0, 0.97),
-    ("rms_norm", "forward"): (0.98, 0.97, 0.98, 0.99, 0.98, 0.97),
-    ("rms_norm", "backward"): (0.82, 0.91, 0.91, 0.97, 0.95, 0.92),
+    ("rms_norm", "forward"): (0.98, 0.97, 0.97, 0.99, 0.98, 0.97),
+    ("rms_norm", "backward"): (0.83, 0.91, 0.91, 0.97, 0.96, 0.93),
     ("layer_norm", "forward"): (0.94, 0.98, 0.97, 0.98, 0.96, 0.92),
-    ("layer_norm", "backward"): (0.79, 0.89, 0.88, 0.93, 0.92, 0.83),
+    ("layer_norm", "backward"): (0.81, 0.9, 0.88, 0.94, 0.92, 0.83),
     ("add_rms_norm", "forward"): (0.98, 0.99, 0.99, 1.0, 1.0, 0.99),
     ("add_rms_norm", "backward"): (0.88, 0.95, 0.93, 0.96, 0.97, 0.95),
     ("add_layer_norm", "forward"): (0.96, 0.99, 0.98, 1.0, 0.97, 0.91),
@@ -71,7 +71,11 @@ SHARES = {  # of the copy bandwidth of the same run, by columns: what was measur
 }
 
 
-@pytest.mark.parametrize("of", SHARES, ids=" ".join)
+OLDER = ("softmax", "log_softmax", "add_rms_norm", "add_layer_norm")  # than their code
+SHARED = [*(of for of in SHARES if of[0] not in OLDER), *stale(*(of for of in SHARES if of[0] in OLDER))]
+
+
+@pytest.mark.parametrize("of", SHARED, ids=" ".join)
 def test_users_calls_keep_the_shares_that_were_measured(of):
     op, direction = of
     newest = record.latest(records(f"{op}.jsonl"))

@@ -49,7 +49,33 @@ def test_units_overlap_as_far_as_blocks_share_an_sm():
 def known(op, kernel, point, direction="forward"):
     op = registry.load(op)
     case = Case(tuple(point.items()), op.bench_dtype)
-    return of_op(op, op.kernels[kernel], case, H200, [], direction)
+    return of_op(op, op.kernels.get(kernel, op.shipped), case, H200, [], direction)
+
+
+def moved(op, kernel, point, direction="forward"):
+    found = known(op, kernel, point, direction)
+    assert not found.unaudited
+    return found.audited.moved, found.cost
+
+
+def test_what_a_program_leaves_or_asks_again_grows_with_programs():
+    """As much of it is audited on few rows, with few programs, as in the call with many rows to a program."""
+    shares, cost = moved("bias_activation", "triton", {"M": 16384, "N": 8192, "act": "silu"}, "backward")
+    assert cost.bytes < shares.asked < 1.05 * cost.bytes
+    first_blocks, cost = moved("var", "triton", {"M": 1, "N": 2**28})
+    assert 1.01 * cost.bytes < first_blocks.asked < 1.3 * cost.bytes
+
+
+def test_small_inputs_that_all_programs_read_come_from_the_near_cache():
+    rows, cost = moved("layer_norm", "triton", {"M": 16384, "N": 4096, "affine": "same"})
+    assert rows.near > 0.4 * cost.bytes, "weight and bias are as long as a row and its result"
+    assert rows.distinct == pytest.approx(cost.bytes, rel=0.02)
+    assert rows.repeated < 0.01 * cost.bytes
+
+
+def test_a_call_whose_like_goes_to_torch_is_audited_by_the_kernel_that_it_takes():
+    cut, cost = moved("cumsum", "tilewright", {"M": 1, "N": 2**28})
+    assert cut.asked == pytest.approx(1.5 * cost.bytes, rel=0.01), "two reads and a write"
 
 
 def test_bytes_that_are_read_again_come_from_the_cache_while_they_fit():

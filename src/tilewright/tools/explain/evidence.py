@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tilewright.counters import Counters
 from tilewright.errors import CompilerRefused, NothingLaunched, first_line
 from tilewright.hardware import GPU
 from tilewright.interpreter import interpret
-from tilewright.interpreter.observed import SECTOR
+from tilewright.interpreter.observed import SECTOR, Traffic
 from tilewright.interpreter.observed import Launch as Ran
 from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.tools.audit import Audit, audit, case_elements, shrunk
@@ -31,6 +32,7 @@ from tilewright.tools.inspect.launches import of_call
 from tilewright.worker.stage import backward, flat, forward
 
 CALCULATED, COMPILED, AUDITED, MEASURED, COUNTED = "calculated", "compiled", "audited", "measured", "counters"
+NEAR = 2**17  # bytes of an input that the near cache holds, beside what streams through it
 QUICK = 2**18  # elements that are interpreted within a second or two
 
 Records = Sequence[Mapping[str, Any]]
@@ -44,6 +46,7 @@ class Moved:
     written: float = 0
     asked: float = 0  # by loads, stores and atomics, repeats and all
     sectors: float = 0  # bytes that warps make the memory system move for what they ask
+    near: float = 0  # of what is asked, what the near cache gives: small inputs that all programs read
     met: float = 0  # atomics on one address, where they meet most
 
     def __add__(self, other: Moved) -> Moved:
@@ -59,8 +62,8 @@ class Moved:
 
     @property
     def repeated(self) -> float:
-        """What caches have to give, or memory once more."""
-        return max(0.0, max(self.asked, self.sectors) - self.distinct)
+        """What the far cache has to give, or memory once more."""
+        return max(0.0, max(self.asked, self.sectors) - self.distinct - self.near)
 
 
 @dataclass(frozen=True)
@@ -70,17 +73,33 @@ class Audited:
     found: Audit
     scale: float = 1.0
     case: str = ""  # on which it was audited, if not on the one in question
+    grown: Mapping[str, float] = field(default_factory=dict)  # by kernel, how many times more programs are in question
+    fixed: frozenset[int] = frozenset()  # addresses of inputs that are no larger in the call
 
     def of(self, launch: Ran) -> Moved:
-        used = launch.arguments.values()
-        one = Moved(
-            sum(t.distinct_read for t in used),
-            sum(t.distinct_written for t in used),
-            sum(t.moved for t in used),
-            SECTOR * sum(t.sectors for t in used),
-            max((t.atomic / max(1, t.distinct_written) for t in used), default=0),
-        )
-        return one.times(self.scale)
+        parts = [self._of(t, launch.kernel) for t in launch.arguments.values()]
+        met = max((t.atomic / max(1, t.distinct_written) for t in launch.arguments.values()), default=0)
+        return replace(sum(parts, Moved()), met=met * self.scale)
+
+    def _of(self, t: Traffic, kernel: str) -> Moved:
+        """Each byte once, as often as the tensor is larger in the call; and what programs ask for again, as often as
+        they are more: a program that has more to do need not ask more of it again."""
+        scale, more = self._scale(t), min(self.scale, self.grown.get(kernel, self.scale))
+        read, written = scale * t.distinct_read, scale * t.distinct_written
+        asked = read + written + more * max(0, t.moved - t.distinct_read - t.distinct_written)
+        is_near = t.distinct_read <= NEAR and not t.distinct_written and _address(t) in self.fixed
+        near = asked - read if is_near else 0.0
+        return Moved(read, written, asked, asked * SECTOR * t.sectors / t.moved if t.moved else 0.0, near)
+
+    def _scale(self, t: Traffic) -> float:
+        """Scratch memory grows with the programs that write it, which each leave as much; all else with the call."""
+        if _address(t) in self.fixed:
+            return 1.0
+        if self.found.role(t) != "scratch":
+            return self.scale
+        all_used = ((launch.kernel, one) for launch in self.found.launches for one in launch.arguments.values())
+        writers = (kernel for kernel, one in all_used if one.distinct_written and _address(one) == _address(t))
+        return self.grown.get(next(writers, ""), self.scale)
 
     @property
     def moved(self) -> Moved:
@@ -94,7 +113,7 @@ class Audited:
         of_storage: dict[tuple[int, str], int] = {}
         for t in self.found.traffic:
             if self.found.role(t) != "scratch":
-                at = t.tensor.untyped_storage().data_ptr()
+                at = _address(t)
                 for way, count in (("read", t.distinct_read), ("written", t.distinct_written)):
                     of_storage[at, way] = max(of_storage.get((at, way), 0), count)
         return sum(of_storage.values()) * self.scale
@@ -136,6 +155,10 @@ class Evidence:
         return None
 
 
+def _address(t: Traffic) -> int:
+    return t.tensor.untyped_storage().data_ptr()
+
+
 def _programs(one: Inspection) -> int:
     return one.launch.programs * one.launch.times if one.launch else 1
 
@@ -153,7 +176,12 @@ def of_op(op: Op, kernel: Kernel, case: Case, gpu: GPU, records: Records, direct
     again = f"-k {kernel.name} -c {case}"
     audited, unaudited = None, "what torch.compile writes is not interpreted"
     if not kernel.builds_per_case:
-        audited, unaudited = _audited(launches, lambda: _on_smaller(op, kernel, case, cost, direction))
+        # A small call may go to torch where the one in question does not: then by the kernel that this one takes.
+        others = [k for k in op.kernels.values() if kernel is op.shipped and k.language == "triton"]
+        audited, unaudited = _audited(launches, partial(_on_smaller, op, kernel, case, cost, direction))
+        while others and not audited:
+            audited, why = _audited(launches, partial(_on_smaller, op, others.pop(), case, cost, direction))
+            unaudited = "" if audited else unaudited or why
     return Evidence(
         title=launches[0].title + ("" if direction == "forward" else f", {direction}"),
         gpu=gpu,
@@ -230,7 +258,9 @@ def _audited(launches: Sequence[Inspection], run: Callable[[], Audited]) -> tupl
     names, ran = {one.name for one in launches}, {one.kernel for one in done.found.launches}
     if names != ran:
         return None, f"on {done.case or 'the CPU'} it launches {', '.join(sorted(ran)) or 'nothing'} instead"
-    return done, ""
+    asked = {name: sum(_programs(one) for one in launches if one.name == name) for name in names}
+    there = {name: sum(one.programs for one in done.found.launches if one.kernel == name) for name in names}
+    return replace(done, grown={name: asked[name] / there[name] for name in names}), ""
 
 
 def _on_smaller(op: Op, kernel: Kernel, case: Case, cost: Cost, direction: str) -> Audited:
@@ -241,7 +271,10 @@ def _on_smaller(op: Op, kernel: Kernel, case: Case, cost: Cost, direction: str) 
         found = audit(lambda *given: forward(kernel.fn, given, ())[1], *args, cost=least)
     else:
         found = _backward(op, kernel, args, least)
-    return Audited(found, cost.bytes / least.bytes, "" if small == case else str(small))
+    pairs = zip(args, op.make(case, device="meta"), strict=True)
+    same = [one for one, there in pairs if isinstance(one, Tensor) and one.shape == there.shape]
+    fixed = frozenset(one.untyped_storage().data_ptr() for one in same)
+    return Audited(found, cost.bytes / least.bytes, "" if small == case else str(small), fixed=fixed)
 
 
 def _backward(op: Op, kernel: Kernel, args: Sequence[Any], least: Cost) -> Audit:
