@@ -7,6 +7,7 @@ python tools/records.py run timings sizes --ops sum,gelu --minutes 25    these a
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,8 +26,8 @@ from tilewright.worker.memory import FREE
 
 BASELINES = ["eager", "compile"]
 OWN = ("triton", "cuda")  # languages
-CHECKS = 8  # at once; one whose cases found no room is done again, alone
-COUNTED = 5  # operations a run of ncu: what fails is not much
+CHECKS = 12  # at once; one whose cases found no room is done again, alone
+COUNTED = 10  # operations a run of ncu: it takes seconds to begin, and what fails is not all
 SAMPLES = {"timings": "25", "sizes": "15"}  # of each kernel: there are hundreds
 STEPS = ("verdicts", "timings", "counters", "sizes")
 Records = Sequence[dict[str, Any]]
@@ -241,9 +242,11 @@ def main() -> None:
         found = _found(settings.results_dir() / gpu)
         for kind in STEPS:
             print(kind, *[f"  {step}" for step in lacking(kind, ops, found)] or ["  nothing"], sep="\n")
-    elif not hardware.has_gpu():
+        return
+    if not hardware.has_gpu():
         parser.error("this machine has no GPU; `plan` needs none")
-    elif not run(asked.steps or STEPS, ops, asked.minutes):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of what keeps the records made so far
+    if not run(asked.steps or STEPS, ops, asked.minutes):
         sys.exit(1)
 
 
