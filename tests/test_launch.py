@@ -8,6 +8,7 @@ import triton.language as tl
 
 from tilewright.interpreter import interpret
 from tilewright.ops._launch import Launcher, _specialised_on
+from tilewright.ops._reduce import reduce
 from tilewright.ops._sizes import cdiv
 
 
@@ -91,6 +92,22 @@ def test_it_can_be_captured_in_a_graph():
     x.fill_(5)
     graph.replay()
     assert (y == 10).all()
+
+
+@pytest.mark.gpu
+def test_a_kernel_that_follows_reads_what_its_leader_has_written():
+    """Again and again, with other numbers, and in a graph too."""
+    x = torch.zeros(2**24, device="cuda")
+    total = lambda: reduce(x, (0,), False, "sum")
+    assert total() == 0
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = total()
+    for n in range(1, 50):
+        x.fill_(n)
+        assert total() == n * 2**24
+        graph.replay()
+        assert captured == n * 2**24
 
 
 def test_a_number_of_any_kind_is_no_tensor():
