@@ -310,7 +310,7 @@ def test_neither_tiles_nor_the_conversion_change_a_bit(device, monkeypatch):
         monkeypatch.setattr(_adamw, "_has_fp8", lambda _, has_fp8=has_fp8: has_fp8)
         params = tensors(device, [(4999,)], dtype)
         config = {"block": block, "chunks": chunks, "width": width, "num_warps": block // 256}
-        with _adamw.CONFIG.trying(("8 bits", dtype.itemsize), config):
+        with _adamw.CONFIG.trying(("8-bit", dtype.itemsize), config):
             optimizer = run(lambda p: tw.AdamW(p, lr=0.1, state_bits=8), params, 2)
         found.append([params[0].detach(), *(value for name, value in optimizer.state[params[0]].items())])
     for others in found[1:]:

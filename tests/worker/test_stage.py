@@ -101,6 +101,13 @@ def test_longer_arguments_are_answered_in_parts():
 def test_operators_of_torch_are_seen_at_any_depth():
     calls = perform(lambda x: torch.softmax(x + 1, -1), how=SEEN).calls
     assert ("aten::_softmax", 24) in calls
+    assert ("aten::_softmax", 24) in perform(softmax_in_disguise, how=SEEN).calls
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+@torch.library.custom_op("tilewright_tests::softmax_in_disguise", mutates_args=())
+def softmax_in_disguise(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
 
 
 def test_what_torch_compile_cannot_capture_is_unsupported_and_what_it_captures_is_called():

@@ -221,18 +221,18 @@ _launch_sum = Launcher(_sum_parts)
 
 def _default(form: str, *_: object) -> dict[str, int]:
     config = {"block": 2048, "num_warps": 4}
-    if form == "bias fwd":
+    if form == "bias-fwd":
         return config | {"columns": 1024}
-    if form == "bias bwd":
+    if form == "bias-bwd":
         return {"block": 1024, "columns": 1024, "programs": 1056, "num_warps": 4}
     return config
 
 
 def _choices(form: str, *_: object) -> list[dict[str, int]]:
     blocks = [{"block": block, "num_warps": warps} for block in (1024, 2048, 4096, 8192) for warps in (4, 8)]
-    if form == "bias fwd":
+    if form == "bias-fwd":
         return [config | {"columns": columns} for config in blocks[2:6] for columns in (256, 1024, 2048)]
-    if form == "bias bwd":  # 5, 8 and 10 programs for each of an H200's 132 multiprocessors
+    if form == "bias-bwd":  # 5, 8 and 10 programs for each of an H200's 132 multiprocessors
         return [
             config | {"columns": columns, "programs": programs}
             for config in (blocks[0], blocks[2], blocks[3])
@@ -265,7 +265,7 @@ def _plan(direction: str, act: str, N: int, device: int, dtype: torch.dtype, _: 
 @planned
 def _plan_bias(act: str, M: int, N: int, device: int, dtype: torch.dtype, _: torch.dtype) -> Prepared:
     """How x and a bias, of whatever dtype, become y."""
-    config = CONFIG(device, "bias fwd", act, dtype.itemsize, bucket(M * N))
+    config = CONFIG(device, "bias-fwd", act, dtype.itemsize, bucket(M * N))
     BLOCK_M, BLOCK_N = _several_rows(config, N)
     blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "num_warps": config["num_warps"]}
     return _launch_bias_fwd.prepare(tiles(M, N, BLOCK_M, BLOCK_N), M, N, ACT=act, **blocks)
@@ -349,7 +349,7 @@ def _plan_bias_backward(
     act: str, M: int, N: int, device: int, dtype: torch.dtype, *_: torch.dtype | None
 ) -> Callable[..., None]:
     """How x, a bias and dy, of whatever dtypes, become the gradients."""
-    config = CONFIG(device, "bias bwd", act, dtype.itemsize, bucket(M * N))
+    config = CONFIG(device, "bias-bwd", act, dtype.itemsize, bucket(M * N))
     BLOCK_M, BLOCK_N = _several_rows(config, N)
     across = cdiv(N, BLOCK_N)
     rows = cdiv(M, max(1, config["programs"] // across))  # shapes decide, so that sums are always the same

@@ -389,8 +389,8 @@ def _norm(part_ptr, clip_ptr, P, largest, BLOCK: tl.constexpr):
 def _default(form: str, bytes_: int) -> dict[str, int]:
     if form == "norm":
         return {"block": 4096, "num_warps": 8}
-    wide = form == "8 bits" and bytes_ == 2
-    return {"block": 1024, "chunks": 2 if form == "8 bits" else 1, "width": 8 if wide else 4, "num_warps": 4}
+    wide = form == "8-bit" and bytes_ == 2
+    return {"block": 1024, "chunks": 2 if form == "8-bit" else 1, "width": 8 if wide else 4, "num_warps": 4}
 
 
 def _choices(form: str, bytes_: int) -> list[dict[str, int]]:
@@ -406,7 +406,7 @@ def _choices(form: str, bytes_: int) -> list[dict[str, int]]:
     return [
         {"block": block, "chunks": chunks, "width": width, "num_warps": warps}
         for block, warps, width in found
-        for chunks in ((1, 2, 4) if form == "8 bits" else (1, 2))
+        for chunks in ((1, 2, 4) if form == "8-bit" else (1, 2))
     ]
 
 
@@ -467,7 +467,7 @@ class Batch:
     def update(self, grads: list[Tensor], clip: Tensor | None, by: Numbers, maximize: bool) -> None:
         """One step of all params and states. `clip` holds what gradients are multiplied by."""
         p, is_coded = self.params[0], len(self.states[0]) > 2
-        config = CONFIG(p, "8 bits" if is_coded else "fp32", p.element_size())
+        config = CONFIG(p, "8-bit" if is_coded else "fp32", p.element_size())
         span = config["block"] * config["chunks"]
         numbers = (by.decay, by.rate, by.root, by.eps, by.near, by.beta2, by.rest, by.seed)
         constants = {"FP8": _has_fp8(self.device), "WIDTH": config["width"]}

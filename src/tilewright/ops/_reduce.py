@@ -208,15 +208,16 @@ def _launch_of(outer: int, N: int, inner: int, dtype: torch.dtype, device: int, 
         b = a
         if kind.has_two:
             b = torch.empty(M, pieces, dtype=torch.int64 if kind.how == "index" else torch.float32, device=x.device)
-        cut(x, a, b, None)
-        put_together(a, b, y, z, k)
+        c = torch.empty_like(a) if kind.how == "zeros" else None
+        cut(x, a, b, c)
+        put_together(a, b, c, y, z, k)
 
     return launch
 
 
 def sum_pieces(M: int, pieces: int, device: int) -> Launch:
-    """Of a [M, pieces], given twice, whose rows must each fit into one program, their sums y [M], given twice, and
-    nothing."""
+    """Of a [M, pieces], given twice, whose rows must each fit into one program, and nothing, their sums y [M], given
+    twice, and nothing."""
     block = next_power_of_2(pieces)
     config = {"HOW": "sum", "TWO": False, "LAST": "x", "BLOCK_M": 1, "BLOCK_N": block, "num_warps": _warps(block, 16)}
     return _pieces_launch.prepare((M,), M, pieces, pieces, 1, 0.0, **config, **following(device))

@@ -1,8 +1,8 @@
 """The kernels of reductions: over whole rows, pieces of rows and columns, and the gradients.
 
 HOW says how terms are put together (sum, prod, max, index, logsumexp, var; count, a maximum and how many are equal to
-it; zeros, a product without its zeros and how many there are), TERM what is made of an element first, LAST what is made
-of the result, or that it is that of a piece.
+it; zeros, a product without its zeros, how many there are, and the product with them), TERM what is made of an element
+first, LAST what is made of the result, or that it is that of a piece.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _term(x, p, TERM: tl.constexpr):
 
 @triton.jit
 def _step(a, b, c, x, place, inside, HOW: tl.constexpr, MASKED: tl.constexpr):
-    """Put the terms x to what each lane holds: a, and b where one number is not enough."""
+    """Put the terms x to what each lane holds: a, and b and c where one number is not enough."""
     if HOW == "sum":
         a += tl.where(inside, x, 0.0) if MASKED else x
     elif HOW == "prod":
@@ -71,6 +71,7 @@ def _step(a, b, c, x, place, inside, HOW: tl.constexpr, MASKED: tl.constexpr):
         x = tl.where(inside, x, 1.0) if MASKED else x
         a *= tl.where(x == 0.0, 1.0, x)
         b += tl.where(x == 0.0, 1.0, 0.0)
+        c *= x
     elif HOW == "var":  # the sums of distances from c, and of their squares
         apart = tl.where(inside, x - c, 0.0) if MASKED else x - c
         a += apart
@@ -154,6 +155,15 @@ def _fold(a, b, c, HOW: tl.constexpr, FARTHEST: tl.constexpr = 2**31 - 1):
 
 
 @triton.jit
+def _product(a, c, HOW: tl.constexpr):
+    """Of the lanes of each row: with their zeros, which is not that without them times zero if that one overflows."""
+    if HOW == "zeros":
+        return tl.reduce(c, 1, _times)
+    else:
+        return a
+
+
+@triton.jit
 def _near(x, first, inside, count):
     """About the mean of each row: that of some of its elements x [BLOCK_M, BLOCK_N], count of which are inside. Where
     all are equal it is just the first one."""
@@ -191,12 +201,14 @@ def _keep(k_ptr, a, b, offs, mask, HOW: tl.constexpr):
 
 
 @triton.jit
-def _write(y_ptr, z_ptr, k_ptr, a, b, offs, mask, N, p, HOW: tl.constexpr, LAST: tl.constexpr):
+def _write(y_ptr, z_ptr, k_ptr, a, b, c, offs, mask, N, p, HOW: tl.constexpr, LAST: tl.constexpr):
     """Of a piece what it holds, of a whole row the result and what is kept. For var p is the correction."""
     if LAST == "piece":
         tl.store(y_ptr + offs, a, mask=mask)
         if HOW != "sum" and HOW != "prod" and HOW != "max":
             tl.store(z_ptr + offs, b, mask=mask)
+        if HOW == "zeros":
+            tl.store(k_ptr + offs, c, mask=mask)
     else:
         if k_ptr is not None:
             _keep(k_ptr, a, b, offs, mask, HOW)
@@ -207,7 +219,7 @@ def _write(y_ptr, z_ptr, k_ptr, a, b, offs, mask, N, p, HOW: tl.constexpr, LAST:
         if HOW == "var":
             a = b / tl.maximum((N + 0.0) - p, 0.0)
         if HOW == "zeros":
-            a = tl.where(b > 0.0, a * 0.0, a)
+            a = c
         if LAST == "mean":
             a = a / (N + 0.0)
         elif LAST == "sqrt":
@@ -243,7 +255,8 @@ def _reduce_tile(
             b = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         if HOW == "count":
             b = tl.where(inside, 1.0, 0.0) + b
-        elif HOW == "zeros":
+        c = _product(b, a, HOW)
+        if HOW == "zeros":
             b = tl.where(a == 0.0, 1.0, 0.0)
             a = tl.where(a == 0.0, 1.0, a)
         if HOW == "logsumexp":
@@ -261,7 +274,7 @@ def _reduce_tile(
         if HOW == "index":
             rows = tl.minimum(offs_m, M - 1)  # there is none to read beyond
             b = _place_in_group(x_ptr, rows * N, N, a, b, TERM, GROUP)
-        _write(y_ptr, z_ptr, k_ptr, a, b, offs_m, offs_m < M, N, p, HOW, LAST)
+        _write(y_ptr, z_ptr, k_ptr, a, b, c, offs_m, offs_m < M, N, p, HOW, LAST)
 
 
 @triton.jit
@@ -283,7 +296,7 @@ def _reduce_long(
     lanes = tl.arange(0, BLOCK_N // GROUP)[None, :] * GROUP
     a = tl.full([1, BLOCK_N // GROUP], _neutral(HOW), tl.float32)
     b = tl.zeros([1, BLOCK_N // GROUP], tl.int32 if HOW == "index" else tl.float32)
-    c = tl.zeros([1, BLOCK_N // GROUP], tl.float32)
+    c = tl.full([1, BLOCK_N // GROUP], 1.0 if HOW == "zeros" else 0.0, tl.float32)
     if HOW == "var":
         is_there = offs_n < end - begin
         some = _term(tl.load(x_ptr + begin + offs_n, mask=is_there, other=0.0), p, TERM)
@@ -303,6 +316,7 @@ def _reduce_long(
         x = tl.load(x_ptr + rest + offs_n, mask=inside, other=0.0)
         place = (rest - begin).to(tl.int32) + lanes
         a, b, c = _step_by_groups(a, b, c, _term(x, p, TERM), place, inside, HOW, True, GROUP)
+    product = _product(a, c, HOW)
     if HOW == "var":
         a, b = _moments(a, b, near, end - begin)
     else:
@@ -311,7 +325,7 @@ def _reduce_long(
         b = _place_in_group(x_ptr, begin + tl.zeros([1], tl.int64), end - begin, a, b, TERM, GROUP)
         b = piece * chunk + b
     offs = row * tl.num_programs(1) + piece + tl.arange(0, 1)
-    _write(y_ptr, z_ptr, k_ptr, a, b, offs, None, N, p, HOW, LAST)
+    _write(y_ptr, z_ptr, k_ptr, a, b, product, offs, None, N, p, HOW, LAST)
 
 
 @triton.jit
@@ -330,7 +344,7 @@ def _reduce_columns(
     x_ptr += outer * N * inner + offs_i[:, None]
     a = tl.full([BLOCK_I, BLOCK_N], _neutral(HOW), tl.float32)
     b = tl.zeros([BLOCK_I, BLOCK_N], tl.int32 if HOW == "index" else tl.float32)
-    c = tl.zeros([BLOCK_I, BLOCK_N], tl.float32)
+    c = tl.full([BLOCK_I, BLOCK_N], 1.0 if HOW == "zeros" else 0.0, tl.float32)
     length = (tl.minimum((piece + 1) * chunk, N) - piece * chunk).to(tl.int32)
     x_ptr += piece * chunk * inner
     if HOW == "var":
@@ -344,6 +358,7 @@ def _reduce_columns(
         inside = (offs_i < inner)[:, None] & (n < length)
         x = tl.load(x_ptr + n.to(tl.int64) * inner, mask=inside, other=0.0)
         a, b, c = _step(a, b, c, _term(x, p, TERM), n, inside, HOW, True)
+    product = _product(a, c, HOW)
     if HOW == "var":
         a, b = _moments(a, b, near, length)
     else:
@@ -351,12 +366,12 @@ def _reduce_columns(
     if HOW == "index":
         b = piece * chunk + b
     offs = (outer * inner + offs_i) * tl.num_programs(1) + piece
-    _write(y_ptr, z_ptr, k_ptr, a, b, offs, offs_i < inner, N, p, HOW, LAST)
+    _write(y_ptr, z_ptr, k_ptr, a, b, product, offs, offs_i < inner, N, p, HOW, LAST)
 
 
 @triton.jit
 def _reduce_pieces(
-    a_ptr, b_ptr, y_ptr, z_ptr, k_ptr, M, N, pieces, chunk, p,
+    a_ptr, b_ptr, c_ptr, y_ptr, z_ptr, k_ptr, M, N, pieces, chunk, p,
     HOW: tl.constexpr, TWO: tl.constexpr, LAST: tl.constexpr, FOLLOWS: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -374,8 +389,11 @@ def _reduce_pieces(
     b = a
     if TWO:
         b = tl.load(b_ptr + offs, mask=inside, other=0)
+    product = a
+    if c_ptr is not None:
+        product = _product(a, tl.load(c_ptr + offs, mask=inside, other=1.0), HOW)
     a, b = _fold(a, b, count, HOW, 2**63 - 1)
-    _write(y_ptr, z_ptr, k_ptr, a, b, offs_m, offs_m < M, N, p, HOW, LAST)
+    _write(y_ptr, z_ptr, k_ptr, a, b, product, offs_m, offs_m < M, N, p, HOW, LAST)
 
 
 @triton.jit

@@ -45,12 +45,18 @@ class TorchCalls(_Mode):
         self.calls: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace not in TORCHS:
+        if func.namespace not in TORCHS:  # straight to its kernel: dispatched anew it would come here again
             with self:
-                return func(*args, **(kwargs or {}))
+                return func.redispatch(_backend(args), *args, **(kwargs or {}))
         sizes = [a.numel() for a in pytree.tree_leaves(args) if isinstance(a, Tensor)]
         self.calls.append((func.name(), max(sizes, default=0)))
         return func(*args, **(kwargs or {}))
+
+
+def _backend(args: Any) -> Any:
+    """Whose kernel takes these."""
+    is_cuda = any(a.is_cuda for a in pytree.tree_leaves(args) if isinstance(a, Tensor))
+    return torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA if is_cuda else torch._C.DispatchKey.CPU)
 
 
 def check_operators(
