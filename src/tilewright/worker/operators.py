@@ -45,12 +45,16 @@ class TorchCalls(_Mode):
         self.calls: list[tuple[str, int]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace not in TORCHS:  # straight to its kernel: dispatched anew it would come here again
-            with self:
-                return func.redispatch(_backend(args), *args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        with self:
+            if func.namespace not in TORCHS:  # straight to its kernel: dispatched anew it would come here again
+                return func.redispatch(_backend(args), *args, **kwargs)
+            of_others = func.decompose(*args, **kwargs)  # as torch does before it asks a mode, but not in an operator
+            if of_others is not NotImplemented:
+                return of_others
         sizes = [a.numel() for a in pytree.tree_leaves(args) if isinstance(a, Tensor)]
         self.calls.append((func.name(), max(sizes, default=0)))
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _backend(args: Any) -> Any:
