@@ -1,15 +1,22 @@
 """Cheap launches: the same machine code as Triton's own launch would take, found by a cheaper key."""
 
+from types import SimpleNamespace
+
 import numpy
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.backends.nvidia.driver import CudaLauncher
 
+from tilewright import registry
+from tilewright.hardware import datasheet
 from tilewright.interpreter import interpret
-from tilewright.ops._launch import Launcher, _specialised_on
+from tilewright.ops._launch import Launcher, _Compiled, _specialised_on
 from tilewright.ops._reduce import reduce
 from tilewright.ops._sizes import cdiv
+from tilewright.spec import Case
+from tilewright.tools.inspect.launches import of_kernel
 
 
 @triton.jit
@@ -108,6 +115,36 @@ def test_a_kernel_that_follows_reads_what_its_leader_has_written():
         assert total() == n * 2**24
         graph.replay()
         assert captured == n * 2**24
+
+
+def test_the_way_past_tritons_launcher_tells_the_same():
+    """Its own way is taken where scratch memory is wanted."""
+    launched = []
+    run = object.__new__(CudaLauncher)
+    run.launch = lambda *args: launched.append(args)
+    run.num_ctas, run.launch_cooperative_grid, run.launch_pdl = 1, False, True
+    run.global_scratch_size = run.profile_scratch_size = 0
+    run.global_scratch_align = run.profile_scratch_align = 1
+    made = SimpleNamespace(run=run, function=7, packed_metadata=(4, 1, 0))
+    short = _Compiled(made, _scale)
+    short.run(3, 2, 1, 99, *short.before, 11, 12, *short.constants)
+    run(3, 2, 1, 99, 7, (4, 1, 0), None, None, None, 11, 12, *short.constants)
+    assert launched[0] == launched[1]
+    assert short.run is run.launch
+    run.global_scratch_size = 64
+    assert _Compiled(made, _scale).run is run
+
+
+@pytest.mark.parametrize(("gpu", "can"), [("h200", True), ("b200", True), ("a100", False), ("mi300x", False)])
+def test_a_kernel_follows_where_the_gpu_has_that(gpu, can):
+    op = registry.load("sum")
+    case = Case((("M", 1), ("N", 2**24)), "bfloat16")
+    leader, follower = of_kernel(op, op.kernels["triton"], case, datasheet(gpu))
+    names = [*leader.code.signature], [*follower.code.signature]
+    assert leader.code.constants[(names[0].index("LEADS"),)] is can
+    assert follower.code.constants[(names[1].index("FOLLOWS"),)] is can
+    assert follower.code.options.get("launch_pdl", False) is can
+    assert not leader.code.options.get("launch_pdl", False)
 
 
 def test_a_number_of_any_kind_is_no_tensor():

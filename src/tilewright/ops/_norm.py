@@ -28,7 +28,7 @@ from torch import Tensor
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._norm_cuda import by_clusters, wins
 from tilewright.ops._norm_triton import add_up, backward_by_programs, forward_by_programs
-from tilewright.ops._operator import contiguous_like, is_seen, operator
+from tilewright.ops._operator import contiguous_like, is_differentiated, is_seen, operator
 from tilewright.ops._rows import PACK
 from tilewright.ops._tuned import planned
 from tilewright.spec import Draw
@@ -316,19 +316,11 @@ def _backward_sum(ctx: Any, dy: Tensor | None, dsum: Tensor | None, _: object) -
 add_normalize.differentiate(_save_sum, _backward_sum)
 
 
-def _is_differentiated(*tensors: Tensor | None) -> bool:
-    if torch.is_grad_enabled():
-        for tensor in tensors:
-            if tensor is not None and tensor.requires_grad:
-                return True
-    return False
-
-
 def normed(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, eps: float, offset: float, is_rms: bool, form: str
 ) -> Tensor:
     """`normalize`, which keeps for backward what is needed."""
-    keeps = _is_differentiated(x, weight, bias)
+    keeps = is_differentiated(x, weight, bias)
     if keeps or is_seen():
         return normalize(x, weight, bias, N, eps, offset, is_rms, form, keeps)[0]
     return _forward(x, None, weight, bias, None, N, eps, offset, is_rms, form)[0]
@@ -346,7 +338,7 @@ def add_normed(
     form: str,
 ) -> tuple[Tensor, Tensor]:
     """`add_normalize`, likewise."""
-    keeps = _is_differentiated(x, residual, weight, bias)
+    keeps = is_differentiated(x, residual, weight, bias)
     if keeps or is_seen():
         return add_normalize(x, residual, weight, bias, N, eps, offset, is_rms, form, keeps)[:2]
     return _forward(x, residual, weight, bias, None, N, eps, offset, is_rms, form)

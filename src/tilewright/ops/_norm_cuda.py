@@ -42,6 +42,14 @@ WINS = {  # elements of rows, from and to, with which "cuda" beats "triton" on a
 
 
 def _cluster_choices(op: str, direction: str, size: int, packs: int) -> list[Config]:
+    """Backward also a row held by a warp, of so many in a block."""
+    found = _block_choices(op, direction, packs)
+    if direction == "cuda-backward" and packs <= WARP * MOST_OF_A_WARP:
+        found += [{"each": max(1, packs // WARP), "blocks": 1, "warps": warps} for warps in (2, 4, 8)]
+    return found
+
+
+def _block_choices(op: str, direction: str, packs: int) -> list[Config]:
     """A row held by so many blocks, so many packs a thread. Largest blocks last."""
     found, way = [], direction.removeprefix("cuda-")
     for each, largest in LARGEST_BLOCK[way].items():
@@ -53,10 +61,7 @@ def _cluster_choices(op: str, direction: str, size: int, packs: int) -> list[Con
         sizes = [(n, packs // (each * n)) for n in (16, 8, 4, 2, 1) if n <= most]
         fits = [n for n, threads in sizes if (64 if n == 1 else 128) <= threads <= min(largest, MOST_THREADS // n)]
         found += [{"each": each, "blocks": blocks} for blocks in fits]
-    found = found or [{"each": 1, "blocks": 1}]
-    if way == "backward" and packs <= WARP * MOST_OF_A_WARP:
-        found += [{"each": max(1, packs // WARP), "blocks": 1, "warps": n} for n in (2, 4, 8)]  # that hold a row each
-    return found
+    return found or [{"each": 1, "blocks": 1}]
 
 
 def _cluster_default(op: str, direction: str, size: int, packs: int) -> Config:
@@ -71,7 +76,7 @@ def _cluster_default(op: str, direction: str, size: int, packs: int) -> Config:
             return blocks, apart
         return apart + abs(math.log2(packs / (each * blocks) / 256)), blocks
 
-    choices = [config for config in _cluster_choices(op, direction, size, packs) if "warps" not in config]
+    choices = _block_choices(op, direction, packs)
     return min((config for config in choices if config["blocks"] <= LARGEST_CLUSTER), key=distance)
 
 
@@ -100,7 +105,7 @@ def by_clusters(
     if rest or packs > _most_packs(direction) * min(LARGEST_CLUSTER, most_blocks(device)):
         return None
     key = (op, f"cuda-{direction}", dtype.itemsize, next_power_of_2(packs))
-    alone = [config for config in _cluster_choices(*key) if config["blocks"] == 1 and "warps" not in config]
+    alone = [config for config in _block_choices(op, f"cuda-{direction}", key[-1]) if config["blocks"] == 1]
     if not has_clusters(device) and not alone:
         return None
     config = CLUSTER(device, *key) if has_clusters(device) else alone[-1]

@@ -74,6 +74,15 @@ def applying(node: type[torch.autograd.Function], tensors: Sequence[int]) -> Cal
     return applied
 
 
+def is_differentiated(*tensors: Tensor | None) -> bool:
+    """Whether gradients of a call with these will be wanted."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
+
+
 def is_seen() -> bool:
     """Whether a call is traced, or somebody listens to torch's dispatcher: then it must go there."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0

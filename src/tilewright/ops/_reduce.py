@@ -19,7 +19,7 @@ from torch import Tensor
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._follow import can_follow, following
 from tilewright.ops._launch import Launcher
-from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._operator import contiguous_like, is_differentiated, operator
 from tilewright.ops._reduce_kernels import _reduce_bwd, _reduce_columns, _reduce_long, _reduce_pieces, _reduce_tile
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Config, Tuned, planned
@@ -216,11 +216,11 @@ def _launch_of(outer: int, N: int, inner: int, dtype: torch.dtype, device: int, 
 
 
 def sum_pieces(M: int, pieces: int, device: int) -> Launch:
-    """Of a [M, pieces], given twice, whose rows must each fit into one program, and nothing, their sums y [M], given
-    twice, and nothing."""
+    """Of a [M, pieces], whose rows must each fit into one program, their sums y [M]."""
     block = next_power_of_2(pieces)
     config = {"HOW": "sum", "TWO": False, "LAST": "x", "BLOCK_M": 1, "BLOCK_N": block, "num_warps": _warps(block, 16)}
-    return _pieces_launch.prepare((M,), M, pieces, pieces, 1, 0.0, **config, **following(device))
+    launch = _pieces_launch.prepare((M,), M, pieces, pieces, 1, 0.0, **config, **following(device))
+    return lambda a, y: launch(a, a, None, y, y, None)
 
 
 def sizes(shape: tuple[int, ...], first: int, end: int) -> tuple[int, int, int]:
@@ -377,11 +377,11 @@ def _backward(ctx, dy: Tensor):
 
 
 def _gradient_by_torch(x: Tensor, dy: Tensor, options: Sequence[Any]) -> Tensor:
-    """Gradients of gradients: torch differentiates its own again."""
-    is_differentiated = torch.is_grad_enabled()
+    """torch differentiates its own: for gradients of gradients, and where forward has kept nothing."""
+    again = torch.is_grad_enabled()
     with torch.enable_grad():
-        x = x if is_differentiated else x.detach().requires_grad_()
-        return torch.autograd.grad(torchs(x, *options), x, dy, create_graph=is_differentiated)[0]
+        x = x if again else x.detach().requires_grad_()
+        return torch.autograd.grad(torchs(x, *options), x, dy, create_graph=again)[0]
 
 
 reduce_forward.differentiate(_save, _backward)
@@ -453,7 +453,7 @@ def named(x: Tensor, dim: Any) -> tuple[int, ...]:
 
 def _reduced(x: Tensor, first: int, end: int, keepdim: bool, kind: str, p: float, dtype: torch.dtype | None) -> Tensor:
     """`reduce_forward`, which keeps for backward what is needed."""
-    if kind in KEEPING and x.requires_grad and torch.is_grad_enabled():
+    if kind in KEEPING and is_differentiated(x):
         return reduce_keeping(x, first, end, keepdim, kind, p, dtype)[0]
     return reduce_forward(x, first, end, keepdim, kind, p, dtype)
 

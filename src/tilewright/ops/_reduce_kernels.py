@@ -117,7 +117,8 @@ def _step_by_groups(a, b, c, x, place, inside, HOW: tl.constexpr, MASKED: tl.con
 
 @triton.jit
 def _fold(a, b, c, HOW: tl.constexpr, FARTHEST: tl.constexpr = 2**31 - 1):
-    """The lanes of each row [BLOCK_M, BLOCK_N] as one. For index b is the place, for pieces of var c the count."""
+    """The lanes of each row [BLOCK_M, BLOCK_N] as one. For index b is the place, for pieces of var c the count, for
+    zeros c the product with them, which is not that without them times zero if that one overflows."""
     if HOW == "sum":
         a = tl.sum(a, axis=1)
         b = a
@@ -134,6 +135,7 @@ def _fold(a, b, c, HOW: tl.constexpr, FARTHEST: tl.constexpr = 2**31 - 1):
     elif HOW == "zeros":
         a = tl.reduce(a, 1, _times)
         b = tl.sum(b, axis=1)
+        c = tl.reduce(c, 1, _times)
     elif HOW == "index":
         best = tl.reduce(a, 1, _larger)
         is_best = (a == best[:, None]) | (a != a)
@@ -144,23 +146,13 @@ def _fold(a, b, c, HOW: tl.constexpr, FARTHEST: tl.constexpr = 2**31 - 1):
         b = tl.sum(b * tl.exp2((a - _finite(m)[:, None]) * LOG2_E), axis=1)
         a = m
     else:
-        head = tl.sum(
-            tl.where(tl.arange(0, a.shape[1])[None, :] == 0, a, 0.0), axis=1
-        )  # from which means differ little
+        is_first = tl.arange(0, a.shape[1])[None, :] == 0
+        head = tl.sum(tl.where(is_first, a, 0.0), axis=1)  # from which means differ little
         mean = head + tl.sum((a - head[:, None]) * (c / tl.sum(c, axis=1)[:, None]), axis=1)
         apart = a - mean[:, None]
         b = tl.sum(b + c * apart * apart, axis=1)
         a = mean
-    return a, b
-
-
-@triton.jit
-def _product(a, c, HOW: tl.constexpr):
-    """Of the lanes of each row: with their zeros, which is not that without them times zero if that one overflows."""
-    if HOW == "zeros":
-        return tl.reduce(c, 1, _times)
-    else:
-        return a
+    return a, b, c
 
 
 @triton.jit
@@ -253,10 +245,11 @@ def _reduce_tile(
             b = tl.arange(0, BLOCK_N // GROUP)[None, :] * GROUP + tl.zeros([BLOCK_M, BLOCK_N // GROUP], tl.int32)
         else:
             b = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        c = b
         if HOW == "count":
             b = tl.where(inside, 1.0, 0.0) + b
-        c = _product(b, a, HOW)
-        if HOW == "zeros":
+        elif HOW == "zeros":
+            c = a
             b = tl.where(a == 0.0, 1.0, 0.0)
             a = tl.where(a == 0.0, 1.0, a)
         if HOW == "logsumexp":
@@ -270,7 +263,7 @@ def _reduce_tile(
             apart = apart if FILLED else tl.where(inside, apart, 0.0)
             a, b = mean, tl.sum(apart * apart, axis=1)
         else:
-            a, b = _fold(a, b, b, HOW)
+            a, b, c = _fold(a, b, c, HOW)
         if HOW == "index":
             rows = tl.minimum(offs_m, M - 1)  # there is none to read beyond
             b = _place_in_group(x_ptr, rows * N, N, a, b, TERM, GROUP)
@@ -316,16 +309,15 @@ def _reduce_long(
         x = tl.load(x_ptr + rest + offs_n, mask=inside, other=0.0)
         place = (rest - begin).to(tl.int32) + lanes
         a, b, c = _step_by_groups(a, b, c, _term(x, p, TERM), place, inside, HOW, True, GROUP)
-    product = _product(a, c, HOW)
     if HOW == "var":
         a, b = _moments(a, b, near, end - begin)
     else:
-        a, b = _fold(a, b, c, HOW)
+        a, b, c = _fold(a, b, c, HOW)
     if HOW == "index":
         b = _place_in_group(x_ptr, begin + tl.zeros([1], tl.int64), end - begin, a, b, TERM, GROUP)
         b = piece * chunk + b
     offs = row * tl.num_programs(1) + piece + tl.arange(0, 1)
-    _write(y_ptr, z_ptr, k_ptr, a, b, product, offs, None, N, p, HOW, LAST)
+    _write(y_ptr, z_ptr, k_ptr, a, b, c, offs, None, N, p, HOW, LAST)
 
 
 @triton.jit
@@ -358,15 +350,14 @@ def _reduce_columns(
         inside = (offs_i < inner)[:, None] & (n < length)
         x = tl.load(x_ptr + n.to(tl.int64) * inner, mask=inside, other=0.0)
         a, b, c = _step(a, b, c, _term(x, p, TERM), n, inside, HOW, True)
-    product = _product(a, c, HOW)
     if HOW == "var":
         a, b = _moments(a, b, near, length)
     else:
-        a, b = _fold(a, b, c, HOW)
+        a, b, c = _fold(a, b, c, HOW)
     if HOW == "index":
         b = piece * chunk + b
     offs = (outer * inner + offs_i) * tl.num_programs(1) + piece
-    _write(y_ptr, z_ptr, k_ptr, a, b, product, offs, offs_i < inner, N, p, HOW, LAST)
+    _write(y_ptr, z_ptr, k_ptr, a, b, c, offs, offs_i < inner, N, p, HOW, LAST)
 
 
 @triton.jit
@@ -382,18 +373,17 @@ def _reduce_pieces(
     offs = offs_m[:, None] * pieces + offs_n
     inside = (offs_m < M)[:, None] & (offs_n < pieces)
     a = tl.load(a_ptr + offs, mask=inside, other=_neutral(HOW))
-    count = a
-    if HOW == "var":
+    c = a
+    if c_ptr is not None:
+        c = tl.load(c_ptr + offs, mask=inside, other=1.0)
+    elif HOW == "var":
         length = tl.minimum((offs_n + 1) * chunk, N) - offs_n * chunk
-        count = tl.where(offs_n < pieces, length, 0).to(tl.float32) + tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        c = tl.where(offs_n < pieces, length, 0).to(tl.float32) + tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     b = a
     if TWO:
         b = tl.load(b_ptr + offs, mask=inside, other=0)
-    product = a
-    if c_ptr is not None:
-        product = _product(a, tl.load(c_ptr + offs, mask=inside, other=1.0), HOW)
-    a, b = _fold(a, b, count, HOW, 2**63 - 1)
-    _write(y_ptr, z_ptr, k_ptr, a, b, product, offs_m, offs_m < M, N, p, HOW, LAST)
+    a, b, c = _fold(a, b, c, HOW, 2**63 - 1)
+    _write(y_ptr, z_ptr, k_ptr, a, b, c, offs_m, offs_m < M, N, p, HOW, LAST)
 
 
 @triton.jit

@@ -180,8 +180,8 @@ def of_op(op: Op, kernel: Kernel, case: Case, gpu: GPU, records: Records, direct
         others = [k for k in op.kernels.values() if kernel is op.shipped and k.language == "triton"]
         audited, unaudited = _audited(launches, partial(_on_smaller, op, kernel, case, cost, direction))
         while others and not audited:
-            audited, why = _audited(launches, partial(_on_smaller, op, others.pop(), case, cost, direction))
-            unaudited = "" if audited else unaudited or why
+            audited, _ = _audited(launches, partial(_on_smaller, op, others.pop(), case, cost, direction))
+        unaudited = "" if audited else unaudited
     return Evidence(
         title=launches[0].title + ("" if direction == "forward" else f", {direction}"),
         gpu=gpu,
