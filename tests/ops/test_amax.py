@@ -7,8 +7,14 @@ import tilewright as tw
 from reduction_laws import EXTREMES, ReductionLaws, registered, same
 from reduction_laws import few_programs as few_programs
 from support import assert_compiles, assert_gradients_match, laid_out
+from tilewright import registry
+from tilewright.hardware import datasheet
 from tilewright.ops import _reduce
 from tilewright.ops import amax as module
+from tilewright.spec import Case
+from tilewright.tools.inspect.launches import of_kernel
+
+WAYS = ("forward", "backward")
 
 
 class TestAmax(ReductionLaws):
@@ -27,9 +33,24 @@ def fast_path(monkeypatch):
 )
 def test_equal_elements_share_the_gradient(shape, dims, device):
     x = laid_out(shape, "contiguous", device=device).round()
-    x[0] = -torch.inf  # all are equal, and to what is beyond the row
     args = () if dims is None else (dims,)
     assert_gradients_match(lambda x: tw.amax(x, *args), lambda x: torch.amax(x, *args), x)
+
+
+@pytest.mark.parametrize("shape", [(6, 9), (2, 20001), (700, 3)], ids=["tile", "pieces", "columns"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_of_what_is_also_beyond_their_end_share_among_themselves(shape, dim, device):
+    x = torch.full(shape, -torch.inf, device=device, requires_grad=True)
+    (dx,) = torch.autograd.grad(tw.amax(x, dim).sum(), x)
+    torch.testing.assert_close(dx, torch.full_like(dx, 1 / shape[dim]), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("op", ["amax", "amin", "prod", "var", "logsumexp"])
+@pytest.mark.parametrize("M", [1, 4096])
+def test_backward_reads_the_input_once(op, M):
+    op = registry.load(op)
+    found = of_kernel(op, op.kernels["triton"], Case((("M", M), ("N", 65536)), "bfloat16"), datasheet("h200"), WAYS)
+    assert [one.name for one in found if one.direction == "backward"] == ["_reduce_bwd"]
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 1])

@@ -34,6 +34,16 @@ def test_zero_bias_changes_nothing_and_nan_stays_in_its_column(act, device):
     assert torch.equal(dx.isnan().any(0), dbias.isnan())
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 64), (4, 16)])
+def test_programs_with_many_rows(rows, columns, device):
+    """More than they take at a time, with and without a rest."""
+    config = {"block": rows * columns, "columns": columns, "programs": 3, "num_warps": 1}
+    for M, N in ((37, 50), (24, 64)):
+        x, bias = torch.randn(M, N, device=device), torch.randn(N, device=device)
+        with _activation.CONFIG.trying(("bias-bwd", "silu", 4, "small"), config):
+            assert_gradients_match(partial(module.public, act="silu"), partial(module.reference, act="silu"), x, bias)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("shape", [(9,), (1, 1), (4, 3, 40), (70, 5)])
 def test_any_shape_and_layout(shape, layout, device):
