@@ -8,18 +8,8 @@ import torch
 from tilewright import registry
 from tilewright.hardware import datasheet
 from tilewright.ops._cuda import PORTABLE_CLUSTER, is_installed
-from tilewright.ops._norm_cuda import (
-    CLUSTER,
-    CUDA,
-    LARGEST_BLOCK,
-    MOST_OF_A_WARP,
-    MOST_THREADS,
-    WARP,
-    _cluster_choices,
-    _cluster_default,
-)
+from tilewright.ops._norm_cuda import CUDA, LARGEST_BLOCK, MOST_THREADS, WARP, _cluster_choices, _cluster_default
 from tilewright.ops._rows import LINE, MOST_BLOCKS, PACK, PACKS, Rows, cluster_choices, cluster_default
-from tilewright.ops._sizes import cdiv
 from tilewright.spec import Case
 from tilewright.tools.inspect.compiling import Compiled
 from tilewright.tools.inspect.launches import of_kernel
@@ -67,10 +57,6 @@ def test_blocks_of_norms_hold_their_rows_and_no_more_threads_than_they_may(op, w
         assert default in choices
         assert default["blocks"] <= PORTABLE_CLUSTER
         for config in choices:
-            if "warps" in config:
-                assert packs <= WARP * config["each"] <= WARP * MOST_OF_A_WARP
-                assert WARP * config["warps"] <= LARGEST_BLOCK[way][1]
-                continue
             threads = packs // (config["each"] * config["blocks"])
             assert threads <= LARGEST_BLOCK[way][config["each"]]
             assert threads * config["blocks"] <= MOST_THREADS, "every warp of a cluster has a slot"
@@ -96,26 +82,6 @@ def test_launches_of_norms_have_a_pack_of_a_thread_for_every_pack_of_the_row(N, 
 
 
 @pytest.mark.skipif(not is_installed(), reason="needs cuda-core")
-@pytest.mark.parametrize("warps", [2, 4, 8])
-@pytest.mark.parametrize(("M", "N", "each"), [(7, 256, 1), (9001, 1000, 4)])
-def test_warps_that_hold_a_row_each_have_room_for_their_sums(M, N, each, warps):
-    op = registry.load("layer_norm")
-    config, key = {"each": each, "blocks": 1, "warps": warps}, ("layer_norm", "cuda-backward", 2, 32 * each)
-    for affine in ("same", "fp32"):
-        case = Case((("M", M), ("N", N), ("affine", affine)), "bfloat16")
-        with CLUSTER.trying(key, config):
-            found = of_kernel(op, op.kernels["cuda"], case, datasheet("h200"), ("backward",))
-        (one,) = [one for one in found if one.name.startswith("norm_bwd")]
-        assert one.name.endswith("ONE_WARP>") == (affine == "same"), "wide weights do not fit"
-        if affine == "same":
-            assert one.code.threads == WARP * warps
-            assert one.code.shared >= max(warps * N * 4, WARP * each * PACK)
-            assert one.programs * warps <= M + warps - 1
-            rows = cdiv(M, one.programs * warps)
-            assert one.programs == cdiv(cdiv(M, rows), warps), "no fewer would be done as soon"
-
-
-@pytest.mark.skipif(not is_installed(), reason="needs cuda-core")
 def test_norms_spill_no_registers():
     """As many as fit are held to a number; one more value alive would go through memory."""
     flags, one = ("true", "false"), "bfloat16, bfloat16"
@@ -125,9 +91,8 @@ def test_norms_spill_no_registers():
         if each < 8 or adds == "false"
     ]
     backward = [
-        f"norm_bwd<{one}, {each}, {is_rms}, {adds}, {team}>"
-        for each, is_rms, adds, team in product((1, 2, MOST_OF_A_WARP), flags, flags, ("CLUSTER", "BLOCK", "ONE_WARP"))
-        if team == "ONE_WARP" or each in LARGEST_BLOCK["backward"]
+        f"norm_bwd<{one}, {each}, {is_rms}, {adds}, {alone}>"
+        for each, is_rms, adds, alone in product(LARGEST_BLOCK["backward"], flags, flags, flags)
     ]
     binary, symbols = CUDA.cubin("sm_90", (*forward, *backward))
     spilled = {name: resources(Compiled(symbols[name], binary, "sm_90", WARP)).spills for name in symbols}

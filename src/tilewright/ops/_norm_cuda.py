@@ -1,5 +1,4 @@
-"""The norms in CUDA C++ (`cuda/norm.cu`): a cluster of blocks holds a row, however long; backward also a warp, where it
-is short."""
+"""The norms in CUDA C++ (`cuda/norm.cu`): a cluster of blocks holds a row, however long."""
 
 from __future__ import annotations
 
@@ -17,9 +16,8 @@ CUDA = Source(  # a few of the many instances; each is compiled when it is first
     "norm.cu",
     "norm_fwd<T, T, 8, true, false>",
     "norm_fwd<T, float, 2, false, true>",
-    "norm_bwd<T, T, 2, true, false, BLOCK>",
-    "norm_bwd<T, float, 1, false, true, CLUSTER>",
-    "norm_bwd<T, T, 4, true, false, ONE_WARP>",
+    "norm_bwd<T, T, 2, true, false, true>",
+    "norm_bwd<T, float, 1, false, true, false>",
 )
 WARP = 32  # threads
 LARGEST_CLUSTER = 8  # blocks; backward also tries MOST_BLOCKS small ones
@@ -28,7 +26,6 @@ LARGEST_BLOCK = {  # threads, by packs a thread; as in norm.cu
     "forward": {1: 512, 2: 512, 4: 256, 8: 512},
     "backward": {1: 512, 2: 512},
 }
-MOST_OF_A_WARP = 4  # packs a thread, where a warp holds a row
 WINS = {  # elements of rows, from and to, with which "cuda" beats "triton" on an H200
     ("forward", "rms_norm"): (2048, 32768),
     ("forward", "layer_norm"): (8192, 32768),
@@ -42,14 +39,6 @@ WINS = {  # elements of rows, from and to, with which "cuda" beats "triton" on a
 
 
 def _cluster_choices(op: str, direction: str, size: int, packs: int) -> list[Config]:
-    """Backward also a row held by a warp, of so many in a block."""
-    found = _block_choices(op, direction, packs)
-    if direction == "cuda-backward" and packs <= WARP * MOST_OF_A_WARP:
-        found += [{"each": max(1, packs // WARP), "blocks": 1, "warps": warps} for warps in (2, 4, 8)]
-    return found
-
-
-def _block_choices(op: str, direction: str, packs: int) -> list[Config]:
     """A row held by so many blocks, so many packs a thread. Largest blocks last."""
     found, way = [], direction.removeprefix("cuda-")
     for each, largest in LARGEST_BLOCK[way].items():
@@ -76,7 +65,7 @@ def _cluster_default(op: str, direction: str, size: int, packs: int) -> Config:
             return blocks, apart
         return apart + abs(math.log2(packs / (each * blocks) / 256)), blocks
 
-    choices = _block_choices(op, direction, packs)
+    choices = _cluster_choices(op, direction, size, packs)
     return min((config for config in choices if config["blocks"] <= LARGEST_CLUSTER), key=distance)
 
 
@@ -105,29 +94,20 @@ def by_clusters(
     if rest or packs > _most_packs(direction) * min(LARGEST_CLUSTER, most_blocks(device)):
         return None
     key = (op, f"cuda-{direction}", dtype.itemsize, next_power_of_2(packs))
-    alone = [config for config in _block_choices(op, f"cuda-{direction}", key[-1]) if config["blocks"] == 1]
+    alone = [config for config in _cluster_choices(*key) if config["blocks"] == 1]
     if not has_clusters(device) and not alone:
         return None
     config = CLUSTER(device, *key) if has_clusters(device) else alone[-1]
-    if "warps" in config and weights != dtype:  # wide weights do not fit a warp's registers
-        config = _cluster_default(*key)
     each, blocks, is_rms = config["each"], config["blocks"], op.endswith("rms_norm")
-    flags = ["true" if flag else "false" for flag in (is_rms, op.startswith("add_"))]
-    weight = "T" if weights == dtype else "float"
-    threads = WARP * (config.get("warps") or cdiv(packs, WARP * each * blocks))
+    flags = [is_rms, op.startswith("add_"), *([blocks == 1] if direction == "backward" else [])]
+    kinds = ("T" if weights == dtype else "float", each, *("true" if flag else "false" for flag in flags))
+    kernel = f"norm_{'fwd' if direction == 'forward' else 'bwd'}<T, {', '.join(map(str, kinds))}>"
+    threads = WARP * cdiv(packs, WARP * each * blocks)
     if direction == "forward":
-        kernel = f"norm_fwd<T, {weight}, {each}, {', '.join(flags)}>"
         return CUDA.prepare(kernel, dtype, device, (M,), threads, N, *map(float, numbers), cluster=blocks)
-    team = "ONE_WARP" if "warps" in config else "BLOCK" if blocks == 1 else "CLUSTER"
-    kernel = f"norm_bwd<T, {weight}, {each}, {', '.join(flags)}, {team}>"
-    shared, rows = threads * each * PACK * (weights.itemsize // dtype.itemsize), 1
-    if team == "ONE_WARP":  # weights, and later each warp's sums
-        rows = config["warps"]
-        shared = max(shared // rows, rows * N * torch.float32.itemsize)
-    how = {"shared": shared, "cluster": blocks}
-    resident = max(1, CUDA.resident(kernel, dtype, device, threads, **how))
-    holders = _shared_out(M, min(M, resident * rows))
-    return CUDA.prepare(kernel, dtype, device, (cdiv(holders, rows),), threads, M, N, *map(float, numbers), **how)
+    how = {"shared": threads * each * PACK * (weights.itemsize // dtype.itemsize), "cluster": blocks}
+    clusters = _shared_out(M, min(M, max(1, CUDA.resident(kernel, dtype, device, threads, **how))))
+    return CUDA.prepare(kernel, dtype, device, (clusters,), threads, M, N, *map(float, numbers), **how)
 
 
 def _shared_out(rows: int, clusters: int) -> int:

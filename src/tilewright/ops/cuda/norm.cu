@@ -1,40 +1,9 @@
-// Rows brought to one size, and the gradients of that. A cluster of blocks, a block or a warp holds a row in registers, so
-// each row is read once and written once; backward also keeps the sums over its rows there. Rows are whole 16-byte packs.
+// Rows brought to one size, and the gradients of that. A cluster of blocks holds a row in registers, so each row is
+// read once and written once; backward also keeps the sums over its rows there. Rows are whole 16-byte packs.
 #include "rows.cuh"
 
 constexpr int LARGEST_BLOCK = 512, LARGEST_CLUSTER = 8; // threads, blocks
-enum Team { CLUSTER, BLOCK, ONE_WARP }; // who holds a row; a block may have several warps that hold one each
-
-template <Team TEAM> struct Holding : Holders<TEAM == BLOCK> {
-    using Turns = Exchange<LARGEST_BLOCK / WARP * LARGEST_CLUSTER, TEAM == BLOCK>;
-    static __device__ __forceinline__ int place() { return threadIdx.x; } // of a thread in its block
-    static __device__ __forceinline__ int threads() { return blockDim.x; }
-};
-
-template <> struct Holding<ONE_WARP> {
-    struct Turns {
-        __device__ __forceinline__ void open() {}
-        __device__ __forceinline__ float2 sum(float a, float b) {
-            asm volatile("" ::: "memory"); // or the compiler would rather keep the weights in registers, and spill
-            return across_warp<Both>({a, b});
-        }
-    };
-    static __device__ __forceinline__ int place() { return threadIdx.x % WARP; }
-    static __device__ __forceinline__ int threads() { return WARP; }
-    static __device__ __forceinline__ unsigned blocks() { return 1; }
-    static __device__ __forceinline__ unsigned rank() { return 0; }
-    static __device__ __forceinline__ unsigned warps() { return blockDim.x / WARP; }
-    // The first lane's, so that the compiler knows that all lanes have the same rows.
-    static __device__ __forceinline__ unsigned number() {
-        return __shfl_sync(~0u, blockIdx.x * warps() + threadIdx.x / WARP, 0);
-    }
-    static __device__ __forceinline__ unsigned count() { return gridDim.x * warps(); }
-
-  private:
-    struct Both {
-        static __device__ __forceinline__ float2 of(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
-    };
-};
+template <bool ALONE> using Turns = Exchange<LARGEST_BLOCK / WARP * LARGEST_CLUSTER, ALONE>;
 
 // Elements of a thread, packed as they lie in memory.
 template <typename T, int COUNT> struct Held {
@@ -76,19 +45,19 @@ template <typename T> __device__ __forceinline__ float centered(float x, float m
 
 // The columns of a thread, the same ones of every row. The blocks that hold a row take pieces of it, one after the other,
 // their threads packs in turn.
-template <typename T, int EACH, Team TEAM> struct Columns {
+template <typename T, int EACH, bool ALONE> struct Columns {
     static constexpr int COUNT = EACH * VECTOR<T>;
     int start, end; // where this thread's first pack begins, and where this block's piece ends
 
     __device__ __forceinline__ Columns(int N) {
-        using Row = Holding<TEAM>;
+        using Row = Holders<ALONE>;
         int blocks = Row::blocks(), piece = (N / VECTOR<T> + blocks - 1) / blocks, first = Row::rank() * piece;
-        start = (first + Row::place()) * VECTOR<T>;
+        start = (first + threadIdx.x) * VECTOR<T>;
         end = (first + piece) * VECTOR<T>;
         if (end > N) end = N;
     }
 
-    __device__ __forceinline__ int first(int e) const { return start + e * Holding<TEAM>::threads() * VECTOR<T>; }
+    __device__ __forceinline__ int first(int e) const { return start + e * (int)blockDim.x * VECTOR<T>; }
 
     // Whether element n of a thread is in the row.
     __device__ __forceinline__ bool has(int n) const { return first(n / VECTOR<T>) < end; }
@@ -123,6 +92,7 @@ template <typename T, int EACH, Team TEAM> struct Columns {
     __device__ __forceinline__ void settle() { asm volatile("" : "+r"(start)); }
 
     __device__ __forceinline__ void store(float* row, const float (&sums)[COUNT]) const {
+        if (!row) return;
 #pragma unroll
         for (int n = 0; n < COUNT; n += VECTOR<float>)
             if (has(n))
@@ -142,9 +112,9 @@ template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS>
 __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADDS>))
     norm_fwd(const T* x, const T* r, const W* w, const W* b, T* y, T* s, float2* stats, long long N, float eps,
              float offset) {
-    constexpr int COUNT = Columns<T, EACH, CLUSTER>::COUNT;
-    Holding<CLUSTER>::Turns turns;
-    Columns<T, EACH, CLUSTER> columns(N);
+    constexpr int COUNT = Columns<T, EACH, false>::COUNT;
+    Turns<false> turns;
+    Columns<T, EACH, false> columns(N);
     long long row = cluster_number(), at = row * N;
     float share = 1.0f / N;
     Held<T, COUNT> xs = {}, rs = {};
@@ -182,15 +152,15 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<EACH>, (FORWARD_BLOCKS<EACH, ADD
     }
 }
 
-// The weights of a thread's columns in shared memory, where they take no registers; all warps with a row each have the same.
-template <typename T, typename W, int EACH, Team TEAM> struct Weights {
+// The weights of a thread's columns in shared memory, where they take no registers.
+template <typename T, typename W, int EACH> struct Weights {
     static constexpr int IN_PACK = VECTOR<T> / VECTOR<W>;
     Words* memory;
 
     // On their way until `wait`; without weights all are `other`.
     template <typename Of> __device__ __forceinline__ Weights(const Of& columns, const W* all, float other) {
         extern __shared__ Words launch_memory[];
-        memory = launch_memory + Holding<TEAM>::place();
+        memory = launch_memory + threadIdx.x;
 #pragma unroll
         for (int e = 0; e < EACH; e++)
 #pragma unroll
@@ -210,39 +180,13 @@ template <typename T, typename W, int EACH, Team TEAM> struct Weights {
     }
 
   private:
-    __device__ __forceinline__ Words* place(int e, int p) const { return memory + (e * IN_PACK + p) * Holding<TEAM>::threads(); }
+    __device__ __forceinline__ Words* place(int e, int p) const { return memory + (e * IN_PACK + p) * blockDim.x; }
 };
 
-// Registers of a thread at most: as few as spill nothing, where that lets more threads reside. A warp alone waits for
-// nobody, and the compiler keeps more at a time.
-template <int EACH, bool IS_RMS, bool ADDS, Team TEAM>
-constexpr int BACKWARD_REGISTERS = TEAM == ONE_WARP && EACH > 1
-    ? 16 + 32 * EACH + 8 * EACH * !IS_RMS + 4 * EACH * ADDS + 8 * (!IS_RMS && ADDS)
-    : (EACH == 1 ? 56 : 72) + 8 * EACH * !IS_RMS + (EACH == 1 ? 0 : 8 * ADDS);
-
-// Leaves a share of the sums over all rows: of what holds rows, or of the block whose warps do.
-template <Team TEAM, typename Of, int COUNT>
-__device__ __forceinline__ void leave(float* shares, const Of& columns, const float (&sums)[COUNT], int N) {
-    using Row = Holding<TEAM>;
-    if (!shares) return;
-    if constexpr (TEAM != ONE_WARP) {
-        columns.store(shares + Row::number() * N, sums);
-    } else {
-        extern __shared__ Words launch_memory[];
-        float* all = reinterpret_cast<float*>(launch_memory);
-        __syncthreads(); // what was there before is read
-        columns.store(all + threadIdx.x / WARP * N, sums);
-        __syncthreads();
-        for (int n = threadIdx.x * 4; n < N; n += blockDim.x * 4) {
-            float4 total = {};
-            for (int warp = 0; warp < Row::warps(); warp++) {
-                float4 one = *reinterpret_cast<const float4*>(all + warp * N + n);
-                total = {total.x + one.x, total.y + one.y, total.z + one.z, total.w + one.w};
-            }
-            *reinterpret_cast<float4*>(shares + (long long)blockIdx.x * N + n) = total;
-        }
-    }
-}
+// Registers of a thread at most: as few as spill nothing, where that lets more threads reside.
+template <int EACH, bool IS_RMS, bool ADDS>
+constexpr int BACKWARD_REGISTERS =
+    (EACH == 1 ? 56 : 72) + 8 * EACH * !IS_RMS + (EACH == 1 ? 0 : 8 * ADDS);
 
 // Lets the kernel that adds up the shares come to the GPU, where it waits for this one to end.
 __device__ __forceinline__ void let_follow() {
@@ -253,15 +197,15 @@ __device__ __forceinline__ void let_follow() {
 
 // dx, plus ds with ADDS, and shares of dw and db, one for each that holds rows, from what forward left in `stats`. Each
 // takes rows at the same distance, `left` of them; while it works on one, the next is on its way.
-template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, Team TEAM>
-__global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS, TEAM>))
+template <typename T, typename W, int EACH, bool IS_RMS, bool ADDS, bool ALONE>
+__global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS>))
     norm_bwd(const T* x, const W* w, const float2* stats, const T* dy, const T* ds, T* dx, float* dw, float* db,
              long long M, long long N, float offset) {
     let_follow();
-    constexpr int COUNT = Columns<T, EACH, TEAM>::COUNT;
-    using Row = Holding<TEAM>;
-    typename Row::Turns turns;
-    Columns<T, EACH, TEAM> columns(N);
+    constexpr int COUNT = Columns<T, EACH, ALONE>::COUNT;
+    using Row = Holders<ALONE>;
+    Turns<ALONE> turns;
+    Columns<T, EACH, ALONE> columns(N);
     int left = (M - Row::number() + Row::count() - 1) / Row::count();
     long long at = Row::number() * N, step = Row::count() * N;
     float share = 1.0f / N, dws[COUNT] = {}, dbs[COUNT] = {};
@@ -270,7 +214,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS, TEAM>))
     columns.load(dy + at, left, next_dy);
     stats += Row::number();
     float2 next_stats = left ? *stats : float2{};
-    Weights<T, W, EACH, TEAM> weights(columns, w, 1.0f);
+    Weights<T, W, EACH> weights(columns, w, 1.0f);
     if (!w) offset = 0.0f;
     weights.wait();
     turns.open();
@@ -290,8 +234,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS, TEAM>))
 #pragma unroll
             for (int v = 0; v < VECTOR<T>; v++) {
                 int n = e * VECTOR<T> + v;
-                float g = dys.at(n), h = centered<T>(xs.at(n), mean, scale);
-                float along = g * (IS_RMS ? ws.at(v) + offset : ws.at(v));
+                float g = dys.at(n), h = centered<T>(xs.at(n), mean, scale), along = g * (IS_RMS ? ws.at(v) + offset : ws.at(v));
                 gh += along * h;
                 dws[n] += g * h;
                 if (IS_RMS) continue;
@@ -317,6 +260,6 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<EACH, IS_RMS, ADDS, TEAM>))
             columns.store(dx + at, e, pack.words[0]);
         }
     }
-    leave<TEAM>(dw, columns, dws, N);
-    if (!IS_RMS) leave<TEAM>(db, columns, dbs, N);
+    columns.store(dw ? dw + Row::number() * N : dw, dws);
+    if (!IS_RMS) columns.store(db ? db + Row::number() * N : db, dbs);
 }
