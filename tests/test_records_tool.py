@@ -58,7 +58,10 @@ def test_without_records_everything_is_lacking(tool, ops):
         "tilewright profile gelu,cross_entropy,unique -s ncu --direction forward",
         "tilewright profile gelu,cross_entropy -s ncu --direction backward",
     ]
-    assert commands(tool, "sizes", ops) == ["tilewright bench gelu --sizes --samples 15"]
+    assert commands(tool, "sizes", ops) == [
+        "tilewright bench gelu --sizes --direction forward --samples 15",
+        "tilewright bench cross_entropy --sizes --direction both --samples 15",
+    ]
 
 
 def test_what_is_fresh_is_left_alone(tool, ops):

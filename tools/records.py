@@ -6,7 +6,6 @@ python tools/records.py run timings sizes --ops sum,gelu --minutes 25    these a
 """
 
 import argparse
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,9 @@ from tilewright.worker.memory import FREE
 
 BASELINES = ["eager", "compile"]
 OWN = ("triton", "cuda")  # languages
-CHECKS = 12  # at once; one whose cases found no room is done again, alone
+CHECKS = 10  # at once; one whose cases found no room is done again, alone
+COMPILES = 5  # at once, beside the checks
+PATIENCE = 150  # seconds for torch.compile of an operation; some never end
 COUNTED = 10  # operations a run of ncu: it takes seconds to begin, and what fails is not all
 SAMPLES = {"timings": "25", "sizes": "15"}  # of each kernel: there are hundreds
 STEPS = ("verdicts", "timings", "counters", "sizes")
@@ -96,10 +97,12 @@ def _counters(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
 def _sizes(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
     timed = [r for r in fresh if r["kind"] == "timing" and r.get("sized")]
     wanted = [*BASELINES, source.PUBLIC]
-    growing = [op for op in ops if op.shipped and op.sizes()]
-    names = [op.name for op in growing if any(_misses(op.sizes(), op, name, timed) for name in wanted)]
-    if names:
-        yield Step(("bench", ",".join(names), "--sizes", "--samples", SAMPLES["sizes"]))
+    for direction in ("forward", "both"):
+        growing = [op for op in ops if op.shipped and op.sizes() and op.is_one_pass == (direction == "both")]
+        names = [op.name for op in growing if any(_misses(op.sizes(), op, name, timed) for name in wanted)]
+        if names:
+            words = ("bench", ",".join(names), "--sizes", "--direction", direction, "--samples", SAMPLES["sizes"])
+            yield Step(words)
 
 
 def _directions(op: Op) -> list[str]:
@@ -155,14 +158,21 @@ def warm(name: str, kind: str) -> None:
 
 
 def warmed(kind: str, steps: Sequence[Step]) -> None:
-    """All operations that are to be compiled, as many at once as there are cores."""
+    """All operations that are to be compiled, several at once."""
     asked = [step for step in steps if kind == "sizes" or "compile" in step.words]
     names = sorted({name for step in asked for name in step.words[1].split(",")})
     commands = [[sys.executable, __file__, "warm", name, kind] for name in names]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for name, done in zip(names, pool.map(subprocess.run, commands), strict=True):
-            if done.returncode:
-                print(f"torch.compile of {name} failed; `bench` will say more", flush=True)
+
+    def is_compiled(command: list[str]) -> bool:
+        try:
+            return subprocess.run(command, timeout=PATIENCE, check=False).returncode == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    with ThreadPoolExecutor(COMPILES) as pool:
+        for name, is_well in zip(names, pool.map(is_compiled, commands), strict=True):
+            if not is_well:
+                print(f"torch.compile of {name} failed or took too long; `bench` will say more", flush=True)
 
 
 def run(kinds: Sequence[str], ops: Sequence[Op], minutes: float) -> bool:
@@ -177,19 +187,20 @@ def run(kinds: Sequence[str], ops: Sequence[Op], minutes: float) -> bool:
         return False
 
     with ThreadPoolExecutor(1) as aside:
-        compiling: Future[None] | None = None
-        if "timings" in kinds:  # checks leave cores idle, if there are any to do
-            compiling = aside.submit(warmed, "timings", lacking("timings", ops, _found(folder)))
+        compiling = {  # checks leave cores idle, if there are any to do
+            kind: aside.submit(warmed, kind, lacking(kind, ops, _found(folder)))
+            for kind in kinds
+            if kind in ("timings", "sizes")
+        }
         for kind in kinds:
             steps = lacking(kind, ops, _found(folder))
             if kind == "verdicts":
                 with ThreadPoolExecutor(CHECKS) as pool:
                     is_well &= all([*pool.map(done_in_time, steps)])
                 steps = _cramped(steps, _found(folder))
-            elif compiling:
-                compiling.result()
-            if kind == "sizes":
-                warmed(kind, steps)
+            else:
+                for one in compiling.values():  # not beside what is timed
+                    one.result()
             is_well &= all([*map(done_in_time, steps)])
     return is_well
 

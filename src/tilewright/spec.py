@@ -187,6 +187,7 @@ class Op:
     is_one_pass: bool = False  # whether forward makes the gradient too, so that only both directions at once tell
     takes: Callable[[Case], bool] = _always  # which sizes go together, where not all do
     batch: str | None = None  # the size of a first dimension along which results do not depend on each other
+    grows: str | None = None  # the size that `sizes` changes; the batch unless told
     mutates: Callable[..., Collection[int]] = lambda *_: ()  # which of its arguments, by number, a kernel may change
     constants: Collection[int] = ()  # which of its arguments, by number, never need a gradient
     is_varied: bool = True  # whether values, sizes and layouts other than those `inputs` makes may be asked
@@ -231,20 +232,22 @@ class Op:
         return call
 
     def sizes(self) -> list[Case]:
-        """The first bench case at other sizes: as long in its batch as makes the inputs 1 KiB, 4 KiB, … 4 GiB large."""
-        base = self.bench[0].with_dtype(self.bench_dtype)
-        if self.batch is None:
+        """The bench case that can be the smallest, with inputs of 1 KiB, 4 KiB, … 4 GiB."""
+        grows = self.grows or self.batch
+        if grows is None:
             return []
 
-        def of_length(length: int) -> Case:
-            return replace(base, point=tuple((n, length if n == self.batch else v) for n, v in base.point))
+        def of_length(case: Case, length: int) -> Case:
+            return replace(case, point=tuple((n, length if n == grows else v) for n, v in case.point))
 
         def size(case: Case) -> int:
             return sum(a.nbytes for a in self.make(case, "meta") if isinstance(a, Tensor))
 
-        one, each = size(of_length(1)), size(of_length(2)) - size(of_length(1))
-        lengths = [1 + (2**power - one) // each for power in range(10, 33, 2)]
-        return [of_length(length) for length in lengths if length >= 1]
+        ones = [of_length(case.with_dtype(self.bench_dtype), 1) for case in self.bench]
+        base = min(ones, key=size)
+        each = size(of_length(base, 2)) - size(base)
+        lengths = [1 + (2**power - size(base)) // each for power in range(10, 33, 2)]
+        return [of_length(base, length) for length in lengths if length >= 1]
 
     def make(self, case: Case, device: str = "cpu", seed: int = 0, values: str = "normal") -> tuple[Any, ...]:
         """The inputs of a case."""

@@ -89,6 +89,7 @@ op = Op(
     backward_cost=backward_cost,
     is_one_pass=True,
     takes=lambda case: case["N"] != 0,
+    grows="M",
     mutates=lambda *_: (0,),  # Liger's users let it write the gradient over the logits; ours leaves them as they are
 )
 

@@ -49,6 +49,7 @@ op = Op(
     check=grid(N=(1, 2, 509, 4097, 300007)),
     bench=grid(N=(2**20, 2**24, 2**28)),
     backward_cost=backward_cost,
+    grows="N",
     bench_dtype="float32",
 )
 

@@ -74,6 +74,7 @@ op = Op(
     ),
     backward_cost=backward_cost,
     batch="B",
+    grows="Q",
 )
 
 

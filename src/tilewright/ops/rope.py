@@ -96,6 +96,7 @@ op = Op(
     constants=(2, 3),
     takes=_takes,
     batch="B",
+    grows="S",
 )
 
 
