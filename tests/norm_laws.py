@@ -145,7 +145,8 @@ class NormLaws:
     def test_one_bad_number_spoils_its_row_alone(self, value, device):
         tensors = self.tensors((4, 30), device)
         tensors[0][1, 3] = value
-        torch.testing.assert_close(self.mine(*tensors), self.torchs(*tensors), equal_nan=True, rtol=1e-5, atol=1e-5)
+        expected = self.torchs(*[t.cpu() for t in tensors])  # torch's kernel for CUDA has NaN all over the row
+        torch.testing.assert_close(self.mine(*tensors).cpu(), expected, equal_nan=True, rtol=1e-5, atol=1e-5)
 
     def test_same_bits_every_time(self, device):
         def once():

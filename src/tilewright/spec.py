@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -232,7 +233,7 @@ class Op:
         return call
 
     def sizes(self) -> list[Case]:
-        """The bench case that can be the smallest, with inputs of 1 KiB, 4 KiB, … 4 GiB."""
+        """The bench case that can be the smallest, as inputs and results of about 1 KiB, 4 KiB, … 4 GiB in all."""
         grows = self.grows or self.batch
         if grows is None:
             return []
@@ -241,13 +242,16 @@ class Op:
             return replace(case, point=tuple((n, length if n == grows else v) for n, v in case.point))
 
         def size(case: Case) -> int:
-            return sum(a.nbytes for a in self.make(case, "meta") if isinstance(a, Tensor))
+            args = self.make(case, "meta")
+            results = self.reference(*args)
+            moved = (*args, *(results if isinstance(results, tuple) else (results,)))
+            return sum(a.nbytes for a in moved if isinstance(a, Tensor))
 
         ones = [of_length(case.with_dtype(self.bench_dtype), 1) for case in self.bench]
         base = min(ones, key=size)
         each = size(of_length(base, 2)) - size(base)
-        lengths = [1 + (2**power - size(base)) // each for power in range(10, 33, 2)]
-        return [of_length(base, length) for length in lengths if length >= 1]
+        lengths = [1 + (2**power - size(base)) / each for power in range(10, 33, 2)]
+        return [of_length(base, 2 ** round(math.log2(length))) for length in lengths if length >= 1]
 
     def make(self, case: Case, device: str = "cpu", seed: int = 0, values: str = "normal") -> tuple[Any, ...]:
         """The inputs of a case."""

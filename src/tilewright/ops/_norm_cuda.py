@@ -29,8 +29,8 @@ LARGEST_BLOCK = {  # threads, by packs a thread; as in norm.cu
 WINS = {  # elements of rows, from and to, with which "cuda" beats "triton" on an H200
     ("forward", "rms_norm"): (2048, 32768),
     ("forward", "layer_norm"): (8192, 32768),
-    ("forward", "add_rms_norm"): (1024, 32768),
-    ("forward", "add_layer_norm"): (1024, 32768),
+    ("forward", "add_rms_norm"): (2048, 32768),
+    ("forward", "add_layer_norm"): (2048, 32768),
     ("backward", "rms_norm"): (1024, 32768),
     ("backward", "layer_norm"): (1024, 32768),
     ("backward", "add_rms_norm"): (1024, 32768),
