@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import math
 import itertools
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
