@@ -156,6 +156,19 @@ def test_host_time_is_of_a_call_with_nothing_before_it_and_no_garbage_collected(
     assert clock.settled == 25
 
 
+def test_host_time_in_a_row_is_of_the_second_of_two_calls(hours):
+    clock, calls = Pretended(), count()
+
+    def slow_after_a_wait():
+        if next(calls) % 2 == 0:
+            next(hours)
+
+    lane = Lane(clock, lambda: [slow_after_a_wait])
+    assert lane.host_us(in_a_row=True) == pytest.approx(0.1e6)
+    assert next(calls) == 40
+    assert clock.settled == 21
+
+
 def test_what_else_the_machine_does_is_not_host_time(hours):
     calls = count()
 

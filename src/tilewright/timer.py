@@ -169,14 +169,18 @@ class Lane:
                 return now
             last = now
 
-    def host_us(self) -> float:
-        """Host time of one call, from asking to returning, with nothing queued before it. The least of several: what
-        else the machine does can only add to it."""
+    def host_us(self, *, in_a_row: bool = False) -> float:
+        """Host time of one call, from asking to returning: with nothing queued before it or, in a row, the same call.
+        After a wait for the GPU a host is slow for a while. The least of several: what else the machine does can only
+        add to it."""
         taken = []
         with _without_collection():
             while len(taken) < HOST_CALLS:
                 for call in self._ready():
                     self._clock.settle()
+                    if in_a_row:
+                        call()
+                        self._fill()
                     begin = time.perf_counter()
                     call()
                     taken.append(time.perf_counter() - begin)

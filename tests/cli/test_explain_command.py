@@ -15,13 +15,13 @@ from tilewright.cli import main
 ROOT = Path(__file__).parent.parent.parent
 KERNELS = Path(__file__).parent.parent / "tools" / "inspected.py"
 FLAW = ROOT / "examples" / "flaws" / "extra_pass.py"
-SMALL = ("relu", "-k", "triton", "--case", "N=16777216")
+SMALL = ("relu", "-k", "triton", "--case", "N=67108864")
 
 
 @pytest.fixture
 def explain(capsys, monkeypatch, tmp_path):
     """The command in this process, with one timing on record."""
-    timing = timing_record(us=40.0, case={"N": 2**24}, dtype="bfloat16")
+    timing = timing_record(us=160.0, case={"N": 2**26}, dtype="bfloat16")
     timing |= {"op": "relu", "source": source.kernel_hash("relu", "triton")}
     record.append(tmp_path / "results" / "relu.jsonl", [timing])
     monkeypatch.setenv("TILEWRIGHT_RESULTS", str(tmp_path / "results"))
@@ -39,7 +39,7 @@ def explain(capsys, monkeypatch, tmp_path):
 def test_a_good_kernel(explain):
     done = explain(*SMALL)
     assert done.returncode == 0, done.stderr
-    for words in ("Binds: memory bandwidth", "Time: 40.0 us, measured", "of the ceiling", "Predicted:", "pass"):
+    for words in ("Binds: memory bandwidth", "Time: 160.0 us, measured", "of the ceiling", "Predicted:", "pass"):
         assert words in done.stdout
     assert "fail" not in done.stdout
     assert "Next: tilewright inspect relu --sass" in done.stdout
@@ -56,7 +56,7 @@ def test_json_says_all(explain):
     done = explain(*SMALL, "--json")
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
-    assert said["us"] == {"value": 40.0, "source": "measured"}
+    assert said["us"] == {"value": 160.0, "source": "measured"}
     assert said["binds"]["what"] == "memory bandwidth"
     assert said["prediction"]["terms"]["memory"]["source"] == "audited"
     assert [point["name"] for point in said["points"]][:2] == ["coalesced access", "occupancy"]
@@ -69,7 +69,7 @@ def test_predictions_beside_timings_are_recorded(explain, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "Bound by memory: predicted over measured" in done.stdout
     (one,) = record.read(path).records
-    assert (one["kind"], one["op"], one["measured"]["us"]) == ("prediction", "relu", 40.0)
+    assert (one["kind"], one["op"], one["measured"]["us"]) == ("prediction", "relu", 160.0)
     done = explain("relu", "--predict", "--json")
     assert json.loads(done.stdout)["predicted_us"] == one["predicted_us"]
 

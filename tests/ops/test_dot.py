@@ -143,6 +143,25 @@ def test_gradients(layout, device, fast_path):
     assert_gradients_match(lambda x, y: module.dot_forward(x, y, "triton"), torch.dot, x, y)
 
 
+@pytest.mark.parametrize("blocks", [0.5, 1, 2, 2.25])
+def test_gradients_of_parts_of_blocks_whole_ones_and_several(blocks, device, fast_path):
+    N = int(blocks * module.BACKWARD_BLOCK)
+    x, y = (integers(N, device=device, dtype=torch.bfloat16, seed=seed).requires_grad_() for seed in (0, 1))
+    grad = torch.tensor(3.0, device=device, dtype=torch.bfloat16)
+    dx, dy = torch.autograd.grad(tw.dot(x, y), (x, y), grad)
+    same(dx, 3 * y)
+    same(dy, 3 * x)
+
+
+def test_both_gradients_are_made_in_one_launch(device, fast_path, monkeypatch):
+    launches = []
+    real = module._plan_backward
+    monkeypatch.setattr(module, "_plan_backward", lambda *args: launches.append(args) or real(*args))
+    x, y = (torch.randn(40, device=device, requires_grad=True) for _ in range(2))
+    tw.dot(x, y).backward()
+    assert len(launches) == 1
+
+
 def test_gradient_of_one_side_only(device, fast_path):
     x = torch.randn(5, device=device, requires_grad=True)
     y = torch.randn(5, device=device)
@@ -201,6 +220,9 @@ def test_registered_operator(device, fast_path):
     torch.library.opcheck(module.dot_forward.registered, (x, y, "triton"))
     torch.library.opcheck(module.dot_forward.registered, (x.detach()[::2], y.detach()[::2], "triton"))
     torch.library.opcheck(module.dot_forward.registered, (x.detach()[:0], y.detach()[:0], "triton"))
+    grad = torch.ones((), device=device)
+    for wanted in ([True, True], [True, False], [False, True]):
+        torch.library.opcheck(module.dot_backward.registered, (x.detach(), y.detach(), grad, wanted))
     assert_compiles(tw.dot, x.detach(), y.detach())
     torch._dynamo.reset()
     (grad,) = torch.autograd.grad(torch.compile(tw.dot, fullgraph=True, backend="aot_eager")(x, y), x)

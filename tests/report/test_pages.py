@@ -79,6 +79,14 @@ def test_sizes_stand_apart_from_bench_cases_and_are_held_against_the_best_of_tor
     assert "4.0 us" not in markdown.fill(SUMMARY, [*sized, timing("triton", 1.0)])
 
 
+def test_calls_that_go_to_torch_are_named():
+    kernels = (("eager", 4.0), (source.PUBLIC, 3.0))
+    sized = [timing(name, us, host_us=5.0, sized=True, is_torchs=name == source.PUBLIC) for name, us in kernels]
+    assert "| 4.0 us |  | 3.0 us, by torch |" in markdown.fill("<!-- records: sizes -->\n<!-- end -->", sized)
+    bench = [one | {"sized": False} for one in sized]
+    assert "| 3.0 us | tilewright, by torch |" in markdown.fill(SUMMARY, bench)
+
+
 def test_each_gpu_has_a_table_of_its_own():
     page = "<!-- records: softmax forward -->\n<!-- end -->"
     filled = markdown.fill(page, [timing("eager", 4.0), timing("eager", 8.0, gpu="l4")])

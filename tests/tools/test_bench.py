@@ -215,6 +215,12 @@ def test_a_timing_says_how_sure_it_is_and_what_it_cost():
     assert {"floor_us", "overhead_us", "unqueued"} == set(other.timer)
 
 
+def test_a_timing_says_when_torch_does_the_work():
+    """Which a user's call leaves to it where the input is small."""
+    found = timed([SOFTMAX.kernels["eager"], SOFTMAX.kernels["triton"], SOFTMAX.shipped])
+    assert {t.kernel: t.is_torchs for t in found} == {"eager": False, "triton": False, "tilewright": True}
+
+
 def test_values_and_addresses_change_from_sample_to_sample():
     seen = []
 

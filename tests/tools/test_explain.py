@@ -95,9 +95,9 @@ def test_what_is_not_known_says_so_and_gives_no_advice():
     assert point(found, "occupancy").verdict == UNKNOWN
 
 
-CASE = Case((("N", 2**24),), "bfloat16")
-CALL = {"op": "relu", "kernel": "triton", "case": {"N": 2**24}, "dtype": "bfloat16", "direction": "forward"}
-COPY = Cost(2**25, 2**25)
+CASE = Case((("N", 2**26),), "bfloat16")
+CALL = {"op": "relu", "kernel": "triton", "case": {"N": 2**26}, "dtype": "bfloat16", "direction": "forward"}
+COPY = Cost(2**27, 2**27)
 
 
 def relu(records, case=CASE, **options):
@@ -115,7 +115,7 @@ def test_a_fresh_timing_is_used_and_a_stale_one_named():
     fresh, stale = timed(20.0), timed(20.0) | {"source": "of another day"}
     found = relu([fresh])
     assert found.us == (20.0, "measured")
-    assert found.share == pytest.approx(2**26 / 2e12 * 1e6 / 20.0)
+    assert found.share == pytest.approx(2**28 / 2e12 * 1e6 / 20.0)
     assert found.prediction.rates.startswith("measured on NVIDIA H200")
     found = relu([stale])
     assert found.us[1] == "predicted"
@@ -124,18 +124,28 @@ def test_a_fresh_timing_is_used_and_a_stale_one_named():
 
 
 def test_what_binds_is_told_by_the_best_evidence():
-    assert relu([timed(36.0)]).binding.what == "memory bandwidth"
-    host = relu([timed(36.0, host_us=50.0)]).binding
+    assert relu([timed(144.0)]).binding.what == "memory bandwidth"
+    host = relu([timed(144.0, host_us=150.0)]).binding
     assert (host.what, host.source) == ("host overhead", "measured")
-    assert "50.0 us and the GPU 36.0 us" in host.why
-    slow = relu([timed(500.0)]).binding
+    assert "150.0 us and the GPU 144.0 us" in host.why
+    slow = relu([timed(2000.0)]).binding
     assert (slow.what, slow.source) == ("latency and occupancy", "measured")
     small = relu([], CASE.__class__((("N", 4096),), "bfloat16")).binding
     assert small.what == "host overhead: starting its launches"
 
 
+def test_a_call_that_is_over_before_memory_is_busy_waits():
+    """As ncu names it: what such a call has written is in the cache still."""
+    short, long = (relu([timed(144.0)], Case((("N", n),), "bfloat16")) for n in (2**24, 2**25))
+    assert (short.prediction.longest, short.prediction.binds) == ("memory", "latency")
+    assert 0.5 < short.prediction.busy < 0.6 < long.prediction.busy < 1.0
+    assert short.binding.what == "latency and occupancy"
+    assert "% busy: the call is over before it is filled" in short.binding.why
+    assert long.binding.what == "memory bandwidth"
+
+
 def test_counters_have_the_last_word_on_what_binds():
-    counted = {"memory": 0.4, "sm": 0.9, "dram_read": 3e7, "dram_written": 2e7}
+    counted = {"memory": 0.4, "sm": 0.9, "dram_read": 1.2e8, "dram_written": 0.8e8}
     device = {"gpu": "h200", "name": "NVIDIA H200"}
     code = source.kernel_hash("relu", "triton")
     profiled = record.stamp("counters", "relu", "triton", code, call=CALL, counters=counted, device=device)
@@ -151,7 +161,7 @@ def test_counters_have_the_last_word_on_what_binds():
 def test_backward_is_audited_too():
     found = relu([], direction="backward")
     assert found.evidence.audited.case == "N=262144"
-    assert found.evidence.audited.moved.distinct == pytest.approx(3 * 2**25)
+    assert found.evidence.audited.moved.distinct == pytest.approx(3 * 2**27)
     assert found.prediction.terms["memory"].source == "audited"
 
 

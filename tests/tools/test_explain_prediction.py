@@ -149,10 +149,13 @@ def test_kernels_that_launch_nothing_are_told():
 
 def test_means_are_of_ratios():
     measured = {"us": 1.0, "source": "a"}
-    pairs = [{"memory_bound": True, "predicted_us": us, "measured": measured, "source": "a"} for us in (0.5, 2.0)]
-    bound, present = accuracy.means(pairs)
+    shared = {"memory_bound": True, "is_whole": True, "measured": measured, "source": "a"}
+    pairs = [shared | {"predicted_us": us} for us in (0.5, 2.0)]
+    part = shared | {"predicted_us": 0.1, "is_whole": False}
+    bound, present, partly = accuracy.means([*pairs, part])
     assert "over measured 1.00, apart by a factor of 2.00, 2 calls" in bound
     assert "present code: predicted over measured 1.00" in present
+    assert partly.startswith("Part of a call, the rest of which is torch's: predicted over measured 0.10")
 
 
 def test_flaws_are_a_table():

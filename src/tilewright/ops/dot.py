@@ -7,7 +7,7 @@ order. No atomics, so the same input always gives the same bits.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,9 +20,10 @@ from tilewright.ops._flat import takes
 from tilewright.ops._follow import can_follow, let_follow
 from tilewright.ops._launch import Launcher
 from tilewright.ops._numba import launch, numba_cuda
-from tilewright.ops._operator import operator
+from tilewright.ops._operator import contiguous_like, operator
 from tilewright.ops._reduce import split, sum_pieces
 from tilewright.ops._reduce_numba import NUMBA_THREADS, numba_sum_chunks, numba_tree_sum
+from tilewright.ops._sizes import cdiv
 from tilewright.ops._tuned import planned
 from tilewright.spec import Cost, Op, grid
 
@@ -72,8 +73,28 @@ def _dot_chunk(x_ptr, y_ptr, partial_ptr, N, chunk, LEADS: tl.constexpr, BLOCK_N
     tl.store(partial_ptr + piece, tl.sum(total, axis=0))
 
 
+@triton.jit
+def _times(x_ptr, grad, y_ptr, offs_n, N, FILLED: tl.constexpr):
+    mask = None if FILLED else offs_n < N
+    x = tl.load(x_ptr + offs_n, mask=mask, eviction_policy="evict_last").to(tl.float32)
+    tl.store(y_ptr + offs_n, (grad * x).to(y_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _dot_bwd(x_ptr, y_ptr, grad_ptr, dx_ptr, dy_ptr, N, FILLED: tl.constexpr, BLOCK_N: tl.constexpr):
+    """dx = grad y and dy = grad x, or one of them."""
+    offs_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    grad = tl.load(grad_ptr).to(tl.float32)
+    if dx_ptr is not None:
+        _times(y_ptr, grad, dx_ptr, offs_n, N, FILLED)
+    if dy_ptr is not None:
+        _times(x_ptr, grad, dy_ptr, offs_n, N, FILLED)
+
+
 BLOCK_N = 4096
+BACKWARD_BLOCK = 2048
 _launch = Launcher(_dot_chunk)
+_launch_backward = Launcher(_dot_bwd)
 
 
 @planned
@@ -160,9 +181,34 @@ def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(x, y)
 
 
+@planned
+def _plan_backward(N: int, dtypes: Any, device: int, wanted: tuple[bool, ...]) -> Callable[..., None]:
+    how = {"FILLED": N % BACKWARD_BLOCK == 0, "BLOCK_N": BACKWARD_BLOCK, "num_warps": 4}
+    return _launch_backward.prepare((cdiv(N, BACKWARD_BLOCK),), N, **how)
+
+
+def _gradients_like(x: Tensor, y: Tensor, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+    return [contiguous_like(one) for one, is_wanted in zip((x, y), wanted, strict=True) if is_wanted]
+
+
+@operator("dot_backward", fake=_gradients_like)
+def dot_backward(x: Tensor, y: Tensor, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
+    """The gradients of x and y, as far as they are wanted, in one launch."""
+    gradients = _gradients_like(x, y, grad, wanted)
+    if x.numel():
+        plan = _plan_backward(x.numel(), (x.dtype, grad.dtype), x.get_device(), tuple(wanted))
+        given = iter(gradients)
+        plan(x.contiguous(), y.contiguous(), grad, *(next(given) if is_wanted else None for is_wanted in wanted))
+    return gradients
+
+
 def _backward(ctx, grad: Tensor):
     x, y = ctx.saved_tensors
-    return grad * y if ctx.needs_input_grad[0] else None, grad * x if ctx.needs_input_grad[1] else None, None
+    wanted = ctx.needs_input_grad[:2]
+    if torch.is_grad_enabled():  # for torch to differentiate again
+        return grad * y if wanted[0] else None, grad * x if wanted[1] else None, None
+    given = iter(dot_backward(x, y, grad, wanted))
+    return *(next(given) if is_wanted else None for is_wanted in wanted), None
 
 
 dot_forward.differentiate(_save, _backward)

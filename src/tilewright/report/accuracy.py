@@ -78,11 +78,13 @@ def _agree(counted: str, predicted: str) -> bool:
 
 def means(records: Sequence[Record]) -> Iterator[str]:
     """Geometric means of predicted over measured, and of how far the two are apart whichever is larger."""
-    bound = [r for r in records if r["memory_bound"]]
+    whole = [r for r in records if r["is_whole"]]
+    bound = [r for r in whole if r["memory_bound"]]
     for what, chosen in (
         ("Bound by memory", bound),
         ("Bound by memory, timings of the present code", [r for r in bound if not is_of_older_code(r)]),
-        ("Others", [r for r in records if not r["memory_bound"]]),
+        ("Others", [r for r in whole if not r["memory_bound"]]),
+        ("Part of a call, the rest of which is torch's", [r for r in records if not r["is_whole"]]),
     ):
         if chosen:
             ratios = [ratio(r) for r in chosen]

@@ -117,8 +117,9 @@ def _named(row: Row) -> str:
 
 
 def _stale(row: Row) -> str:
-    """What takes from a time's worth."""
-    return ("" if row.interval_us else ", earlier timer") + (", stale" if row.is_stale else "")
+    """Whose it is, if not ours, and what takes from a time's worth."""
+    words = (", by torch" * row.is_torchs, ", earlier timer" * (not row.interval_us), ", stale" * row.is_stale)
+    return "".join(words)
 
 
 def _all_kernels(found: Sequence[Row]) -> str:

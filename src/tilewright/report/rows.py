@@ -31,6 +31,7 @@ class Row:
     rates: dict[str, float]  # the ceilings: measured where they were, by datasheet elsewhere
     us: float | None
     interval_us: Interval | None  # 95 % of the median
+    is_torchs: bool  # the call goes to torch
     binds: str  # the unit whose ceiling is the floor
     share: float | None  # of that ceiling
     against: str | None  # the kernel that `ratio` is held against
@@ -107,6 +108,7 @@ def _row(r: dict[str, Any]) -> Row:
         rates=rates,
         us=us,
         interval_us=_pair(r["interval_us"]),
+        is_torchs=r.get("is_torchs", False),
         binds=unit,
         share=floor * 1e6 / us if us else None,
         against=against.get("kernel"),

@@ -107,7 +107,8 @@ class Track:
     def aside(self) -> tuple[float, int | None]:
         """Host time of a call in microseconds, and the memory it needs beyond inputs and results."""
         with self._mode():
-            return self._lane.host_us(), self._lane.extra_bytes()
+            can_repeat = self._direction != "backward"  # whose graph is gone after it
+            return self._lane.host_us(in_a_row=can_repeat), self._lane.extra_bytes()
 
     @contextlib.contextmanager
     def _mode(self) -> Iterator[None]:

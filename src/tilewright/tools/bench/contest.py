@@ -24,7 +24,7 @@ from tilewright.tools.bench.state import watched
 from tilewright.tools.check import FORWARD_ONLY, Verdict, check
 from tilewright.tools.check.answers import Answer, Answers, ReferenceFailed
 from tilewright.tools.check.budget import Mismatch, compare
-from tilewright.tools.check.judge import Here, Judge
+from tilewright.tools.check.judge import FALLS_BACK, Here, Judge
 from tilewright.tools.check.trials import Trial
 from tilewright.worker.memory import free_memory
 from tilewright.worker.parent import Worker
@@ -55,6 +55,7 @@ class Timing:
     median_us: float | None = None
     interval_us: list[float] | None = None  # 95 % of the median
     against: dict[str, Any] | None = None  # another kernel's time over this one's, with its interval
+    is_torchs: bool = False  # torch's own operators do its work
     host_us: float | None = None
     extra_bytes: int | None = None
     state: dict[str, Any] = field(default_factory=dict)  # of the GPU
@@ -300,6 +301,7 @@ class Contest:
             if us is None:
                 continue
             timing = self._without_time(by_name[name], direction, "right", "")
+            timing.is_torchs = any(label.startswith(FALLS_BACK) for label in verdicts[name].labels)
             timing.calls, timing.samples_us = calls, [round(sample, 3) for sample in us]
             timing.state, timing.timer = measured.state, {"floor_us": round(self._floor, 3), **measured.timer[name]}
             timing.host_us, timing.extra_bytes = round(asides[name][0], 2), asides[name][1]

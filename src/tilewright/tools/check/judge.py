@@ -25,6 +25,7 @@ SIMULATED_ELEMENTS = {"triton": 2**21, "numba": 1100, "python": 2**21}
 NOT_RIGHT = ("wrong", "tampered", "crashed", "timeout")
 FORWARD_ONLY = "forward only"  # the label of a user's kernel that torch cannot differentiate
 LOWER = 4.0  # times torch's own error, root mean square, from which on a right kernel is said to be less precise
+FALLS_BACK = "falls back to torch"
 SEEN_THROUGH = 2**26  # elements of a case at most: the truth of larger ones was forgotten, and takes long
 MANY = 1024  # elements that make a root mean square tell something
 
@@ -145,7 +146,7 @@ class Judge:
         if self._fell_back:
             some = self._fell_back < self._seen_through
             part = f" in {self._fell_back} of {self._seen_through} cases" if some else ""
-            verdict.labels.append(f"falls back to torch{part}")
+            verdict.labels.append(f"{FALLS_BACK}{part}")
         if self._precision[0] > LOWER:
             ratio, where = self._precision
             verdict.labels.append(f"lower precision: errors up to {ratio:.1f} times those of torch ({where})")

@@ -101,6 +101,9 @@ def _binding(known: Known) -> Binding | None:
         return Binding(UNITS["latency"], why, MEASURED)
     if counted := _by_counters(known, found):
         return counted
+    if found.is_unfilled:
+        why = f"memory would be {found.busy:.0%} busy: the call is over before it is filled"
+        return Binding(UNITS["latency"], why, CALCULATED)
     term = found.terms[found.binds]
     source = COMPILED if found.binds in ("latency", "start") else term.source
     why = f"{term.us:.1f} of {found.us:.1f} us as predicted"

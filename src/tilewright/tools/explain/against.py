@@ -12,7 +12,7 @@ from tilewright.errors import CompilerRefused, LauncherFailed, NothingLaunched
 from tilewright.hardware import GPU
 from tilewright.spec import Case
 from tilewright.tools.explain.evidence import Records, of_op
-from tilewright.tools.explain.prediction import Prediction, predicted
+from tilewright.tools.explain.prediction import BESIDES, Prediction, predicted
 
 KIND = "prediction"
 
@@ -49,6 +49,7 @@ class Compared:
             binds=self.prediction.binds,
             terms={name: round(term.us, 3) for name, term in self.prediction.terms.items()},
             lacks=list(self.prediction.lacks),
+            is_whole=BESIDES not in self.prediction.lacks,
             measured={"us": timing["median_us"], "date": timing["date"], "source": timing["source"]},
             memory_bound=self.is_memory_bound,
         )

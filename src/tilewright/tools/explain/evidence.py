@@ -274,7 +274,9 @@ def _on_smaller(op: Op, kernel: Kernel, case: Case, cost: Cost, direction: str) 
     pairs = zip(args, op.make(case, device="meta"), strict=True)
     same = [one for one, there in pairs if isinstance(one, Tensor) and one.shape == there.shape]
     fixed = frozenset(one.untyped_storage().data_ptr() for one in same)
-    return Audited(found, cost.bytes / least.bytes, "" if small == case else str(small), fixed=fixed)
+    stays = sum(one.nbytes for one in same) * (1 if direction == "forward" else 2)  # backward their gradients, too
+    scale = (cost.bytes - stays) / (least.bytes - stays) if least.bytes > stays else cost.bytes / least.bytes
+    return Audited(found, scale, "" if small == case else str(small), fixed=fixed)
 
 
 def _backward(op: Op, kernel: Kernel, args: Sequence[Any], least: Cost) -> Audit:

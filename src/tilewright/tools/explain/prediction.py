@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tilewright import counters
 from tilewright.tools.explain.evidence import AUDITED, CALCULATED, COMPILED, Evidence, Moved
 from tilewright.tools.explain.work import Work
 
@@ -17,6 +18,8 @@ START_US = 1.7  # of a launch, until its first bytes are there and after its las
 LATENCY = 0.7e-6  # seconds from a load to its bytes, with memory busy
 CACHED = 0.3e-6  # if they are in the L2
 MARGIN = 0.05  # by which ceilings differ from run to run and with the pattern of access
+HELD = 0.8  # of the L2: the last bytes that passed; those of them that were written have not gone to memory yet
+BESIDES = "what the call does besides these launches"  # torch's own kernels, as a rule
 CLOCKS = 2.0  # from one instruction of a warp to the next: half of what a dependent one waits
 
 
@@ -36,10 +39,21 @@ class Prediction:
     terms: Mapping[str, Term]  # over all launches: by unit, `memory`, `latency`, `atomics`, and `start` of those
     rates: str  # where the ceilings come from
     lacks: tuple[str, ...] = ()  # what is not in it
+    busy: float = 1.0  # the share of the memory's bandwidth that it has on average
+
+    @property
+    def longest(self) -> str:
+        return max(self.terms, key=lambda name: self.terms[name].us)
+
+    @property
+    def is_unfilled(self) -> bool:
+        """Whether it is over before memory is busy, though nothing takes longer."""
+        return self.longest == "memory" and self.busy < counters.LATENCY
 
     @property
     def binds(self) -> str:
-        return max(self.terms, key=lambda name: self.terms[name].us)
+        """As ncu names it: what takes longest, unless it is not busy either."""
+        return "latency" if self.is_unfilled else self.longest
 
     def as_json(self) -> dict[str, object]:
         terms = {name: {"us": term.us, "source": term.source} for name, term in self.terms.items()}
@@ -164,5 +178,15 @@ def _with_words(found: Prediction, known: Evidence) -> Prediction:
     elif known.audited.case and not known.cost:
         lacks.append(f"what grows faster than the inputs (audited on {known.audited.case})")
     if known.launches[-1].launch and not known.launches[-1].launch.is_all:
-        lacks.append("what the call does besides these launches")
-    return Prediction(found.us, found.low, found.high, found.terms, known.ceilings.source, tuple(lacks))
+        lacks.append(BESIDES)
+    busy = _busy(known, found.us - known.ceilings.timer_us)
+    return replace(found, rates=known.ceilings.source, lacks=tuple(lacks), busy=busy)
+
+
+def _busy(known: Evidence, us: float) -> float:
+    """Of what reading alone can have, while its kernels run."""
+    read, written = (known.cost.read, known.cost.written) if known.cost else (0, 0)
+    if known.audited:
+        read, written = known.audited.moved.read, known.audited.moved.written
+    held = min(1.0, HELD * known.gpu.l2 / max(1, read + written)) * written
+    return (read + written - held) / (us * 1e-6 * known.ceilings.rates["read"])
