@@ -86,10 +86,10 @@ def test_only_right_verdicts_count(tool, ops):
 
 
 def test_checks_that_found_no_room_are_done_again(tool, ops):
-    steps = tool.lacking("verdicts", ops, [])
     cramped = made("verdict", "gelu", "cuda", verdict="right", labels=[f"1 left out: not in the 1 {FREE}"])
     other = made("verdict", "adamw", "triton", verdict="right", labels=["3 left out: the kernel does not take it"])
-    assert [step.words[1] for step in tool._cramped(steps, [cramped, other])] == ["gelu"]
+    two = [op for op in ops if op.name in ("gelu", "adamw")]
+    assert commands(tool, "verdicts", two, [cramped, other]) == ["tilewright check gelu -k triton -k cuda"]
 
 
 def test_records_go_to_the_file_of_their_operation(tool, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,9 @@ def lacking(step: str, ops: Sequence[Op], found: Records) -> list[Step]:
 
 
 def _verdicts(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
-    proven = {(r["op"], r["kernel"]) for r in fresh if r["kind"] == "verdict" and r["verdict"] == "right"}
+    """Also where cases were left out for want of memory, which others may have had."""
+    right = [r for r in fresh if r["kind"] == "verdict" and r["verdict"] == "right"]
+    proven = {(r["op"], r["kernel"]) for r in right if not _is_cramped(r)}
     for op in ops:
         names = [k.name for k in op.kernels.values() if k.language in OWN and (op.name, k.name) not in proven]
         if names:
@@ -197,19 +199,15 @@ def run(kinds: Sequence[str], ops: Sequence[Op], minutes: float) -> bool:
             if kind == "verdicts":
                 with ThreadPoolExecutor(CHECKS) as pool:
                     is_well &= all([*pool.map(done_in_time, steps)])
-                steps = _cramped(steps, _found(folder))
-            else:
-                for one in compiling.values():  # not beside what is timed
-                    one.result()
+                steps = lacking(kind, ops, _found(folder))
+            for one in compiling.values() if steps else ():  # not beside what is timed, or needs all memory
+                one.result()
             is_well &= all([*map(done_in_time, steps)])
     return is_well
 
 
-def _cramped(steps: Sequence[Step], found: Records) -> list[Step]:
-    """Of these checks those that left out cases for want of memory, which others had."""
-    said = {(r["op"], r["kernel"]): " ".join(r["labels"]) for r in record.latest([*found]) if r["kind"] == "verdict"}
-    asked = {step: [(step.words[1], name) for name in step.words[3::2]] for step in steps}
-    return [step for step, kernels in asked.items() if any(FREE in said.get(kernel, "") for kernel in kernels)]
+def _is_cramped(verdict: Mapping[str, Any]) -> bool:
+    return any(FREE in label for label in verdict["labels"])
 
 
 def _ops(names: str) -> list[Op]:
