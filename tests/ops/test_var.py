@@ -44,6 +44,13 @@ def test_far_from_zero(device):
         torch.testing.assert_close(tw.var(x, dim), x.double().var(dim).float(), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("N", [64, 100, 4096, 20000])
+def test_equal_numbers_have_none(N, dtype, device, few_programs):
+    x = torch.tensor([[0.1], [-3.3], [1000.1], [6e4]], dtype=dtype, device=device).expand(4, N).repeat(64, 1)
+    assert torch.equal(tw.var(x, 1), torch.zeros(256, dtype=dtype, device=device))
+
+
 def test_numbers_whose_sum_is_too_large(device, few_programs):
     few_programs(64)
     for shape, dim in (((3, 200), 1), ((3, 20000), 1), ((2000, 3), 0)):

@@ -257,11 +257,11 @@ def _reduce_tile(
             b = tl.sum(tl.exp2(a * LOG2_E - (_finite(m) * LOG2_E)[:, None]), axis=1)
             a = m
         elif HOW == "var":
-            if FILLED:  # of a power of two of equal elements the mean is exact
+            if FILLED and x_ptr.dtype.element_ty.primitive_bitwidth == 16:  # whose sums of equal elements are exact
                 mean = tl.sum(a * (1.0 / BLOCK_N), axis=1)
             else:
                 head = tl.load(x_ptr + offs_m * N, mask=offs_m < M, other=0.0).to(tl.float32)
-                mean = _near(a, head, inside, N + 0.0)
+                mean = _near(a, head, True if FILLED else inside, N + 0.0)
             apart = a - mean[:, None]
             apart = apart if FILLED else tl.where(inside, apart, 0.0)
             a, b = mean, tl.sum(apart * apart, axis=1)
