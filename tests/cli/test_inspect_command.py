@@ -83,9 +83,9 @@ def test_every_kernel_everywhere_is_recorded(inspect, monkeypatch, tmp_path):
     path = tmp_path / "r.jsonl"
     done = inspect("--everywhere", "--record", path)
     assert done.returncode == 0, done.stderr
-    assert "kernels for 2 GPUs: 4 fit, 0 do not." in done.stdout
+    assert "kernels for 2 GPUs: 6 fit, 0 do not." in done.stdout
     found = {r["kernel"]: r for r in record.read(path).records}
-    assert set(found) == {"_dot_chunk", "_reduce_pieces"}
+    assert set(found) == {"_dot_chunk", "_dot_bwd", "_reduce_pieces"}
     assert found["_dot_chunk"]["gpus"].keys() == {"a100-80gb", "mi300x"}
     assert found["_dot_chunk"]["gpus"]["a100-80gb"]["spills"] == 0
     assert not any(map(record.is_stale, found.values()))
