@@ -73,17 +73,8 @@ def _timings(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
                 groups[direction, op.shipped is not None, names == [source.PUBLIC]][op.name] = names
     for (direction, *_), lacks in groups.items():
         names = dict.fromkeys(name for names in lacks.values() for name in names)
-        yield Step(
-            (
-                "bench",
-                ",".join(lacks),
-                *_options("-k", names),
-                "--direction",
-                direction,
-                "--samples",
-                SAMPLES["timings"],
-            )
-        )
+        how = ("--direction", direction, "--samples", SAMPLES["timings"])
+        yield Step(("bench", ",".join(lacks), *_options("-k", names), *how))
 
 
 def _counters(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
@@ -103,8 +94,8 @@ def _sizes(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
         growing = [op for op in ops if op.shipped and op.sizes() and op.is_one_pass == (direction == "both")]
         names = [op.name for op in growing if any(_misses(op.sizes(), op, name, timed) for name in wanted)]
         if names:
-            words = ("bench", ",".join(names), "--sizes", "--direction", direction, "--samples", SAMPLES["sizes"])
-            yield Step(words)
+            how = ("--direction", direction, "--samples", SAMPLES["sizes"])
+            yield Step(("bench", ",".join(names), "--sizes", *how))
 
 
 def _directions(op: Op) -> list[str]:
@@ -189,18 +180,18 @@ def run(kinds: Sequence[str], ops: Sequence[Op], minutes: float) -> bool:
         return False
 
     with ThreadPoolExecutor(1) as aside:
-        compiling = {  # checks leave cores idle, if there are any to do
-            kind: aside.submit(warmed, kind, lacking(kind, ops, _found(folder)))
+        compiling = [  # checks leave cores idle, if there are any to do
+            aside.submit(warmed, kind, lacking(kind, ops, _found(folder)))
             for kind in kinds
             if kind in ("timings", "sizes")
-        }
+        ]
         for kind in kinds:
             steps = lacking(kind, ops, _found(folder))
             if kind == "verdicts":
                 with ThreadPoolExecutor(CHECKS) as pool:
                     is_well &= all([*pool.map(done_in_time, steps)])
                 steps = lacking(kind, ops, _found(folder))
-            for one in compiling.values() if steps else ():  # not beside what is timed, or needs all memory
+            for one in compiling if steps else ():  # not beside what is timed, or needs all memory
                 one.result()
             is_well &= all([*map(done_in_time, steps)])
     return is_well

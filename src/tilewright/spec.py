@@ -52,6 +52,9 @@ class Case:
     def with_dtype(self, dtype: str) -> Case:
         return replace(self, dtype=dtype)
 
+    def with_size(self, name: str, value: Value) -> Case:
+        return replace(self, point=tuple((n, value if n == name else v) for n, v in self.point))
+
     def __str__(self) -> str:
         """The form `--case` takes."""
         return ",".join(f"{name}={value}" for name, value in self.point)
@@ -238,20 +241,16 @@ class Op:
         if grows is None:
             return []
 
-        def of_length(case: Case, length: int) -> Case:
-            return replace(case, point=tuple((n, length if n == grows else v) for n, v in case.point))
-
         def size(case: Case) -> int:
             args = self.make(case, "meta")
             results = self.reference(*args)
             moved = (*args, *(results if isinstance(results, tuple) else (results,)))
             return sum(a.nbytes for a in moved if isinstance(a, Tensor))
 
-        ones = [of_length(case.with_dtype(self.bench_dtype), 1) for case in self.bench]
-        base = min(ones, key=size)
-        each = size(of_length(base, 2)) - size(base)
+        base = min((case.with_dtype(self.bench_dtype).with_size(grows, 1) for case in self.bench), key=size)
+        each = size(base.with_size(grows, 2)) - size(base)
         lengths = [1 + (2**power - size(base)) / each for power in range(10, 33, 2)]
-        return [of_length(base, 2 ** round(math.log2(length))) for length in lengths if length >= 1]
+        return [base.with_size(grows, 2 ** round(math.log2(length))) for length in lengths if length >= 1]
 
     def make(self, case: Case, device: str = "cpu", seed: int = 0, values: str = "normal") -> tuple[Any, ...]:
         """The inputs of a case."""

@@ -45,7 +45,8 @@ def timing(kernel: str, us: float | None, case: dict[str, Any], **more: Any) -> 
 
 
 def softmax() -> list[dict[str, Any]]:
-    """Wins at 256, ties at 1024, loses at 4096; backward on two dtypes; another GPU; one stale, one throttled."""
+    """Wins at 256, ties at 1024, loses at 4096; backward on two dtypes; another GPU; one stale, one throttled,
+    one by torch."""
     made = []
     for n, triton_us in zip(SIZES, (20.0, 50.0, 220.0), strict=True):
         case = {"M": 65536, "N": n}
@@ -59,7 +60,7 @@ def softmax() -> list[dict[str, Any]]:
     made[0]["source"] = "another"
     for dtype in ("bfloat16", "float32"):
         made += [timing("triton", 30.0 + n, {"M": 64, "N": n}, direction="backward", dtype=dtype) for n in SIZES[:2]]
-    made += [timing("triton", 4.0, {"M": 8, "N": 256}, gpu="l4", calls=16, interval_us=None)]
+    made += [timing("triton", 4.0, {"M": 8, "N": 256}, gpu="l4", calls=16, interval_us=None, is_torchs=True)]
     return made
 
 
@@ -256,6 +257,7 @@ def test_the_table_has_every_number(browser):
     assert [mark.text for mark in tables[0].find_elements("css selector", "mark")] == ["stale", "throttled: power cap"]
     browser.script("arguments[0].scrollIntoView()", tables[-1])
     assert "16 calls back to back" in browser.text("#timings")
+    assert "by torch" in browser.text("#timings")
     below = browser.text(".untimed")
     assert "triton-online unsupported: does not fit <this>" in below
     assert "3 records" in below

@@ -85,6 +85,12 @@ def test_a_loss_is_said_plainly():
     assert "of its time, stale" in shown(timing("eager", 1.0, 0.9, 1.1), old)
 
 
+def test_work_that_torch_does_is_said_to_be_torchs():
+    text = shown(timing("eager", 1.0, 0.9, 1.1), timing("triton", 2.0, 1.9, 2.1, is_torchs=True))
+    assert "right, by torch, loses here: eager" in line(text, "triton")
+    assert text.count("by torch") == 1
+
+
 def test_what_has_no_time_has_a_reason_below():
     text = shown(timing("eager", 1.0), timing("triton", None, verdict="implausible", reason="too fast"))
     assert "triton: implausible, too fast" in text

@@ -18,6 +18,7 @@ however long; "best" is whichever wins.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ from torch import Tensor
 from tilewright.ops._dispatch import runs_here
 from tilewright.ops._norm_cuda import by_clusters, wins
 from tilewright.ops._norm_triton import add_up, backward_by_programs, forward_by_programs
-from tilewright.ops._operator import contiguous_like, is_differentiated, is_seen, operator
+from tilewright.ops._operator import contiguous_like, is_differentiated, is_seen, operator, spread
 from tilewright.ops._rows import PACK
 from tilewright.ops._tuned import planned
 from tilewright.spec import Draw
@@ -170,7 +171,7 @@ def _plan_backward(
 
 def _gradients_like(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> list[Tensor]:
     wanted = (True, *rest[-1])
-    return [contiguous_like(t) for t, is_wanted in zip((x, weight, bias), wanted, strict=True) if is_wanted]  # type: ignore[arg-type]
+    return [contiguous_like(t) for t in itertools.compress((x, weight, bias), wanted)]  # type: ignore[arg-type]
 
 
 @operator("normalize_backward", fake=_gradients_like)
@@ -223,7 +224,7 @@ def _gradients_in_torch(
     gradients = [dx if dsum is None else dx + dsum.float().reshape(-1, N)]
     gradients += [(dy * normed).sum(0)] if wanted[0] else []
     gradients += [dy.sum(0)] if wanted[1] else []
-    likes = [like for like, is_wanted in zip((x, weight, bias), (True, *wanted), strict=True) if is_wanted]
+    likes = itertools.compress((x, weight, bias), (True, *wanted))
     return [g.view(like.shape).to(like.dtype) for g, like in zip(gradients, likes, strict=True)]  # type: ignore[union-attr]
 
 
@@ -236,7 +237,7 @@ def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None) -> tuple[Tensor | None
         dx, *rest = _gradients_in_torch(x, weight, bias, dy, dsum, N, eps, offset, is_rms, wanted)
     else:
         dx, *rest = normalize_backward(x, weight, bias, stats, dy, dsum, N, offset, is_rms, form, wanted)
-    return dx, *(rest.pop(0) if is_wanted else None for is_wanted in wanted)
+    return dx, *spread(rest, wanted)
 
 
 def _results_like(x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, *rest: Any) -> tuple[Tensor, Tensor]:

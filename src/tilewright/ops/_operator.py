@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -81,6 +81,12 @@ def is_differentiated(*tensors: Tensor | None) -> bool:
             if tensor is not None and tensor.requires_grad:
                 return True
     return False
+
+
+def spread(values: Iterable[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """One after the other where it is wanted, nothing elsewhere."""
+    rest = iter(values)
+    return [next(rest) if is_wanted else None for is_wanted in wanted]
 
 
 def is_seen() -> bool:

@@ -7,6 +7,7 @@ order. No atomics, so the same input always gives the same bits.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from tilewright.ops._flat import takes
 from tilewright.ops._follow import can_follow, let_follow
 from tilewright.ops._launch import Launcher
 from tilewright.ops._numba import launch, numba_cuda
-from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._operator import contiguous_like, operator, spread
 from tilewright.ops._reduce import split, sum_pieces
 from tilewright.ops._reduce_numba import NUMBA_THREADS, numba_sum_chunks, numba_tree_sum
 from tilewright.ops._sizes import cdiv
@@ -188,7 +189,7 @@ def _plan_backward(N: int, dtypes: Any, device: int, wanted: tuple[bool, ...]) -
 
 
 def _gradients_like(x: Tensor, y: Tensor, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-    return [contiguous_like(one) for one, is_wanted in zip((x, y), wanted, strict=True) if is_wanted]
+    return [contiguous_like(one) for one in itertools.compress((x, y), wanted)]
 
 
 @operator("dot_backward", fake=_gradients_like)
@@ -197,8 +198,7 @@ def dot_backward(x: Tensor, y: Tensor, grad: Tensor, wanted: Sequence[bool]) -> 
     gradients = _gradients_like(x, y, grad, wanted)
     if x.numel():
         plan = _plan_backward(x.numel(), (x.dtype, grad.dtype), x.get_device(), tuple(wanted))
-        given = iter(gradients)
-        plan(x.contiguous(), y.contiguous(), grad, *(next(given) if is_wanted else None for is_wanted in wanted))
+        plan(x.contiguous(), y.contiguous(), grad, *spread(gradients, wanted))
     return gradients
 
 
@@ -207,8 +207,7 @@ def _backward(ctx, grad: Tensor):
     wanted = ctx.needs_input_grad[:2]
     if torch.is_grad_enabled():  # for torch to differentiate again
         return grad * y if wanted[0] else None, grad * x if wanted[1] else None, None
-    given = iter(dot_backward(x, y, grad, wanted))
-    return *(next(given) if is_wanted else None for is_wanted in wanted), None
+    return *spread(dot_backward(x, y, grad, wanted), wanted), None
 
 
 dot_forward.differentiate(_save, _backward)

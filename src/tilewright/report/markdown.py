@@ -86,7 +86,7 @@ def _summary(found: Sequence[Row]) -> str:
         against = f"{(others[0].us or 0) / (best.us or 1):.2f}x" if others else ""
         against += ", tie" if others and best.place == others[0].place == "ties" else ""
         lines.append(
-            f"| {op} | {case} | {' | '.join(cells)} | {_us(best)} | {best.kernel}{_stale(best)} | {best.share:.0%} "
+            f"| {op} | {case} | {' | '.join(cells)} | {_us(best)} | {best.kernel}{_remarks(best)} | {best.share:.0%} "
             f"| {against} |"
         )
     return "\n".join(lines)
@@ -107,16 +107,16 @@ def _sizes(records: list[dict[str, Any]]) -> str:
         cells = [_us(timed[name]) if name in timed else "" for name in ("eager", "compile", source.PUBLIC)]
         lines.append(
             f"| {op}{'' if direction == 'forward' else f' {direction}'} | {case} | {size(ours.cost.bytes)} "
-            f"| {' | '.join(cells)}{_stale(ours)} | {ours.us / min(torchs):.2f} | {host} |"
+            f"| {' | '.join(cells)}{_remarks(ours)} | {ours.us / min(torchs):.2f} | {host} |"
         )
     return "\n".join(lines) + f"\n\n{_provenance(records)}\n"
 
 
 def _named(row: Row) -> str:
-    return _us(row) + ("" if row.kernel in ("eager", "compile") else f", {row.kernel}") + _stale(row)
+    return _us(row) + ("" if row.kernel in ("eager", "compile") else f", {row.kernel}") + _remarks(row)
 
 
-def _stale(row: Row) -> str:
+def _remarks(row: Row) -> str:
     """Whose it is, if not ours, and what takes from a time's worth."""
     words = (", by torch" * row.is_torchs, ", earlier timer" * (not row.interval_us), ", stale" * row.is_stale)
     return "".join(words)
@@ -138,7 +138,7 @@ def _all_kernels(found: Sequence[Row]) -> str:
 def _cell(row: Row | None) -> str:
     if row is None or not row.us or not row.share:
         return ""
-    text = f"{_us(row)}, {row.share:.0%}{_stale(row)}"
+    text = f"{_us(row)}, {row.share:.0%}{_remarks(row)}"
     return f"**{text}**" if row.place else text
 
 

@@ -95,10 +95,12 @@ def _cells(row: Row, against: str) -> list[str]:
 
 
 def _verdict(row: Row) -> Text:
+    said = row.verdict + ", by torch" * row.is_torchs
     if row.loses_to and row.loses_to.us and row.us:
-        lost = f"{row.verdict}, loses here: {row.loses_to.kernel} takes {row.loses_to.us / row.us:.2f} of its time"
-        return Text(lost + (", stale" if row.is_stale else ""), "yellow")
-    return Text(row.verdict + ", stale", "yellow") if row.is_stale else Text(row.verdict, STYLE[row.verdict])
+        said = f"{said}, loses here: {row.loses_to.kernel} takes {row.loses_to.us / row.us:.2f} of its time"
+    if row.is_stale:
+        said += ", stale"
+    return Text(said, "yellow" if row.loses_to or row.is_stale else STYLE[row.verdict])
 
 
 def conditions(records: Sequence[dict[str, Any]], state: dict[str, Any]) -> Group:

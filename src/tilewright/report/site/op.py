@@ -151,7 +151,7 @@ def _loses(row: Row) -> str:
 def _marks(row: Row) -> list[str]:
     throttled = [f"throttled: {', '.join(row.throttled)}"] if row.throttled else []
     together = [f"{row.calls} calls back to back"] if row.calls > 1 else []
-    return ["stale"] * row.is_stale + throttled + together
+    return ["by torch"] * row.is_torchs + ["stale"] * row.is_stale + throttled + together
 
 
 def _without_time(untimed: Iterable[Row], link: Any) -> str:

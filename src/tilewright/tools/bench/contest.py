@@ -301,7 +301,7 @@ class Contest:
             if us is None:
                 continue
             timing = self._without_time(by_name[name], direction, "right", "")
-            timing.is_torchs = any(label.startswith(FALLS_BACK) for label in verdicts[name].labels)
+            timing.is_torchs = FALLS_BACK in verdicts[name].labels
             timing.calls, timing.samples_us = calls, [round(sample, 3) for sample in us]
             timing.state, timing.timer = measured.state, {"floor_us": round(self._floor, 3), **measured.timer[name]}
             timing.host_us, timing.extra_bytes = round(asides[name][0], 2), asides[name][1]

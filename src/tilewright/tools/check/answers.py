@@ -122,12 +122,8 @@ class Answers:
         if trial.repeat == 1:
             return []
         batch = self._op.batch
-        longer = [(name, 2 * value if name == batch else value) for name, value in trial.case.point]  # type: ignore[operator]
-        pairs = zip(
-            self._op.make(trial.case, "meta"),
-            self._op.make(type(trial.case)(tuple(longer), trial.case.dtype), "meta"),
-            strict=True,
-        )
+        longer = trial.case.with_size(batch, 2 * trial.case[batch])  # type: ignore[arg-type,index,operator]
+        pairs = zip(self._op.make(trial.case, "meta"), self._op.make(longer, "meta"), strict=True)
         return [n for n, (a, b) in enumerate(pairs) if isinstance(a, Tensor) and a.shape != b.shape]
 
 

@@ -271,21 +271,27 @@ def _on_smaller(op: Op, kernel: Kernel, case: Case, cost: Cost, direction: str) 
         found = audit(lambda *given: forward(kernel.fn, given, ())[1], *args, cost=least)
     else:
         found = _backward(op, kernel, args, least)
-    pairs = zip(args, op.make(case, device="meta"), strict=True)
-    same = [one for one, there in pairs if isinstance(one, Tensor) and one.shape == there.shape]
-    fixed = frozenset(one.untyped_storage().data_ptr() for one in same)
-    stays = sum(one.nbytes for one in same) * (1 if direction == "forward" else 2)  # backward their gradients, too
+    pairs = enumerate(zip(args, op.make(case, device="meta"), strict=True))
+    same = {n: one for n, (one, there) in pairs if isinstance(one, Tensor) and one.shape == there.shape}
+    fixed = frozenset(one.untyped_storage().data_ptr() for one in same.values())
+    stays = sum(one.nbytes for one in same.values())
+    if direction == "backward":
+        stays += sum(one.nbytes for n, one in same.items() if _needs_gradient(op, n, one))
     scale = (cost.bytes - stays) / (least.bytes - stays) if least.bytes > stays else cost.bytes / least.bytes
     return Audited(found, scale, "" if small == case else str(small), fixed=fixed)
 
 
 def _backward(op: Op, kernel: Kernel, args: Sequence[Any], least: Cost) -> Audit:
-    needs = [n for n, a in enumerate(args) if _is_float(a) and n not in op.constants]
+    needs = [n for n, a in enumerate(args) if _needs_gradient(op, n, a)]
     with interpret():
         leaves, outputs = forward(kernel.fn, args, needs)
     results = flat(outputs)
     grads = [torch.ones_like(o) for o in results if _is_float(o)]
     return audit(lambda *_: backward(results, [leaves[n] for n in needs], grads), *leaves, cost=least)
+
+
+def _needs_gradient(op: Op, number: int, value: Any) -> bool:
+    return _is_float(value) and number not in op.constants
 
 
 def _is_float(value: Any) -> bool:
@@ -297,7 +303,7 @@ def _smaller(op: Op, case: Case) -> Case:
     elements = case_elements(op, case)
     if op.batch and elements > QUICK:
         length = max(1, math.floor(int(case[op.batch]) * QUICK / elements))
-        case = replace(case, point=tuple((n, length if n == op.batch else v) for n, v in case.point))
+        case = case.with_size(op.batch, length)
     return shrunk(op, case, 4 * QUICK)
 
 

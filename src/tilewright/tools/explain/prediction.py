@@ -58,7 +58,7 @@ class Prediction:
     def as_json(self) -> dict[str, object]:
         terms = {name: {"us": term.us, "source": term.source} for name, term in self.terms.items()}
         return {
-            **{name: getattr(self, name) for name in ("us", "low", "high", "binds", "rates")},
+            **{name: getattr(self, name) for name in ("us", "low", "high", "binds", "busy", "rates")},
             "terms": terms,
             "lacks": list(self.lacks),
         }
