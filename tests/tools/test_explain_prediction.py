@@ -1,6 +1,7 @@
 """Predicted times: of what they consist, how sure they are, and how near the recorded ones came."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tilewright.tools.audit.inputs import make
 from tilewright.tools.explain.against import compared, predictable
 from tilewright.tools.explain.ceilings import Ceilings, ceilings
 from tilewright.tools.explain.evidence import of_op
-from tilewright.tools.explain.prediction import START_US, _overlapped, predicted, works
+from tilewright.tools.explain.prediction import BESIDES, START_US, _overlapped, predicted, works
 from tilewright.tools.explain.smaller import smaller
 
 H200 = datasheet("h200")
@@ -64,6 +65,17 @@ def test_what_a_program_leaves_or_asks_again_grows_with_programs():
     assert cost.bytes < shares.asked < 1.05 * cost.bytes
     first_blocks, cost = moved("var", "triton", {"M": 1, "N": 2**28})
     assert 1.01 * cost.bytes < first_blocks.asked < 1.3 * cost.bytes
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_what_is_no_larger_in_the_call_does_not_count_in_the_scale(direction):
+    """A bias, whose gradient is none either; cosines, which have none."""
+    bias = known("bias_activation", "triton", {"M": 16384, "N": 8192, "act": "silu"}, direction).audited
+    assert (bias.case, bias.scale) == ("M=31,N=8192,act=silu", pytest.approx(16384 / 31))
+    point = {"B": 64, "S": 16, "H": 32, "K": 8, "D": 128, "R": 64, "interleaved": False, "positions": False}
+    rope = known("rope", "triton", point, direction).audited
+    assert rope.case.startswith("B=3,S=16,")
+    assert rope.scale == pytest.approx(64 / 3)
 
 
 def test_small_inputs_that_all_programs_read_come_from_the_near_cache():
@@ -136,6 +148,9 @@ def test_a_prediction_beside_its_timing_is_a_record_and_a_table(tmp_path):
     page = markdown.fill("<!-- records: predictions -->\n<!-- end -->", [again])
     assert f"| relu | triton | 1 | {found.ratio:.2f} | {found.ratio:.2f} | {found.ratio:.2f} |  |" in page
     assert f"Bound by memory: predicted over measured {found.ratio:.2f}" in page
+    assert again["is_whole"]
+    part = replace(found, prediction=replace(found.prediction, lacks=(BESIDES,)))
+    assert not part.as_record()["is_whole"]
     again["measured"]["source"] = "older"
     assert "1 timings of older code" in markdown.fill(page, [again])
 
