@@ -11,6 +11,7 @@ from torch import Tensor
 
 from support import assert_compiles, assert_gradients_match, assert_right, laid_out
 from tilewright.ops import _norm, _norm_cuda, _norm_triton, add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from tilewright.ops._tuned import forget_plans
 
 NORMS = (rms_norm, layer_norm, add_rms_norm, add_layer_norm)
 inf, nan = float("inf"), float("nan")
@@ -222,22 +223,22 @@ class NormLaws:
             torch.testing.assert_close(stats.double(), torch.stack([mean, scale], 1), rtol=1e-5, atol=1e-6)
 
     def test_nothing_is_kept_without_gradients(self, device, monkeypatch):
-        kept = []
-        forward = _norm._forward
+        plan = _norm._plan_forward
 
-        def heard(x, residual, weight, bias, stats, *numbers):
-            kept.append(stats if stats is None else tuple(stats.shape))
-            return forward(x, residual, weight, bias, stats, *numbers)
+        def kept(*tensors):
+            found = []
+            monkeypatch.setattr(_norm, "_plan_forward", lambda *facts: found.append(facts[-1]) or plan(*facts))
+            forget_plans()
+            self.mine(*tensors)
+            return found
 
-        monkeypatch.setattr(_norm, "_forward", heard)
         tensors = self.tensors((4, 9), device)
-        self.mine(*tensors)
+        assert kept(*tensors) == [False]
         with torch.no_grad():
-            self.mine(*(t.clone().requires_grad_() for t in tensors))
-        assert kept == [None, None]
+            assert kept(*(t.clone().requires_grad_() for t in tensors)) == [False]
         for number in range(len(tensors)):
-            self.mine(*tensors[:number], tensors[number].clone().requires_grad_(), *tensors[number + 1 :])
-        assert kept[2:] == [(4, 2)] * len(tensors)
+            with_gradient = tensors[number].clone().requires_grad_()
+            assert kept(*tensors[:number], with_gradient, *tensors[number + 1 :]) == [True]
 
     def test_what_is_kept_is_no_result_with_gradients(self, device):
         tensors = self.tensors((4, 9), device)

@@ -6,6 +6,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright import record, source
 from tilewright.tools.check.budget import Mismatch, compare, expect
@@ -15,6 +16,18 @@ few_examples = settings(
     max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "expanded")
+
+
+class Listening(TorchDispatchMode):
+    """Hears what goes to torch's dispatcher."""
+
+    def __init__(self):
+        super().__init__()
+        self.heard: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.heard.append(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 def laid_out(shape: tuple[int, ...], layout: str, *, device: str, dtype: torch.dtype = torch.float32, seed: int = 0):

@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from tilewright.ops._dispatch import runs_here
+import tilewright as tw
+from support import Listening
+from tilewright.ops import cumsum, rms_norm, silu, softmax
+from tilewright.ops import sum as sum_module
+from tilewright.ops._dispatch import has_elements, is_quiet, is_ready, runs_here
 
 
 @pytest.fixture
@@ -46,3 +50,66 @@ def test_transforms_go_to_torch(x):
     with forward_ad.dual_level():
         seen.append(runs_here(forward_ad.make_dual(x, x)))
     assert seen == [False, False, False]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_need_no_thought(x):
+    assert is_ready(x)
+    assert is_ready(x.int())  # dtypes are settled elsewhere
+    parameter = torch.nn.Parameter(x)
+    assert not is_ready(parameter)
+    with torch.no_grad():
+        assert is_ready(parameter)
+    for other in (x.t(), x[:, 1:], x.flatten()[1:], x.to_sparse(), x.to("meta"), torch.nested.nested_tensor([x]), 3.0):
+        assert not is_ready(other)
+
+
+def test_calls_that_need_no_thought(x, device):
+    assert is_quiet()
+    seen = []
+    with torch.autocast(device, dtype=torch.bfloat16):
+        seen.append(is_quiet())
+    with Listening():
+        seen.append(is_quiet())
+    with forward_ad.dual_level():
+        seen.append(is_quiet())
+    torch.func.vmap(lambda row: seen.append(is_quiet()) or row)(x)
+    assert seen == [False] * 4
+    compiled = torch.compile(lambda v: v + is_quiet(), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), x)
+
+
+def test_elements_of_a_type_and_a_dimension(x):
+    assert has_elements((2, 3), torch.float16, -2)
+    assert not has_elements((2, 3), torch.float16, 2)
+    assert not has_elements((2, 0), torch.float16, 0)
+    assert not has_elements((), torch.float16, -1)
+    assert not has_elements((2, 3), torch.float64, 0)
+
+
+CALLS = {
+    softmax: lambda x: tw.softmax(x, -1),
+    sum_module: lambda x: tw.sum(x, -1),
+    cumsum: lambda x: tw.cumsum(x, -1),
+    silu: lambda x: tw.silu(x),
+    rms_norm: lambda x: tw.rms_norm(x, x.shape[-1:]),
+}
+TORCHS = {
+    softmax: lambda x: torch.softmax(x, -1),
+    sum_module: lambda x: torch.sum(x, -1),
+    cumsum: lambda x: torch.cumsum(x, -1),
+    silu: torch.nn.functional.silu,
+    rms_norm: lambda x: torch.nn.functional.rms_norm(x, x.shape[-1:]),
+}
+
+
+@pytest.mark.parametrize("module", CALLS, ids=lambda m: m.__name__.rpartition(".")[2])
+def test_what_was_settled_once_is_settled_for_its_like_alone(x, module, monkeypatch):
+    monkeypatch.setattr(module, "SMALLEST", 0)
+    mine, theirs = CALLS[module], TORCHS[module]
+    for other in (x, x + 1, x.half(), x.double(), x.t(), x[:0], x.flatten(), x.flatten()[1:], x[None]):
+        torch.testing.assert_close(mine(other), theirs(other))
+    x.requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(mine(x).sum(), x), torch.autograd.grad(theirs(x).sum(), x))
+    with torch.no_grad():
+        assert not mine(x).requires_grad

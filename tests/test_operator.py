@@ -3,8 +3,8 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from support import Listening
 from tilewright.ops._operator import contiguous_like, operator
 
 calls: list[str] = []
@@ -30,16 +30,6 @@ double.differentiate(_save, _backward)
 @operator("test_zero", fake=lambda x: None, mutates=("x",))
 def zero(x: Tensor) -> None:
     x.zero_()
-
-
-class Listening(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.heard: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.heard.append(func.name())
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(autouse=True)

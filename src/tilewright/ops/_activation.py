@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.ops._dispatch import runs_here
+from tilewright.ops._dispatch import FLOATS, filling, has_at_least, is_quiet, is_ready, runs_here
 from tilewright.ops._flat import bucket, may_change, takes, tile, tiles
 from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._operator import contiguous_like, operator
@@ -383,8 +383,24 @@ def _bias_backward(ctx, dy: Tensor):
 bias_activation.differentiate(_bias_save, _bias_backward)
 
 
-def fits(smallest: float, input: Any, bias: Any = None, *, inplace: bool = False) -> bool:
-    """Whether our kernels take this call of an activation. Raises where the bias is none."""
+@planned
+def _way(N: int, dtype: torch.dtype, device: int, act: str) -> Callable[[Tensor], Tensor] | None:
+    """From x as it lies in memory to its activation; None if that is torch's to do."""
+    return filling(_plan("fwd", act, N, device, dtype)) if N and dtype in FLOATS else None
+
+
+def by_ours(smallest: float, input: Any, bias: Any, act: str, *, inplace: bool = False) -> Tensor | None:
+    """The activation by our kernels; None if they cannot take it as torch would. Raises where the bias is none."""
+    if bias is None and not inplace:
+        if not has_at_least(smallest, input):
+            return None
+        if is_quiet() and is_ready(input):
+            way = _way(input.numel(), input.dtype, input.get_device(), act)
+            return way and way(input)
+    return _apply(input, bias, act, inplace) if _fits(smallest, input, bias, inplace) else None
+
+
+def _fits(smallest: float, input: Any, bias: Any, inplace: bool) -> bool:
     if bias is not None:
         _require_bias(input, bias)
     # Inductor fuses torch's own with its neighbours; it could not look into ours.
@@ -403,8 +419,7 @@ def _require_bias(input: Any, bias: Any) -> None:
         raise ValueError(f"bias has the size of input's last dimension, {[*input.shape[-1:]]}, not {[*bias.shape]}")
 
 
-def apply(input: Tensor, bias: Tensor | None, act: str, inplace: bool = False) -> Tensor:
-    """The activation by our kernels, of a call that `fits`."""
+def _apply(input: Tensor, bias: Tensor | None, act: str, inplace: bool) -> Tensor:
     if not inplace:
         return activation(input, act) if bias is None else bias_activation(input, bias, act)
     if input.numel():

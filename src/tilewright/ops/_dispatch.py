@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled, _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 from triton.runtime.jit import JITFunction
 
+from tilewright.ops._operator import contiguous_like
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+ALIGNED = 16  # bytes: on such an address any access may begin
 
 
 def runs_here(first: Tensor, *others: Tensor) -> bool:
@@ -19,16 +27,64 @@ def runs_here(first: Tensor, *others: Tensor) -> bool:
     dtype = first.dtype
     if not _is_plain(first) or dtype not in FLOATS:
         return False
-    if not first.is_cuda and not (first.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)):
+    if not first.is_cuda and not _is_interpreted(first):
         return False
     if others:
         device = first.device
         for other in others:
             if not _is_plain(other) or other.dtype != dtype or other.device != device:
                 return False
-    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(first.device.type):
+    if _is_any_autocast_enabled() and torch.is_autocast_enabled(first.device.type):
         return False
-    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+    return not _are_functorch_transforms_active() and forward_ad._current_level < 0
+
+
+def is_quiet() -> bool:
+    """Whether a call's arguments alone settle what it does: nothing traces, casts or transforms it, or listens."""
+    return not (
+        torch.compiler.is_compiling()
+        or _len_torch_dispatch_stack()
+        or _is_any_autocast_enabled()
+        or _are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
+
+
+def is_ready(x: Any) -> bool:
+    """Whether our kernels can take a tensor in a quiet call as it lies in memory, without a thought of gradients. Then
+    its shape, dtype and device settle the rest, which need not be settled again."""
+    return (
+        _is_plain(x)
+        and (x.is_cuda or _is_interpreted(x))
+        and not (x.requires_grad and torch.is_grad_enabled())
+        and x.is_contiguous()
+        and x.data_ptr() % ALIGNED == 0
+    )
+
+
+def has_elements(shape: Sequence[int], dtype: torch.dtype, dim: int) -> bool:
+    """Whether there are elements, of a type that our kernels take, and that dimension."""
+    return dtype in FLOATS and math.prod(shape) > 0 and -len(shape) <= dim < len(shape)
+
+
+def has_at_least(smallest: float, x: Any) -> bool:
+    """Whether x is a tensor of so many elements: what is smaller goes to torch without another thought."""
+    return isinstance(x, Tensor) and x.numel() >= smallest
+
+
+def filling(launch: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor], Tensor]:
+    """Of a launch that reads one tensor and writes another like it: the function from the first to the second."""
+
+    def run(x: Tensor) -> Tensor:
+        y = contiguous_like(x)
+        launch(x, y)
+        return y
+
+    return run
+
+
+def _is_interpreted(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)
 
 
 def _is_plain(tensor: Tensor) -> bool:

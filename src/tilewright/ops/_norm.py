@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops._dispatch import runs_here
+from tilewright.ops._dispatch import has_at_least, has_elements, is_quiet, is_ready, runs_here
 from tilewright.ops._norm_cuda import by_clusters, wins
 from tilewright.ops._norm_triton import add_up, backward_by_programs, forward_by_programs
 from tilewright.ops._operator import contiguous_like, is_differentiated, is_seen, operator, spread
@@ -370,6 +370,50 @@ def takes(smallest: int, shape: Any, inputs: Sequence[Any], weights: Sequence[An
         return runs_here(*inputs, *given)
     is_wide = given[0].dtype == torch.float32 and given[0].device == first.device
     return is_wide and runs_here(*inputs) and runs_here(*given)
+
+
+Facts = tuple[torch.Size, torch.dtype, int]  # shape, dtype, GPU
+
+
+@planned
+def _way(
+    x: Facts, size: torch.Size, weight: Facts | None, bias: Facts | None, eps: float, offset: float, is_rms: bool
+) -> Callable[..., Tensor] | None:
+    """From x, weight and bias as they lie in memory to the normed rows; None if that is torch's to do."""
+    shape, dtype, device = x
+    given = [w for w in (weight, bias) if w]
+    kinds = {w[1] for w in given} or {dtype}
+    alike = all(w[0] == size and w[2] == device for w in given) and len(kinds) == 1 and kinds <= {dtype, torch.float32}
+    if not size or not alike or not has_elements(shape, dtype, -len(size)) or shape[-len(size) :] != size:
+        return None
+    N = math.prod(size)
+    dtypes = dtype, None, *(w and w[1] for w in (weight, bias))
+    launch = _plan_forward(dtypes, True, device, math.prod(shape) // N, N, eps, offset, is_rms, "best", False)
+
+    def run(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        y = contiguous_like(x)
+        launch(x, None, weight, bias, y, None, None)
+        return y
+
+    return run
+
+
+def _facts(tensor: Tensor | None) -> Facts | None:
+    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.get_device())
+
+
+def by_ours(
+    smallest: int, x: Any, shape: Any, weight: Any, bias: Any, eps: float, offset: float, is_rms: bool
+) -> Tensor | None:
+    """The norm by our kernels; None if they cannot take it as torch would."""
+    if not has_at_least(smallest, x) or not isinstance(shape, (tuple, list)):
+        return None
+    if is_quiet() and is_ready(x) and (weight is None or is_ready(weight)) and (bias is None or is_ready(bias)):
+        way = _way(_facts(x), torch.Size(shape), _facts(weight), _facts(bias), eps, offset, is_rms)
+        return way and way(x, weight, bias)
+    if takes(smallest, shape, (x,), (weight, bias)):
+        return normed(x, weight, bias, math.prod(shape), eps, offset, is_rms, "best")
+    return None
 
 
 def require_alike(input: Any, residual: Any) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tilewright.ops._dispatch import runs_here
+from tilewright.ops._dispatch import has_at_least, has_elements, is_quiet, is_ready, runs_here
 from tilewright.ops._follow import can_follow, following
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, is_differentiated, operator
@@ -473,6 +473,48 @@ def reduce(
         return y if keepdim else y.view([x.shape[d] for d in others])
     y = _reduced(x.permute(*others, *dims), len(others), x.dim(), False, kind, p, dtype)
     return y.view([1 if d in dims else x.shape[d] for d in range(x.dim())]) if keepdim else y
+
+
+@planned
+def _way(
+    shape: tuple[int, ...], dtype: torch.dtype, device: int, dim: int, keepdim: bool, kind: str, p: float
+) -> Callable[[Tensor], Tensor] | None:
+    """From x as it lies in memory to its reduction over one dimension; None if that is torch's to do."""
+    if not has_elements(shape, dtype, dim) or _has_too_few(kind, shape[dim], p):
+        return None
+    dim %= len(shape)
+    out = torch.int64 if KINDS[kind].last == "none" else dtype
+    size, stride, launch = _plan(shape, dim, dim + 1, keepdim, dtype, out, device, kind, p)
+
+    def run(x: Tensor) -> Tensor:
+        y = torch.empty_strided(size, stride, dtype=out, device=x.device)
+        launch(x, y, y, None)
+        return y
+
+    return run
+
+
+def reduced(
+    smallest: int, x: Any, dim: Any, keepdim: bool, kind: str, p: float = 0.0, dtype: torch.dtype | None = None
+) -> Tensor | None:
+    """The reduction of this kind by our kernels; None if they cannot take it as torch would."""
+    if not has_at_least(smallest, x):
+        return None
+    if dtype is None and type(dim) is int and is_quiet() and is_ready(x):
+        way = _way(x.shape, x.dtype, x.get_device(), dim, keepdim, kind, p)
+        return way and way(x)
+    if not takes(smallest, x, dtype) or not (dims := named(x, dim)):
+        return None
+    if _has_too_few(kind, math.prod([x.shape[d] for d in dims]), p):
+        return None
+    if KINDS[kind].last == "none":
+        return reduce_index(x, dims[0], dims[-1] + 1, keepdim, kind)
+    return reduce(x, dims, keepdim, kind, p, dtype)
+
+
+def _has_too_few(kind: str, N: int, p: float) -> bool:
+    """Whether torch would warn: no variance is left where the correction takes all of N away."""
+    return kind == "var" and p >= N
 
 
 def extreme_with_index(

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops._cuda import Source
-from tilewright.ops._dispatch import runs_here
+from tilewright.ops._dispatch import filling, has_at_least, has_elements, is_quiet, is_ready, runs_here
 from tilewright.ops._exp import exp
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, operator
@@ -375,12 +375,23 @@ def fits_a_cluster(x: Tensor) -> bool:
     return Rows(1, x.shape[-1], x.dtype, -1, True).packs <= most_packs(TENSORS["fwd"]) * MOST_BLOCKS
 
 
-def takes_dim(smallest: float, x: Any, dim: Any) -> bool:
-    """Whether our kernels can take the softmax of x over dim as torch would."""
-    return (
-        isinstance(x, Tensor)
-        and x.numel() >= smallest
-        and isinstance(dim, int)
-        and -x.dim() <= dim < x.dim()
-        and runs_here(x)
-    )
+@planned
+def _way(
+    shape: tuple[int, ...], dtype: torch.dtype, device: int, dim: int, log: bool
+) -> Callable[[Tensor], Tensor] | None:
+    """From x as it lies in memory to its softmax; None if that is torch's to do."""
+    if not has_elements(shape, dtype, dim):
+        return None
+    return filling(_plan_forward(shape, dtype, device, True, dim, log, "best"))
+
+
+def softmaxed(smallest: int, x: Any, dim: Any, dtype: Any, log: bool) -> Tensor | None:
+    """The softmax of x over dim, or its logarithm, by our kernels; None if they cannot take it as torch would."""
+    if not has_at_least(smallest, x) or type(dim) is not int:
+        return None
+    if dtype is None and is_quiet() and is_ready(x):
+        way = _way(x.shape, x.dtype, x.get_device(), dim, log)
+        return way and way(x)
+    if -x.dim() <= dim < x.dim() and dtype in (None, x.dtype) and runs_here(x):
+        return softmax_forward(x, dim, log, "best")
+    return None

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops._reduce import BENCH, CHECK, backward_cost, cost, extreme_with_index, named, reduce, takes
+from tilewright.ops._reduce import BENCH, CHECK, backward_cost, cost, extreme_with_index, reduce, reduced, takes
 from tilewright.spec import Op
 
 
@@ -40,9 +40,8 @@ SMALLEST = 2**20  # elements; below this torch takes less time than our call cos
 
 def amax(input: Tensor, dim: Any = (), keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """As `torch.amax`: the fast kernels where they fit, torch elsewhere."""
-    if out is None and takes(SMALLEST, input) and (dims := named(input, None if dim == () else dim)):
-        return reduce(input, dims, keepdim, "amax")
-    return torch.amax(input, dim, keepdim, out=out)
+    y = None if out is not None else reduced(SMALLEST, input, None if dim == () else dim, keepdim, "amax")
+    return torch.amax(input, dim, keepdim, out=out) if y is None else y
 
 
 def max(input: Tensor, *args: Any, **kwargs: Any) -> Any:

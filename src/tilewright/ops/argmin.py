@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tilewright.ops._reduce import BENCH, CHECK, named, reduce_index, takes
+from tilewright.ops._reduce import BENCH, CHECK, reduce_index, reduced
 from tilewright.spec import Cost, Op
 
 
@@ -42,9 +42,8 @@ SMALLEST = 2**20  # elements; below this torch takes less time than our call cos
 
 def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """As `torch.argmin`: the fast kernels where they fit, torch elsewhere."""
-    if takes(SMALLEST, input) and (dim is None or type(dim) is int) and (dims := named(input, dim)):
-        return reduce_index(input, dims[0], dims[-1] + 1, keepdim, "argmin")
-    return torch.argmin(input, dim, keepdim)
+    y = reduced(SMALLEST, input, dim, keepdim, "argmin") if dim is None or type(dim) is int else None
+    return torch.argmin(input, dim, keepdim) if y is None else y
 
 
 @op.public

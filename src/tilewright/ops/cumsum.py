@@ -7,11 +7,15 @@ from the other end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from tilewright.ops._dispatch import filling, has_elements, is_quiet, is_ready
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import operator
 from tilewright.ops._reduce import CHECK, Launch, named, sizes, split, takes
@@ -174,11 +178,28 @@ def triton_cumsum(x: Tensor) -> Tensor:
 SMALLEST = 0  # elements: torch takes longer than our call costs the host, however small the input
 
 
+@planned
+def _way(shape: tuple[int, ...], dtype: torch.dtype, device: int, dim: int) -> Callable[[Tensor], Tensor] | None:
+    """From x as it lies in memory to its sums; None if that is torch's to do."""
+    if not has_elements(shape, dtype, dim):
+        return None
+    return filling(_plan(shape, dim % len(shape), dtype, dtype, device, False))
+
+
+def _by_ours(x: Any, dim: int, dtype: torch.dtype | None) -> Tensor | None:
+    """None if our kernels cannot take it as torch would."""
+    if dtype is None and is_quiet() and is_ready(x):
+        way = _way(x.shape, x.dtype, x.get_device(), dim)
+        return way and way(x)
+    if takes(SMALLEST, x, dtype) and (dims := named(x, dim)):
+        return cumsum_forward(x, dims[0], False, dtype)
+    return None
+
+
 def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
     """As `torch.cumsum`: the fast kernels where they fit, torch elsewhere."""
-    if type(dim) is int and out is None and takes(SMALLEST, input, dtype) and (dims := named(input, dim)):
-        return cumsum_forward(input, dims[0], False, dtype)
-    return torch.cumsum(input, dim, dtype=dtype, out=out)
+    y = _by_ours(input, dim, dtype) if type(dim) is int and out is None else None
+    return torch.cumsum(input, dim, dtype=dtype, out=out) if y is None else y
 
 
 @op.public

@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from tilewright.ops._activation import GELUS, activation, apply, fits, flops, with_bias
+from tilewright.ops._activation import GELUS, activation, by_ours, flops, with_bias
 from tilewright.ops._cuda import Source
 from tilewright.ops._operator import contiguous_like, operator
 from tilewright.ops._sizes import cdiv
@@ -118,8 +118,10 @@ SMALLEST = 2**21  # elements; below this torch takes less time than our call cos
 
 def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None) -> Tensor:
     """As `torch.nn.functional.gelu`, of input + bias if given: the fast kernel where it fits, torch elsewhere."""
-    if approximate in APPROXIMATIONS and fits(SMALLEST, input, bias):
-        return apply(input, bias, GELUS[approximate])
+    if approximate in APPROXIMATIONS:
+        y = by_ours(SMALLEST, input, bias, GELUS[approximate])
+        if y is not None:
+            return y
     return torch.nn.functional.gelu(with_bias(input, bias), approximate=approximate)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from tilewright.ops._norm import normed, plain_layer_norm, takes
+from tilewright.ops._norm import by_ours, normed, plain_layer_norm
 from tilewright.ops._norm_cuda import fits_a_cluster
 from tilewright.spec import Cost, Draw, Op, grid, points
 
@@ -81,8 +80,10 @@ def layer_norm(
     eps: float = EPS,
 ) -> Tensor:
     """As `torch.nn.functional.layer_norm`; weight and bias may be fp32 where the input is not."""
-    if isinstance(eps, float) and takes(SMALLEST, normalized_shape, (input,), (weight, bias)):
-        return normed(input, weight, bias, math.prod(normalized_shape), eps, 0.0, False, "best")
+    if isinstance(eps, float):
+        y = by_ours(SMALLEST, input, normalized_shape, weight, bias, eps, 0.0, False)
+        if y is not None:
+            return y
     return plain_layer_norm(input, normalized_shape, weight, bias, eps)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tilewright.ops._softmax import LONGEST_TILE, fits_a_cluster, softmax_forward, takes_dim
+from tilewright.ops._softmax import LONGEST_TILE, fits_a_cluster, softmax_forward, softmaxed
 from tilewright.spec import Cost, Op, grid, points
 
 
@@ -63,9 +63,8 @@ SMALLEST = 2**21  # elements; below this torch takes less time than our call cos
 
 def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """As `torch.nn.functional.log_softmax`: the fast kernels where they fit and win, torch elsewhere."""
-    if takes_dim(SMALLEST, input, dim) and dtype in (None, input.dtype):
-        return softmax_forward(input, dim, True, "best")
-    return torch.nn.functional.log_softmax(input, dim=dim, dtype=dtype)
+    y = softmaxed(SMALLEST, input, dim, dtype, True)
+    return torch.nn.functional.log_softmax(input, dim=dim, dtype=dtype) if y is None else y
 
 
 @op.public

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops._reduce import BENCH, CHECK, named, reduce, takes
+from tilewright.ops._reduce import BENCH, CHECK, reduce, reduced
 from tilewright.spec import Cost, Op
 
 
@@ -52,9 +52,8 @@ SMALLEST = 0  # elements: one launch costs the host less than torch's several, a
 
 def logsumexp(input: Tensor, dim: Any, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """As `torch.logsumexp`: the fast kernels where they fit, torch elsewhere."""
-    if dim is not None and out is None and takes(SMALLEST, input) and (dims := named(input, dim)):
-        return reduce(input, dims, keepdim, "logsumexp")
-    return torch.logsumexp(input, dim, keepdim, out=out)
+    y = reduced(SMALLEST, input, dim, keepdim, "logsumexp") if dim is not None and out is None else None
+    return torch.logsumexp(input, dim, keepdim, out=out) if y is None else y
 
 
 @op.public

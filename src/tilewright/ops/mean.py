@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops._reduce import BENCH, CHECK, cost, named, reduce, takes
+from tilewright.ops._reduce import BENCH, CHECK, cost, reduce, reduced
 from tilewright.spec import Cost, Op
 
 
@@ -48,9 +48,8 @@ def mean(
     out: Tensor | None = None,
 ) -> Tensor:
     """As `torch.mean`: the fast kernels where they fit, torch elsewhere."""
-    if out is None and takes(SMALLEST, input, dtype) and (dims := named(input, dim)):
-        return reduce(input, dims, keepdim, "mean", dtype=dtype)
-    return torch.mean(input, dim, keepdim, dtype=dtype, out=out)
+    y = None if out is not None else reduced(SMALLEST, input, dim, keepdim, "mean", dtype=dtype)
+    return torch.mean(input, dim, keepdim, dtype=dtype, out=out) if y is None else y
 
 
 @op.public

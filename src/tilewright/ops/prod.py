@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops._reduce import BENCH, CHECK, backward_cost, cost, named, reduce, takes
+from tilewright.ops._reduce import BENCH, CHECK, backward_cost, cost, reduce, reduced
 from tilewright.spec import Op
 
 
@@ -42,9 +42,10 @@ SMALLEST = 2**20  # elements; below this torch takes less time than our call cos
 
 def prod(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """As `torch.prod`: the fast kernels where they fit, torch elsewhere."""
-    is_plain = type(dim) is int or (dim is None and keepdim is False)
-    if is_plain and takes(SMALLEST, input, dtype) and (dims := named(input, dim)):
-        return reduce(input, dims, keepdim, "prod", dtype=dtype)
+    if type(dim) is int or (dim is None and keepdim is False):
+        y = reduced(SMALLEST, input, dim, keepdim, "prod", dtype=dtype)
+        if y is not None:
+            return y
     if dim is None and keepdim is False:
         return torch.prod(input, dtype=dtype)
     return torch.prod(input, dim, keepdim, dtype=dtype)

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from tilewright.ops._activation import activation, apply, fits, flops, with_bias
+from tilewright.ops._activation import activation, by_ours, flops, with_bias
 from tilewright.spec import Cost, Op, grid
 
 
@@ -49,8 +49,9 @@ SMALLEST = math.inf  # elements; torch's own kernel runs at the ceiling already
 
 def relu(input: Tensor, inplace: bool = False, *, bias: Tensor | None = None) -> Tensor:
     """As `torch.nn.functional.relu`, of input + bias if given: the fast kernel where it fits, torch elsewhere."""
-    if fits(SMALLEST, input, bias, inplace=inplace):
-        return apply(input, bias, "relu", inplace)
+    y = by_ours(SMALLEST, input, bias, "relu", inplace=inplace)
+    if y is not None:
+        return y
     return torch.nn.functional.relu(with_bias(input, bias, inplace=inplace), inplace=inplace)
 
 

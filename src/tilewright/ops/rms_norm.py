@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from torch import Tensor
 
-from tilewright.ops._norm import EPS, normed, plain_rms_norm, takes, without_infinities
+from tilewright.ops._norm import EPS, by_ours, normed, plain_rms_norm, without_infinities
 from tilewright.ops._norm_cuda import fits_a_cluster
 from tilewright.spec import Cost, Draw, Op, grid, points
 
@@ -78,9 +77,11 @@ def rms_norm(
     weight_offset: float = 0.0,
 ) -> Tensor:
     """As `torch.nn.functional.rms_norm`; a weight is added to `weight_offset` first, 1 in Gemma's models."""
-    if (eps is None or isinstance(eps, float)) and takes(SMALLEST, normalized_shape, (input,), (weight,)):
-        N = math.prod(normalized_shape)
-        return normed(input, weight, None, N, EPS if eps is None else eps, weight_offset, True, "best")
+    if eps is None or isinstance(eps, float):
+        given = EPS if eps is None else eps
+        y = by_ours(SMALLEST, input, normalized_shape, weight, None, given, weight_offset, True)
+        if y is not None:
+            return y
     return plain_rms_norm(input, normalized_shape, weight, eps, weight_offset)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tilewright.ops._activation import activation, apply, fits, flops, with_bias
+from tilewright.ops._activation import activation, by_ours, flops, with_bias
 from tilewright.spec import Cost, Op, grid
 
 
@@ -47,8 +47,9 @@ SMALLEST = 2**21  # elements; below this torch takes less time than our call cos
 
 def silu(input: Tensor, inplace: bool = False, *, bias: Tensor | None = None) -> Tensor:
     """As `torch.nn.functional.silu`, of input + bias if given: the fast kernel where it fits, torch elsewhere."""
-    if fits(SMALLEST, input, bias, inplace=inplace):
-        return apply(input, bias, "silu", inplace)
+    y = by_ours(SMALLEST, input, bias, "silu", inplace=inplace)
+    if y is not None:
+        return y
     return torch.nn.functional.silu(with_bias(input, bias, inplace=inplace), inplace=inplace)
 
 

@@ -22,7 +22,7 @@ from tilewright.ops._softmax import (
     gradient_formula,
     softmax_backward,
     softmax_forward,
-    takes_dim,
+    softmaxed,
 )
 from tilewright.ops._tuned import planned
 from tilewright.spec import Cost, Op, grid, points
@@ -153,9 +153,8 @@ SMALLEST = 2**21  # elements; below this torch takes less time than our call cos
 
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """As `torch.nn.functional.softmax`: the fast kernels where they fit and win, torch elsewhere."""
-    if takes_dim(SMALLEST, input, dim) and dtype in (None, input.dtype):
-        return softmax_forward(input, dim, False, "best")
-    return torch.nn.functional.softmax(input, dim=dim, dtype=dtype)
+    y = softmaxed(SMALLEST, input, dim, dtype, False)
+    return torch.nn.functional.softmax(input, dim=dim, dtype=dtype) if y is None else y
 
 
 @op.public

@@ -14,7 +14,7 @@ from torch import Tensor
 from tilewright.ops._cuda import Source
 from tilewright.ops._numba import launch
 from tilewright.ops._operator import operator
-from tilewright.ops._reduce import BENCH, CHECK, cost, named, reduce, split, takes
+from tilewright.ops._reduce import BENCH, CHECK, cost, reduce, reduced, split
 from tilewright.ops._reduce_numba import NUMBA_THREADS, numba_sum_chunks
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.spec import Cost, Op
@@ -127,8 +127,9 @@ SMALLEST = 2**20  # elements; below this torch takes less time than our call cos
 
 def sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """As `torch.sum`: the fast kernels where they fit, torch elsewhere."""
-    if takes(SMALLEST, input, dtype) and (dims := named(input, dim)):
-        return reduce(input, dims, keepdim, "sum", dtype=dtype)
+    y = reduced(SMALLEST, input, dim, keepdim, "sum", dtype=dtype)
+    if y is not None:
+        return y
     if dim is None and not keepdim:  # two overloads: some kinds of tensor have only this one
         return torch.sum(input, dtype=dtype)
     return torch.sum(input, dim, keepdim, dtype=dtype)

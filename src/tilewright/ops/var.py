@@ -7,13 +7,12 @@ mean of the first block, which is near enough that little cancels; pieces are pu
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tilewright.ops._reduce import BENCH, CHECK, backward_cost, cost, named, reduce, takes
+from tilewright.ops._reduce import BENCH, CHECK, backward_cost, cost, reduce, reduced
 from tilewright.spec import Op
 
 
@@ -45,10 +44,10 @@ def var(
     input: Tensor, dim: Any = None, *, correction: float = 1, keepdim: bool = False, out: Tensor | None = None
 ) -> Tensor:
     """As `torch.var`: the fast kernels where they fit, torch elsewhere."""
-    if out is None and takes(SMALLEST, input) and type(correction) in (int, float):
-        dims = named(input, dim)
-        if dims and math.prod([input.shape[d] for d in dims]) > correction:  # else torch warns
-            return reduce(input, dims, keepdim, "var", float(correction))
+    if out is None and type(correction) in (int, float):
+        y = reduced(SMALLEST, input, dim, keepdim, "var", float(correction))
+        if y is not None:
+            return y
     return torch.var(input, dim, correction=correction, keepdim=keepdim, out=out)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tilewright.ops._reduce import backward_cost as rows_backward_cost
 from tilewright.ops._reduce import cost as rows_cost
-from tilewright.ops._reduce import named, reduce, takes
+from tilewright.ops._reduce import reduce, reduced
 from tilewright.spec import Cost, Op, points
 
 
@@ -68,14 +68,10 @@ def vector_norm(
     out: Tensor | None = None,
 ) -> Tensor:
     """As `torch.linalg.vector_norm`: the fast kernels where they fit, torch elsewhere."""
-    if (
-        out is None
-        and takes(SMALLEST, x, dtype)
-        and type(ord) in (int, float)
-        and ord == ord
-        and (dims := named(x, dim))
-    ):
-        return reduce(x, dims, keepdim, _kind(ord), float(ord), dtype)
+    if out is None and type(ord) in (int, float) and ord == ord:
+        y = reduced(SMALLEST, x, dim, keepdim, _kind(ord), float(ord), dtype)
+        if y is not None:
+            return y
     return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype, out=out)
 
 
