@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tilewright import record, registry, settings, source
-from tilewright.worker.memory import FREE
+from tilewright.worker.memory import OTHERS
 
 OPS = ("gelu", "adamw", "cross_entropy", "unique")
 
@@ -86,8 +86,8 @@ def test_only_right_verdicts_count(tool, ops):
 
 
 def test_checks_that_found_no_room_are_done_again(tool, ops):
-    cramped = made("verdict", "gelu", "cuda", verdict="right", labels=[f"1 left out: not in the 1 {FREE}"])
-    other = made("verdict", "adamw", "triton", verdict="right", labels=["3 left out: the kernel does not take it"])
+    cramped = made("verdict", "gelu", "cuda", verdict="right", labels=[f"1 left out: not in the 1 GiB {OTHERS}"])
+    other = made("verdict", "adamw", "triton", verdict="right", labels=["3 left out: they do not fit in the 139 GiB"])
     two = [op for op in ops if op.name in ("gelu", "adamw")]
     assert commands(tool, "verdicts", two, [cramped, other]) == ["tilewright check gelu -k triton -k cuda"]
 

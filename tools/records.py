@@ -21,7 +21,7 @@ from typing import Any
 from tilewright import hardware, record, registry, settings, source
 from tilewright.errors import TilewrightError
 from tilewright.spec import Case, Op
-from tilewright.worker.memory import FREE
+from tilewright.worker.memory import OTHERS
 
 BASELINES = ["eager", "compile"]
 OWN = ("triton", "cuda")  # languages
@@ -198,7 +198,7 @@ def run(kinds: Sequence[str], ops: Sequence[Op], minutes: float) -> bool:
 
 
 def _is_cramped(verdict: Mapping[str, Any]) -> bool:
-    return any(FREE in label for label in verdict["labels"])
+    return any(OTHERS in label for label in verdict["labels"])
 
 
 def _ops(names: str) -> list[Op]:

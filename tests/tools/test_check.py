@@ -5,9 +5,9 @@ import torch
 
 from tilewright import registry, source
 from tilewright.spec import Cost, Kernel, Op, grid, points
-from tilewright.tools.check import check, trials
+from tilewright.tools.check import budget, check, trials
 from tilewright.tools.check.answers import Answers
-from tilewright.tools.check.budget import Match, compare, expect
+from tilewright.tools.check.budget import Match, Mismatch, compare, expect
 from tilewright.tools.check.judge import Here, Judge
 from tilewright.tools.check.trials import Trial
 from tilewright.worker import stage
@@ -347,3 +347,24 @@ def test_inputs_move_by_themselves_when_a_budget_is_made():
     fused = (m.double() + (-10 * m).double() * float(torch.tensor(0.1))).float()  # as a fused multiply-add has it
     assert fused.any()
     assert isinstance(compare(fused, expected), Match)
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100])
+def test_results_in_pieces_have_the_budgets_of_the_whole(monkeypatch, piece):
+    x = torch.randn(37, 31, generator=torch.Generator().manual_seed(0)).half()
+    (whole,) = expect(lambda x: torch.softmax(x, -1), (x,))
+    got = torch.softmax(x, -1)
+    wrong = got.clone()
+    wrong[3, 4] += 0.1
+    matched, missed = compare(got, whole), compare(wrong, whole)
+    monkeypatch.setattr(budget, "PIECE", piece)
+    (cut,) = expect(lambda x: torch.softmax(x, -1), (x,))
+    assert torch.equal(cut.budget, whole.budget)
+    assert cut.torchs_error == pytest.approx(whole.torchs_error)
+    again = compare(got, whole)
+    assert isinstance(matched, Match)
+    assert isinstance(again, Match)
+    assert (again.error, again.budget) == (matched.error, matched.budget)
+    assert again.against_torch == pytest.approx(matched.against_torch)
+    assert isinstance(missed, Mismatch)
+    assert compare(wrong, whole) == missed

@@ -344,9 +344,10 @@ def test_a_lap_larger_than_any_result_is_not_read(worker, monkeypatch):
 
 @pytest.fixture
 def full(monkeypatch):
-    """A GPU that has two gibibytes left."""
+    """A GPU on which others leave two gibibytes."""
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2 * 2**30, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**30)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 80 * 2**30))
 
 
 def out_of_memory(*_):
@@ -354,7 +355,10 @@ def out_of_memory(*_):
 
 
 def test_too_little_memory_is_a_failure_of_its_own_kind(full):
-    with pytest.raises(KernelFailed, match="more than the 2 GiB of GPU memory that are free") as failure, failures():
+    with (
+        pytest.raises(KernelFailed, match="more than the 2 GiB of GPU memory that other processes leave") as failure,
+        failures(),
+    ):
         out_of_memory()
     assert failure.value.kind == "memory"
     track = Track(out_of_memory, Inputs(of("forward"), "cpu"), "forward", HostTimer())

@@ -15,15 +15,17 @@ from tilewright.interpreter import poison, replaced
 GUARD = 512  # bytes on either side; keeps what lies between aligned as an allocator would
 WORD = 8  # bytes: the pattern of poison repeats within them
 MOST_GUARDED = 2**32  # bytes of one call: guarded memory is kept until the call has ended
-FREE = "GiB of GPU memory that are free"  # in every reason that is want of memory
+CONTEXT = 2**31  # bytes: more than CUDA itself keeps for a process
+OTHERS = "that other processes leave"  # in every reason that may be gone when they are
 MAKERS = ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (Tensor, "new_empty"))
 
 
 def free_memory() -> tuple[int, str]:
-    """What is left of the GPU's memory: bytes, and in words."""
-    torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info()[0]
-    return free, f"the {free / 2**30:.0f} {FREE}"
+    """What the GPU's memory has for this process, with what it has taken already: bytes, and in words."""
+    torch.cuda.empty_cache()  # for whoever is next
+    free, total = torch.cuda.mem_get_info()
+    free += torch.cuda.memory_reserved()
+    return free, f"the {free / 2**30:.0f} GiB of GPU memory" + (f" {OTHERS}" if total - free > CONTEXT else "")
 
 
 @dataclass(frozen=True)

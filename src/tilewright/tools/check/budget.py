@@ -10,7 +10,6 @@ fp32 may cost, if that is more.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -30,6 +29,7 @@ CANCELLED = 2.0**-44  # of a row's largest: what cancellation leaves of float64,
 FEW = 4096  # elements of all results, of which torch may be lucky with all
 MANY = 2**20  # elements: from here on moving the inputs often costs more than it tells
 PICTURE = (16, 64)  # lines and characters at most
+PIECE = 2**26  # elements whose budgets are made, or held against results, at a time: large results need their memory
 POOL = 1024  # elements that make the largest error among them a fair estimate, even where errors have long tails
 
 
@@ -74,16 +74,19 @@ def expect(
     names = ["output"] if len(truth) == 1 else [f"output {i}" for i in range(len(truth))]
     names += [f"gradient of {needs[number]}" for number in needs] if true_gradients else []
     exact = [*truth, *true_gradients]
-    errors = [(p.double() - t.double()).abs() for p, t in zip(plain + plain_gradients, exact, strict=True)]
+    errors = [_apart(p, t) for p, t in zip(plain + plain_gradients, exact, strict=True)]
     if sum(t.numel() for t in exact) < FEW:  # torch may be lucky with all of them: see how it fares with others
         for seed in range(6):
             near = _all_moved(args, seed, None)
             wide = _run(reference, [_double(a) for a in near], exact_grads, needs)
             here = _run(reference, near, grads, needs)
-            other = [(p.double() - t.double()).abs() for p, t in zip(chain(*here), chain(*wide), strict=True)]
+            other = [_apart(p, t) for p, t in zip(chain(*here), chain(*wide), strict=True)]
             errors = [torch.fmax(a, b) for a, b in zip(errors, other, strict=True)]
-    moves = [_moves(reference, args, exact_grads, needs, exact, seed) for seed in range(_draws(exact))]
-    largest = max((float(_finite(t).abs().max()) for t in exact if t.numel()), default=0.0)
+    moves = [torch.zeros_like(e) for e in errors]
+    for seed in range(_draws(exact)):
+        for most, now in zip(moves, _moves(reference, args, exact_grads, needs, exact, seed), strict=True):
+            torch.maximum(most, now, out=most)
+    largest = max((_largest(t) for t in exact if t.numel()), default=0.0)
     # A gradient's terms may cancel in a row down to nothing. They were of the size of the results, and computed from
     # results that were rounded to the dtype.
     coarsest = max((torch.finfo(p.dtype).eps for p in plain if p.is_floating_point()), default=FP32)
@@ -94,13 +97,13 @@ def expect(
         Expected(
             name,
             t,
-            _budget(t, e, p.dtype, functools.reduce(torch.maximum, m), floor, terms=inputs / max(1, t.numel())),
+            _budget(t, e, p.dtype, m, floor, terms=inputs / max(1, t.numel())),
             p.dtype,
             is_gradient=i >= len(truth),
             torchs_error=_rms(p, t, floor),
         )
         for i, (name, t, e, m, p, floor) in enumerate(
-            zip(names, exact, errors, zip(*moves, strict=True), plain + plain_gradients, floors, strict=True)
+            zip(names, exact, errors, moves, plain + plain_gradients, floors, strict=True)
         )
     ]
 
@@ -124,7 +127,31 @@ def compare(got: Tensor, expected: Expected) -> Match | Mismatch:
         return Mismatch(f"{what} has dtype {_name(got.dtype)}, expected {_name(expected.dtype)}")
     if truth.numel() == 0:
         return Match(0.0, 0.0)
-    got = got.to(truth.device).double()
+    got = got.to(truth.device)
+    off, squares, worst = [], 0.0, Match(0.0, 1.0)
+    for g, t, budget in zip(*(_in_pieces(whole) for whole in (got, truth, expected.budget)), strict=True):
+        error, bad = _held_against(g.double(), t, budget, expected)
+        off.append(bad)
+        squares += float(error.square().sum())
+        most = int((error / budget.clamp_min(1e-300)).argmax())
+        if float(error[most]) * worst.budget >= worst.error * float(budget[most]):
+            worst = Match(float(error[most]), float(budget[most]))
+    bad = torch.cat(off)
+    if bad.any():
+        first = int(bad.nonzero()[0])
+        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), truth.shape))
+        flat = [float(t.reshape(-1)[first]) for t in (got, truth, expected.budget)]
+        return Mismatch(
+            f"{what}{list(index)} is {flat[0]:.6g}, expected {flat[1]:.6g} ± {flat[2]:.2g} "
+            f"({int(bad.sum())} of {truth.numel()} elements are off)",
+            _picture(bad.view(truth.shape)) if truth.dim() == 2 else (),
+        )
+    ratio = (squares / truth.numel()) ** 0.5 / expected.torchs_error if expected.torchs_error else 0.0
+    return replace(worst, against_torch=ratio)
+
+
+def _held_against(got: Tensor, truth: Tensor, budget: Tensor, expected: Expected) -> tuple[Tensor, Tensor]:
+    """How far each element is from the truth, and whether that is too far."""
     if expected.dtype.is_floating_point:  # what the dtype cannot hold becomes infinite
         largest = torch.finfo(expected.dtype).max
         overflows = truth.isfinite() & (truth.abs() > largest)
@@ -132,21 +159,21 @@ def compare(got: Tensor, expected: Expected) -> Match | Mismatch:
     finite = truth.isfinite()
     same = torch.where(finite, got.isfinite(), (got == truth) | (got.isnan() & truth.isnan()))
     if expected.is_gradient:  # what comes of infinities says how the reference is written, not what is right
-        same |= ~truth.isfinite()
+        same |= ~finite
     error = torch.where(finite & same, (got - truth).abs(), 0.0)
-    bad = ~same | (error > expected.budget)
-    if bad.any():
-        first = int(bad.reshape(-1).nonzero()[0])
-        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(first), truth.shape))
-        flat = [float(t.reshape(-1)[first]) for t in (got, truth, expected.budget)]
-        return Mismatch(
-            f"{what}{list(index)} is {flat[0]:.6g}, expected {flat[1]:.6g} ± {flat[2]:.2g} "
-            f"({int(bad.sum())} of {truth.numel()} elements are off)",
-            _picture(bad) if bad.dim() == 2 else (),
-        )
-    worst = int((error / expected.budget.clamp_min(1e-300)).argmax())
-    ratio = float(error.square().mean().sqrt()) / expected.torchs_error if expected.torchs_error else 0.0
-    return Match(float(error.reshape(-1)[worst]), float(expected.budget.reshape(-1)[worst]), ratio)
+    return error, ~same | (error > budget)
+
+
+def _in_pieces(whole: Tensor) -> Sequence[Tensor]:
+    return whole.reshape(-1).split(PIECE)
+
+
+def _apart(a: Tensor, b: Tensor) -> Tensor:
+    return torch.sub(a.double(), b.double()).abs_()
+
+
+def _largest(x: Tensor) -> float:
+    return max(float(_finite(piece).abs().max()) for piece in _in_pieces(x))
 
 
 def _picture(bad: Tensor) -> tuple[str, ...]:
@@ -188,7 +215,7 @@ def _moves(
 ) -> list[Tensor]:
     """How far each result moves when every input moves by one rounding of fp32."""
     outputs, gradients = _run(reference, _all_moved([_double(a) for a in args], seed, FP32), grads, needs)
-    return [(moved.double() - t.double()).abs() for moved, t in zip(outputs + gradients, exact, strict=True)]
+    return [_apart(moved, t) for moved, t in zip(outputs + gradients, exact, strict=True)]
 
 
 def _all_moved(args: Sequence[Any], seed: int, by: float | None) -> list[Any]:
@@ -214,18 +241,43 @@ def _budget(
         return torch.zeros_like(truth, dtype=torch.float64)
     columns = truth.shape[-1] if truth.dim() else 1
     truth_rows, error_rows, moved_rows = (t.reshape(-1, columns) for t in (truth, torchs_error, moved_by))
-    magnitude = _finite(truth_rows).abs()
-    rounding = _rounding(magnitude, dtype)
-    beyond = (error_rows - rounding / 2).clamp_min(0)
-    error = torch.maximum(_finite(torch.maximum(beyond, moved_rows)), magnitude * FP32).clamp_min(floor)
-    row = magnitude.amax(dim=1, keepdim=True)
+    tiles = _tiles(*truth_rows.shape)
+    row = truth_rows.new_zeros(len(truth_rows), 1, dtype=torch.float64)
+    for at in tiles:
+        row[at[0]] = torch.maximum(row[at[0]], _finite(truth_rows[at]).abs().amax(dim=1, keepdim=True))
     row = torch.where(row > 0, row, 1.0)
-    octave = (-torch.log2((magnitude / row).clamp_min(2.0**-OCTAVES))).floor().clamp(0, OCTAVES - 1).long()
-    in_row = error.new_zeros(len(row), OCTAVES).scatter_reduce(1, octave, error, "amax")  # the largest of each octave
-    scale = torch.maximum(_with_neighbours(in_row), row * _pooled((in_row / row).amax(dim=0), octave))
-    # Adding `terms` numbers one after the other in fp32 is honest too: so far off is SIGMAS of the sum's rounding.
-    in_turn = SIGMAS * magnitude * (FP32 / 2) * terms**0.5 / 3
-    return (rounding + torch.maximum(SLACK * scale.gather(1, octave), in_turn) + CANCELLED * row).reshape(truth.shape)
+    in_row = row.new_zeros(len(row), OCTAVES)  # the largest error of each octave
+    count = torch.zeros(OCTAVES, dtype=torch.int64, device=row.device)
+    for at in tiles:
+        magnitude = _finite(truth_rows[at]).abs()
+        beyond = (error_rows[at] - _rounding(magnitude, dtype) / 2).clamp_min(0)
+        error = torch.maximum(_finite(torch.maximum(beyond, moved_rows[at])), magnitude * FP32).clamp_min(floor)
+        octave = _octave(magnitude, row[at[0]])
+        in_row[at[0]] = in_row[at[0]].scatter_reduce(1, octave, error, "amax")
+        count += torch.bincount(octave.reshape(-1), minlength=OCTAVES)
+    scale = torch.maximum(_with_neighbours(in_row), row * _pooled((in_row / row).amax(dim=0), count.tolist()))
+    budget = torch.empty_like(truth_rows, dtype=torch.float64)
+    for at in tiles:
+        magnitude = _finite(truth_rows[at]).abs()
+        # Adding `terms` numbers one after the other in fp32 is honest too: so far off is SIGMAS of the sum's rounding.
+        in_turn = SIGMAS * magnitude * (FP32 / 2) * terms**0.5 / 3
+        honest = torch.maximum(SLACK * scale[at[0]].gather(1, _octave(magnitude, row[at[0]])), in_turn)
+        budget[at] = _rounding(magnitude, dtype) + honest + CANCELLED * row[at[0]]
+    return budget.reshape(truth.shape)
+
+
+def _tiles(rows: int, columns: int) -> list[tuple[slice, slice]]:
+    """[rows, columns] in parts of at most PIECE elements."""
+    width = min(columns, PIECE)
+    height = max(1, PIECE // width)
+    return [
+        (slice(i, i + height), slice(j, j + width)) for i in range(0, rows, height) for j in range(0, columns, width)
+    ]
+
+
+def _octave(magnitude: Tensor, row: Tensor) -> Tensor:
+    """How often each is to be doubled, about, to be as large as the largest of its row."""
+    return (-torch.log2((magnitude / row).clamp_min(2.0**-OCTAVES))).floor().clamp(0, OCTAVES - 1).long()
 
 
 def _with_neighbours(by_octave: Tensor) -> Tensor:
@@ -236,13 +288,13 @@ def _finite(x: Tensor) -> Tensor:
     return x.nan_to_num(0.0, 0.0, 0.0)
 
 
-def _pooled(largest: Tensor, octave: Tensor) -> Tensor:
-    """The largest error of each octave and its neighbours, over at least POOL elements."""
-    by_octave, count = largest.tolist(), torch.bincount(octave.reshape(-1), minlength=OCTAVES).tolist()
+def _pooled(largest: Tensor, count: list[int]) -> Tensor:
+    """The largest error of each octave and its neighbours, over at least POOL of so many elements."""
+    by_octave, all_of_them = largest.tolist(), sum(count)
     pooled = []
     for centre in range(OCTAVES):
         reach = 1
-        while sum(count[max(0, centre - reach) : centre + reach + 1]) < min(POOL, octave.numel()):
+        while sum(count[max(0, centre - reach) : centre + reach + 1]) < min(POOL, all_of_them):
             reach += 1
         pooled.append(max(by_octave[max(0, centre - reach) : centre + reach + 1]))
     return largest.new_tensor(pooled)
@@ -251,9 +303,12 @@ def _pooled(largest: Tensor, octave: Tensor) -> Tensor:
 def _rms(plain: Tensor, truth: Tensor, floor: float) -> float:
     if not truth.numel() or not plain.is_floating_point():
         return 0.0
-    error = _finite(plain.double() - truth)
-    rounding = _rounding(_finite(truth).abs(), plain.dtype) / 12**0.5
-    return max(floor, *(float(e.square().mean().sqrt()) for e in (error, rounding)))
+    squares = [0.0, 0.0]
+    for p, t in zip(_in_pieces(plain), _in_pieces(truth), strict=True):
+        rounding = _rounding(_finite(t).abs(), plain.dtype) / 12**0.5
+        for number, error in enumerate((_finite(p.double() - t), rounding)):
+            squares[number] += float(error.square().sum())
+    return max(floor, *((s / truth.numel()) ** 0.5 for s in squares))
 
 
 def _rounding(magnitude: Tensor, dtype: torch.dtype) -> Tensor:

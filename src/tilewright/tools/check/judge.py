@@ -26,6 +26,7 @@ NOT_RIGHT = ("wrong", "tampered", "crashed", "timeout")
 FORWARD_ONLY = "forward only"  # the label of a user's kernel that torch cannot differentiate
 LOWER = 4.0  # times torch's own error, root mean square, from which on a right kernel is said to be less precise
 FALLS_BACK = "falls back to torch"
+ROOM = 128  # bytes of memory that judging takes for each element, about
 SEEN_THROUGH = 2**26  # elements of a case at most: the truth of larger ones was forgotten, and takes long
 MANY = 1024  # elements that make a root mean square tell something
 
@@ -174,7 +175,7 @@ class Judge:
             return CaseVerdict(name, dtype, "unsupported", reason=f"the reference does not take it ({failure})")
         except torch.cuda.OutOfMemoryError:
             free, words = free_memory()
-            reason = f"the case and its float64 truth do not fit in {words}; about {free // 128} elements would"
+            reason = f"the case and its float64 truth do not fit in {words}; about {free // ROOM} elements would"
             return CaseVerdict(name, dtype, "unsupported", reason=reason)
         finally:
             self._answers.forget()
