@@ -429,7 +429,7 @@ def test_any_parameter_that_torch_takes(kind, device, launches):
 
 def test_without_interpreter_cpu_tensors_go_to_torch(monkeypatch):
     """In 8 bits as well."""
-    monkeypatch.setattr(module, "interpreted", lambda _: False)
+    monkeypatch.setattr(module, "is_interpreted", lambda _: False)
     monkeypatch.setattr(_adamw, "_launch_update", lambda *_, **__: pytest.fail("our kernel was launched"))
     ours, theirs = tensors("cpu"), tensors("cpu")
     run(lambda p: tw.AdamW(p, max_grad_norm=1.0), ours, 3)
@@ -469,7 +469,7 @@ def test_gradients_that_move_need_no_new_plan(bits, device, plans):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of the CPU go to torch there")
 def test_addresses_are_sent_when_gradients_move(plans, monkeypatch):
     """Into memory of their own: a copy of the former ones may still be under way."""
-    monkeypatch.setattr(_adamw, "interpreted", lambda _: False)
+    monkeypatch.setattr(_adamw, "is_interpreted", lambda _: False)
     sent = []
     monkeypatch.setattr(_adamw, "_launch_update", lambda _, *args, **__: sent.append(args[7:9]))
     params = tensors("cpu", [(30, 40), (7,), (500,)])

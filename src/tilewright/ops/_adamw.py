@@ -26,8 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
-from triton.runtime.jit import JITFunction
 
+from tilewright.ops._dispatch import is_interpreted
 from tilewright.ops._launch import Launcher
 from tilewright.ops._tuned import Tuned
 
@@ -414,10 +414,6 @@ CONFIG = Tuned("adamw.json", _default, _choices)
 _launch_update, _launch_squares, _launch_norm = Launcher(_adamw), Launcher(_squares), Launcher(_norm)
 
 
-def interpreted(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)
-
-
 @functools.cache
 def _has_fp8(device: torch.device) -> bool:
     """Whether Triton converts to and from float8_e4m3fn there; the interpreter does."""
@@ -450,7 +446,7 @@ class Batch:
         places = [g.data_ptr() for g in grads]
         self.is_aligned = not any(address % 16 for row in (*[row[:3] for row in rows], places) for address in row)
         self._table: Tensor | None = None
-        if not interpreted(params[0]):  # which knows no addresses: there every tensor has a launch of its own
+        if not is_interpreted(params[0]):  # which knows no addresses: there every tensor has a launch of its own
             filled = [[*row, *[0] * (5 - len(row)), size, 0, 0] for row, size in zip(rows, self.sizes, strict=True)]
             self._table = _sent(torch.tensor(filled), self.device)
         self.follow(places)

@@ -27,7 +27,7 @@ def runs_here(first: Tensor, *others: Tensor) -> bool:
     dtype = first.dtype
     if not _is_plain(first) or dtype not in FLOATS:
         return False
-    if not first.is_cuda and not _is_interpreted(first):
+    if not first.is_cuda and not is_interpreted(first):
         return False
     if others:
         device = first.device
@@ -55,7 +55,7 @@ def is_ready(x: Any) -> bool:
     its shape, dtype and device settle the rest, which need not be settled again."""
     return (
         _is_plain(x)
-        and (x.is_cuda or _is_interpreted(x))
+        and (x.is_cuda or is_interpreted(x))
         and not (x.requires_grad and torch.is_grad_enabled())
         and x.is_contiguous()
         and x.data_ptr() % ALIGNED == 0
@@ -83,7 +83,8 @@ def filling(launch: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor], Tens
     return run
 
 
-def _is_interpreted(tensor: Tensor) -> bool:
+def is_interpreted(tensor: Tensor) -> bool:
+    """Whether kernels take it where there is no GPU."""
     return tensor.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)
 
 

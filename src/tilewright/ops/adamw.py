@@ -27,11 +27,10 @@ from tilewright.ops._adamw import (
     decoded,
     encoded,
     groups,
-    interpreted,
     scale_of,
     stepped,
 )
-from tilewright.ops._dispatch import FLOATS, runs_here
+from tilewright.ops._dispatch import FLOATS, is_interpreted, runs_here
 from tilewright.ops._operator import operator
 from tilewright.spec import Case, Cost, Draw, Op, points
 
@@ -410,7 +409,7 @@ class _Plan:
     def _fits(self, number: int, g: Tensor) -> bool:
         p, state = self._params[number], self._states[number]
         return (
-            (p.is_cuda or interpreted(p))
+            (p.is_cuda or is_interpreted(p))
             and runs_here(p, g)
             and _is_run(p)
             and all(_lies_like(p, t) for t in (g, state["exp_avg"], state["exp_avg_sq"]))
