@@ -21,6 +21,7 @@ from typing import Any
 from tilewright import hardware, record, registry, settings, source
 from tilewright.errors import TilewrightError
 from tilewright.spec import Case, Op
+from tilewright.tools.bench.contest import cost_of
 from tilewright.worker.memory import OTHERS
 
 BASELINES = ["eager", "compile"]
@@ -99,7 +100,9 @@ def _sizes(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
 
 
 def _directions(op: Op) -> list[str]:
-    return ["forward", *(["backward"] if op.backward_cost else [])]
+    """Backward where it moves anything: some gradients are the incoming one itself, looked at otherwise."""
+    moves = any(cost_of(op, case.with_dtype(op.bench_dtype), "backward").bytes for case in op.bench)
+    return ["forward", "backward"] if moves else ["forward"]
 
 
 def _misses(cases: Iterable[Case], op: Op, kernel: str, found: Records) -> bool:

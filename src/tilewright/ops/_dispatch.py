@@ -27,16 +27,16 @@ def runs_here(first: Tensor, *others: Tensor) -> bool:
     dtype = first.dtype
     if not _is_plain(first) or dtype not in FLOATS:
         return False
-    if not first.is_cuda and not is_interpreted(first):
+    if not first.is_cuda and not (first.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)):
         return False
     if others:
         device = first.device
         for other in others:
             if not _is_plain(other) or other.dtype != dtype or other.device != device:
                 return False
-    if _is_any_autocast_enabled() and torch.is_autocast_enabled(first.device.type):
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(first.device.type):
         return False
-    return not _are_functorch_transforms_active() and forward_ad._current_level < 0
+    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
 def is_quiet() -> bool:
