@@ -1,8 +1,8 @@
 """AdamW's kernels over lists of tensors, and moments in 8 bits.
 
 One launch takes all tensors of one kind: tables on the device hold their addresses, and another one, which depends on
-sizes alone, says which part of which tensor a program takes. Addresses cost a small copy, and only when they change;
-those of gradients, which often do, lie apart.
+sizes alone, says which part of which tensor a program takes. Addresses cost a small copy, and only when they are
+new; those of gradients, which often change, lie apart.
 
 Moments in 8 bits have one fp32 scale for 256 elements, the largest of them. The first moment is a float8_e4m3fn. Of the
 second the root is kept, as the 4 lowest bits of an fp32's exponent and the 4 highest of its mantissa: it has no sign
@@ -19,6 +19,7 @@ import functools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -425,8 +426,19 @@ def _sent(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
+def _stream(device: torch.device) -> int:
+    """What was sent on another stream may still be on its way."""
+    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+
+
 @functools.lru_cache(64)
-def _chunks(sizes: tuple[int, ...], chunk: int, device: torch.device) -> Tensor:
+def _listed(numbers: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
+    """On the device, and kept: an allocator gives the same addresses again and again."""
+    return _sent(torch.frombuffer(array("q", numbers), dtype=torch.int64), device)
+
+
+@functools.lru_cache(64)
+def _chunks(sizes: tuple[int, ...], chunk: int, device: torch.device, stream: int) -> Tensor:
     """For each program the number of its tensor, in the upper half, and which chunk of it."""
     counts = torch.tensor([-(-size // chunk) for size in sizes])
     tensor = torch.repeat_interleave(torch.arange(len(sizes)), counts)
@@ -447,14 +459,14 @@ class Batch:
         self.is_aligned = not any(address % 16 for row in (*[row[:3] for row in rows], places) for address in row)
         self._table: Tensor | None = None
         if not is_interpreted(params[0]):  # which knows no addresses: there every tensor has a launch of its own
-            filled = [[*row, *[0] * (5 - len(row)), size, 0, 0] for row, size in zip(rows, self.sizes, strict=True)]
-            self._table = _sent(torch.tensor(filled), self.device)
+            filled = [(*row, *[0] * (5 - len(row)), size, 0, 0) for row, size in zip(rows, self.sizes, strict=True)]
+            self._table = _listed(tuple(chain.from_iterable(filled)), self.device, _stream(self.device))
         self.follow(places)
 
     def follow(self, places: list[int]) -> None:
         """The gradients are at these addresses now, on 16 bytes or not as before."""
         if self._table is not None:
-            self._places = _sent(torch.frombuffer(array("q", places), dtype=torch.int64), self.device)
+            self._places = _listed(tuple(places), self.device, _stream(self.device))
 
     @property
     def pieces(self) -> int:
@@ -471,7 +483,7 @@ class Batch:
         constants |= {"MAXIMIZE": maximize, "num_warps": config["num_warps"]}
         none = () if is_coded else (None, None)
         if self._table is not None:
-            chunks = _chunks(self.sizes, span, self.device)
+            chunks = _chunks(self.sizes, span, self.device, _stream(self.device))
             like = (p, p, *self.states[0], *none)
             args = (*like, clip, self._table, self._places, chunks, 0, *numbers)
             _launch_update((len(chunks),), *args, ALIGNED=self.is_aligned, **constants)
@@ -486,7 +498,7 @@ class Batch:
         config = CONFIG(like, "norm", like.element_size())
         constants = {"BLOCK": config["block"], "num_warps": config["num_warps"]}
         if self._table is not None:
-            chunks = _chunks(self.sizes, PIECE.value, self.device)
+            chunks = _chunks(self.sizes, PIECE.value, self.device, _stream(self.device))
             args = (like, part, self._table, self._places, chunks, 0)
             _launch_squares((len(chunks),), *args, ALIGNED=self.is_aligned, **constants)
             return
