@@ -373,7 +373,7 @@ def test_a_table_leads_to_the_same_places(coded, device):
         ]
         grads = torch.tensor([row.pop(1) for row in rows])
         sizes = tuple(row[0].numel() for row in tables)
-        chunks = _adamw._chunks(sizes, 512 * 2, flat[0].device)
+        chunks = _adamw._chunks(sizes, 512 * 2, flat[0].device, 0)
         by = module.STEP
         clip = None
         if two[7]:
