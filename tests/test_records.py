@@ -56,31 +56,29 @@ def test_all_that_bench_times_without_a_search_is_fresh(op):
 
 
 SHARES = {  # of the copy bandwidth of the same run, by columns: what was measured, not always the goal
-    ("softmax", "forward"): (0.86, 0.97, 0.99, 1.0, 0.99, 1.0, 1.0, 0.92),
-    ("softmax", "backward"): (0.94, 1.03, 1.03, 1.02, 1.03, 1.03, 1.03, 0.97),
-    ("log_softmax", "forward"): (0.85, 0.97, 0.99, 1.0, 1.0, 1.0, 1.0, 0.97),
-    ("rms_norm", "forward"): (0.98, 0.97, 0.97, 0.99, 0.98, 0.97),
-    ("rms_norm", "backward"): (0.83, 0.91, 0.91, 0.97, 0.96, 0.93),
-    ("layer_norm", "forward"): (0.94, 0.98, 0.97, 0.98, 0.96, 0.92),
-    ("layer_norm", "backward"): (0.81, 0.9, 0.88, 0.94, 0.92, 0.83),
+    ("softmax", "forward"): (0.86, 0.97, 0.98, 1.0, 1.0, 1.0, 1.0, 0.92),
+    ("softmax", "backward"): (0.94, 1.02, 1.03, 1.02, 1.03, 1.03, 1.03, 0.97),
+    ("log_softmax", "forward"): (0.85, 0.97, 0.98, 1.0, 1.0, 1.01, 1.0, 0.97),
+    ("rms_norm", "forward"): (0.98, 0.97, 0.97, 0.99, 0.98, 0.98),
+    ("rms_norm", "backward"): (0.83, 0.91, 0.92, 0.98, 0.96, 0.93),
+    ("layer_norm", "forward"): (0.95, 0.98, 0.97, 0.98, 0.96, 0.89),
+    ("layer_norm", "backward"): (0.8, 0.9, 0.89, 0.94, 0.92, 0.83),
     ("add_rms_norm", "forward"): (0.98, 0.99, 0.99, 1.0, 1.0, 0.99),
-    ("add_rms_norm", "backward"): (0.88, 0.95, 0.93, 0.96, 0.97, 0.95),
-    ("add_layer_norm", "forward"): (0.96, 0.99, 0.98, 1.0, 0.97, 0.91),
-    ("add_layer_norm", "backward"): (0.87, 0.94, 0.94, 0.97, 0.97, 0.93),
-    ("cross_entropy", "both"): (0.95, 0.76, 0.95),
+    ("add_rms_norm", "backward"): (0.87, 0.95, 0.95, 0.97, 0.97, 0.96),
+    ("add_layer_norm", "forward"): (0.97, 0.99, 0.99, 1.0, 0.97, 0.92),
+    ("add_layer_norm", "backward"): (0.86, 0.93, 0.95, 0.97, 0.97, 0.93),
+    ("cross_entropy", "both"): (0.94, 0.77, 0.95),
 }
 
 
-OLDER = (  # than their code
-    *("softmax", "log_softmax", "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm", "cross_entropy"),
-)
+OLDER = ("softmax", "log_softmax", "rms_norm", "layer_norm")  # than their code
 SHARED = [*(of for of in SHARES if of[0] not in OLDER), *stale(*(of for of in SHARES if of[0] in OLDER))]
 
 
 @pytest.mark.parametrize("of", SHARED, ids=" ".join)
 def test_users_calls_keep_the_shares_that_were_measured(of):
     op, direction = of
-    newest = record.latest(records(f"{op}.jsonl"))
+    newest = [r for r in record.latest(records(f"{op}.jsonl")) if not r.get("sized")]
     ours = {r["case"]["N"]: r for r in newest if r["kernel"] == source.PUBLIC and r["direction"] == direction}
     assert not [n for n, r in ours.items() if record.is_stale(r)]
     shares = [Cost(**r["cost"]).bytes / r["median_us"] * 1e6 / r["ceilings"]["copy"] for _, r in sorted(ours.items())]
