@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -384,9 +385,10 @@ bias_activation.differentiate(_bias_save, _bias_backward)
 
 
 @planned
-def _way(N: int, dtype: torch.dtype, device: int, act: str) -> Callable[[Tensor], Tensor] | None:
+def _way(shape: tuple[int, ...], dtype: torch.dtype, device: int, act: str) -> Callable[[Tensor], Tensor] | None:
     """From x as it lies in memory to its activation; None if that is torch's to do."""
-    return filling(_plan("fwd", act, N, device, dtype)) if N and dtype in FLOATS else None
+    N = math.prod(shape)
+    return filling(_plan("fwd", act, N, device, dtype), shape) if N and dtype in FLOATS else None
 
 
 def by_ours(smallest: float, input: Any, bias: Any, act: str, *, inplace: bool = False) -> Tensor | None:
@@ -395,7 +397,7 @@ def by_ours(smallest: float, input: Any, bias: Any, act: str, *, inplace: bool =
         if not has_at_least(smallest, input):
             return None
         if is_quiet() and is_ready(input):
-            way = _way(input.numel(), input.dtype, input.get_device(), act)
+            way = _way(input.shape, input.dtype, input.get_device(), act)
             return way and way(input)
     return _apply(input, bias, act, inplace) if _fits(smallest, input, bias, inplace) else None
 

@@ -72,11 +72,18 @@ def has_at_least(smallest: float, x: Any) -> bool:
     return isinstance(x, Tensor) and x.numel() >= smallest
 
 
-def filling(launch: Callable[[Tensor, Tensor], None]) -> Callable[[Tensor], Tensor]:
-    """Of a launch that reads one tensor and writes another like it: the function from the first to the second."""
+def empty_like(shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """What makes an empty tensor like one of this shape that `is_ready`, with the strides that torch would give it. At
+    the least cost: those of a dimension of one element alone can be anything."""
+    return contiguous_like if 1 in shape else torch.empty_like
+
+
+def filling(launch: Callable[[Tensor, Tensor], None], shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """Of a launch that reads a tensor of this shape and writes another like it: the function from one to the other."""
+    make = empty_like(shape)
 
     def run(x: Tensor) -> Tensor:
-        y = contiguous_like(x)
+        y = make(x)
         launch(x, y)
         return y
 

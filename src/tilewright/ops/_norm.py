@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops._dispatch import has_at_least, has_elements, is_quiet, is_ready, runs_here
+from tilewright.ops._dispatch import empty_like, has_at_least, has_elements, is_quiet, is_ready, runs_here
 from tilewright.ops._norm_cuda import by_clusters, wins
 from tilewright.ops._norm_triton import add_up, backward_by_programs, forward_by_programs
 from tilewright.ops._operator import contiguous_like, is_differentiated, is_seen, operator, spread
@@ -390,8 +390,10 @@ def _way(
     dtypes = dtype, None, *(w and w[1] for w in (weight, bias))
     launch = _plan_forward(dtypes, True, device, math.prod(shape) // N, N, eps, offset, is_rms, "best", False)
 
+    make = empty_like(shape)
+
     def run(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        y = contiguous_like(x)
+        y = make(x)
         launch(x, None, weight, bias, y, None, None)
         return y
 

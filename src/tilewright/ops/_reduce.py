@@ -487,7 +487,7 @@ def _way(
     size, stride, launch = _plan(shape, dim, dim + 1, keepdim, dtype, out, device, kind, p)
 
     def run(x: Tensor) -> Tensor:
-        y = torch.empty_strided(size, stride, dtype=out, device=x.device)
+        y = torch.empty_strided(size, stride, dtype=out, device=x.device)  # which costs the host least
         launch(x, y, y, None)
         return y
 

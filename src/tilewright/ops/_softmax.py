@@ -382,7 +382,7 @@ def _way(
     """From x as it lies in memory to its softmax; None if that is torch's to do."""
     if not has_elements(shape, dtype, dim):
         return None
-    return filling(_plan_forward(shape, dtype, device, True, dim, log, "best"))
+    return filling(_plan_forward(shape, dtype, device, True, dim, log, "best"), shape)
 
 
 def softmaxed(smallest: int, x: Any, dim: Any, dtype: Any, log: bool) -> Tensor | None:

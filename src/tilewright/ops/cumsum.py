@@ -183,7 +183,7 @@ def _way(shape: tuple[int, ...], dtype: torch.dtype, device: int, dim: int) -> C
     """From x as it lies in memory to its sums; None if that is torch's to do."""
     if not has_elements(shape, dtype, dim):
         return None
-    return filling(_plan(shape, dim % len(shape), dtype, dtype, device, False))
+    return filling(_plan(shape, dim % len(shape), dtype, dtype, device, False), shape)
 
 
 def _by_ours(x: Any, dim: int, dtype: torch.dtype | None) -> Tensor | None:
