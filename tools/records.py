@@ -6,6 +6,8 @@ python tools/records.py run timings sizes --ops sum,gelu --minutes 25    these a
 """
 
 import argparse
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -27,7 +29,7 @@ from tilewright.worker.memory import OTHERS
 BASELINES = ["eager", "compile"]
 OWN = ("triton", "cuda")  # languages
 CHECKS = 10  # at once; one whose cases found no room is done again, alone
-COMPILES = 5  # at once, beside the checks
+COMPILES = 12  # at once, of one thread each: that torch starts others takes longer than what they would do
 PATIENCE = 150  # seconds for torch.compile of an operation; some never end
 COUNTED = 10  # operations a run of ncu: it takes seconds to begin, and what fails is not all
 SAMPLES = {"timings": "25", "sizes": "15"}  # of each kernel: there are hundreds
@@ -138,18 +140,21 @@ def warm(name: str, kind: str) -> None:
 
     op = registry.load(name)
     compiled = op.kernels["compile"].fn
+
+    def compile(case: Case) -> None:
+        args = op.make(case.with_dtype(op.bench_dtype), "cuda")
+        with torch.no_grad():
+            compiled(*args)
+        if op.backward_cost and kind == "timings":
+            leaves = [a.requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a for a in args]
+            returned = [r for r in flat(compiled(*leaves)) if r.is_floating_point()]
+            wanted = [a for a in leaves if torch.is_tensor(a) and a.requires_grad]
+            gradients(returned, wanted, [torch.ones_like(r) for r in returned])
+
     with any_number_of_graphs():
         for case in op.sizes() if kind == "sizes" else op.bench:
-            args = op.make(case.with_dtype(op.bench_dtype), "cuda")
-            with torch.no_grad():
-                compiled(*args)
-            if op.backward_cost and kind == "timings":
-                leaves = [a.requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a for a in args]
-                returned = [r for r in flat(compiled(*leaves)) if r.is_floating_point()]
-                wanted = [a for a in leaves if torch.is_tensor(a) and a.requires_grad]
-                gradients(returned, wanted, [torch.ones_like(r) for r in returned])
-                del leaves, returned, wanted
-            del args
+            with contextlib.suppress(torch.cuda.OutOfMemoryError):  # then `bench` compiles it
+                compile(case)
             torch.cuda.empty_cache()
 
 
@@ -159,9 +164,11 @@ def warmed(kind: str, steps: Sequence[Step]) -> None:
     names = sorted({name for step in asked for name in step.words[1].split(",")})
     commands = [[sys.executable, __file__, "warm", name, kind] for name in names]
 
+    alone = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
     def is_compiled(command: list[str]) -> bool:
         try:
-            return subprocess.run(command, timeout=PATIENCE, check=False).returncode == 0
+            return subprocess.run(command, timeout=PATIENCE, env=alone, check=False).returncode == 0
         except subprocess.TimeoutExpired:
             return False
 
