@@ -176,10 +176,12 @@ def _bias_activation_bwd(
     N,
     rows,
     ACT: tl.constexpr,
+    AHEAD: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A program takes so many rows of its columns, and leaves the sum of their gradients in part [programs, N]."""
+    """A program takes so many rows of its columns, and leaves the sum of their gradients in part [programs, N]. While
+    some are computed, the next are on their way, or if it is AHEAD by 2 those after them too."""
     across = tl.cdiv(N, BLOCK_N)
     piece = (tl.program_id(0) // across).to(tl.int64)
     offs_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -189,9 +191,16 @@ def _bias_activation_bwd(
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     offs_m = piece * rows + tl.arange(0, BLOCK_M)[:, None]
     next_x, next_dy = _load_pair(x_ptr, dy_ptr, offs_m, offs_n, end, N)
-    for _ in range(piece * rows, end, BLOCK_M):  # while some rows are computed, the next are on their way
+    last_x, last_dy = next_x, next_dy
+    if AHEAD == 2:
+        last_x, last_dy = _load_pair(x_ptr, dy_ptr, offs_m + BLOCK_M, offs_n, end, N)
+    for _ in range(piece * rows, end, BLOCK_M):
         x, dy = next_x.to(tl.float32), next_dy.to(tl.float32)
-        next_x, next_dy = _load_pair(x_ptr, dy_ptr, offs_m + BLOCK_M, offs_n, end, N)
+        if AHEAD == 2:
+            next_x, next_dy = last_x, last_dy
+        last_x, last_dy = _load_pair(x_ptr, dy_ptr, offs_m + AHEAD * BLOCK_M, offs_n, end, N)
+        if AHEAD == 1:
+            next_x, next_dy = last_x, last_dy
         if bias_ptr is not None:
             x += bias
         _, dx = pulled_back(x, dy, ACT)
@@ -225,7 +234,7 @@ def _default(form: str, *_: object) -> dict[str, int]:
     if form == "bias-fwd":
         return config | {"columns": 1024}
     if form == "bias-bwd":
-        return {"block": 1024, "columns": 1024, "programs": 1056, "num_warps": 4}
+        return {"block": 1024, "columns": 1024, "programs": 1056, "ahead": 1, "num_warps": 4}
     return config
 
 
@@ -235,10 +244,11 @@ def _choices(form: str, *_: object) -> list[dict[str, int]]:
         return [config | {"columns": columns} for config in blocks[2:6] for columns in (256, 1024, 2048)]
     if form == "bias-bwd":  # 5, 8 and 10 programs for each of an H200's 132 multiprocessors
         return [
-            config | {"columns": columns, "programs": programs}
+            config | {"columns": columns, "programs": programs, "ahead": ahead}
             for config in (blocks[0], blocks[2], blocks[3])
-            for columns in (256, 512, 1024)
+            for columns in (256, 1024)
             for programs in (660, 1056, 1320)
+            for ahead in (1, 2)
         ]
     return blocks
 
@@ -356,7 +366,7 @@ def _plan_bias_backward(
     rows = cdiv(M, max(1, config["programs"] // across))  # shapes decide, so that sums are always the same
     pieces = cdiv(M, rows)
     blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "num_warps": config["num_warps"]}
-    pull_back = _launch_bias_bwd.prepare((pieces * across,), M, N, rows, ACT=act, **blocks)
+    pull_back = _launch_bias_bwd.prepare((pieces * across,), M, N, rows, ACT=act, AHEAD=config["ahead"], **blocks)
     add_up = _launch_sum.prepare((cdiv(N, 32),), pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4)
 
     def launch(x: Tensor, bias: Tensor | None, dy: Tensor, dx: Tensor, dbias: Tensor) -> None:
