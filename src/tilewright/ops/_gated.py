@@ -50,7 +50,8 @@ def backward_cost_of(act: str, gate: Tensor, up: Tensor | None) -> Cost:
 def _gate_tile(gate_ptrs, up_ptrs, y_ptrs, mask, ACT: tl.constexpr):
     gate = tl.load(gate_ptrs, mask=mask, eviction_policy="evict_last").to(tl.float32)
     up = tl.load(up_ptrs, mask=mask, eviction_policy="evict_last").to(tl.float32)
-    tl.store(y_ptrs, (activated(gate, ACT) * up).to(y_ptrs.dtype.element_ty), mask=mask)
+    y = activated(gate, ACT, y_ptrs.dtype.element_ty.primitive_bitwidth) * up
+    tl.store(y_ptrs, y.to(y_ptrs.dtype.element_ty), mask=mask)
 
 
 @triton.jit
