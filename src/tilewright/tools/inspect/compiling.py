@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import hashlib
 import os
 import re
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,9 +30,13 @@ from tilewright.ops._cuda import _compiler_version
 from tilewright.tools.inspect.code import CudaCode, TritonCode
 from tilewright.tools.inspect.kept import kept
 
+# The second line of a message goes on with it, unless it shows the source.
 DIAGNOSTIC = re.compile(
-    r"^(?P<file>[^\s:(][^:(\n]*)[:(](?P<line>\d+)(?::\d+|\))?: (?:fatal )?error\s*: (?P<what>.+)$", re.M
+    r"^(?P<file>[^\s:(][^:(\n]*)[:(](?P<line>\d+)(?::\d+|\))?: (?:fatal )?error\s*: (?P<what>.+(?:\n\S.*\.$)?)", re.M
 )
+PTXAS_DIAGNOSTIC = re.compile(r"^ptxas (?P<file>\S+), line (?P<line>\d+); error\s*: (?P<what>.+)$", re.M)
+# LLVM's has no place. An instruction that its assembler does not know is on the next line.
+LLVM_DIAGNOSTIC = re.compile(r"^(?:LLVM ERROR|error): (?P<what>.+)(?:\n\s+(?P<code>\S.*)\n\s*\^)?", re.M)
 
 
 @dataclass(frozen=True)
@@ -60,13 +68,46 @@ def _by_triton(code: TritonCode) -> Compiled:
     _key_by_place(source, code.file)
     with _stderr_of_the_compiler() as said:
         try:
-            made: Any = triton.compile(source, target=code.target, options=dict(code.options))
+            made = _kept_or_compiled(
+                source, lambda: triton.compile(source, target=code.target, options=dict(code.options))
+            )
         except Exception as error:
             raise _Said(said(), error) from error
     binary = made.asm.get("cubin") or made.asm["hsaco"]
     texts = {name: text for name, text in made.asm.items() if isinstance(text, str)}
     threads = made.metadata.num_warps * code.target.warp_size
     return Compiled(made.metadata.name, binary, code.arch, threads, made.metadata.shared, code.cluster, texts)
+
+
+def _kept_or_compiled(source: Any, compile: Callable[[], Any]) -> Any:
+    """What Triton has kept, or what it makes now: in a child first, as LLVM ends its process where it is at a loss.
+    What the child has made is kept; what it could not make fails once more, to be told."""
+    source.make_ir = _nothing_is_kept
+    try:
+        return compile()
+    except _NotKept:
+        del source.make_ir
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, of which the child needs none
+        child = os.fork()
+    if child == 0:
+        try:
+            faulthandler.disable()  # we tell of its end
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            compile()
+        finally:
+            os._exit(0)
+    end = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if end < 0:
+        raise RuntimeError(f"the compiler was ended by {signal.Signals(-end).name}")
+    return compile()
+
+
+class _NotKept(Exception): ...
+
+
+def _nothing_is_kept(*_: Any, **__: Any) -> None:
+    raise _NotKept
 
 
 def _key_by_place(source: Any, file: str) -> None:
@@ -186,10 +227,24 @@ def _refused(code: TritonCode | CudaCode, error: Exception) -> CompilerRefused:
         text, error = error.text, error.error
     if isinstance(error, CompilationError):
         return CompilerRefused(code.file, *_innermost(error, Path(code.file).read_text()), code.arch)
-    found = DIAGNOSTIC.search(text) or DIAGNOSTIC.search(str(error))
-    if found:
-        return CompilerRefused(found["file"], int(found["line"]), found["what"], code.arch)
+    if found := DIAGNOSTIC.search(text) or DIAGNOSTIC.search(str(error)):
+        return CompilerRefused(found["file"], int(found["line"]), found["what"].replace("\n", " "), code.arch)
+    if found := PTXAS_DIAGNOSTIC.search(str(error)):
+        file, line = _source_of_ptx(Path(found["file"]), int(found["line"])) or (code.file, None)
+        return CompilerRefused(file, line, found["what"], code.arch)
+    if found := LLVM_DIAGNOSTIC.search(text):
+        what = f"{found['what']}: {found['code']}" if found["code"] else found["what"]
+        return CompilerRefused(code.file, None, what, code.arch)
     return CompilerRefused(code.file, None, first_line(error), code.arch)
+
+
+def _source_of_ptx(path: Path, number: int) -> tuple[str, int] | None:
+    """File and line of the source that a line of PTX came from."""
+    text = path.read_text()
+    files = dict(re.findall(r'^\s*\.file\s+(\d+) "([^"]+)"', text, re.M))
+    before = "\n".join(text.splitlines()[:number])
+    places = re.findall(r"^\s*\.loc\s+(\d+)\s+(\d+)", before, re.M)
+    return (files[places[-1][0]], int(places[-1][1])) if places else None
 
 
 def _innermost(error: Any, text: str) -> tuple[int | None, str]:
