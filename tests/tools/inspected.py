@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 DEVICE = triton.runtime.driver.active.get_active_torch_device()  # as Triton's tutorials have it
 
@@ -43,6 +45,16 @@ def crowded(x):
 
 
 @triton.jit
+def _sines(x_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(x_ptr + offs, tl.sin(tl.load(x_ptr + offs)))
+
+
+def sines(x):
+    _sines[(1,)](x, BLOCK=128)
+
+
+@triton.jit
 def _product(x):
     return tl.dot(x, x)  # the mistake
 
@@ -66,6 +78,29 @@ def _warps_of_32(x_ptr, BLOCK: gl.constexpr):
 
 def for_nvidia(x):
     _warps_of_32[(1,)](x, BLOCK=128)
+
+
+@gluon.jit
+def _from_hopper_on(x):
+    held = gl.allocate_shared_memory(x.dtype, x.block_type.shape, x.layout)
+    tma.async_copy_shared_to_global(x, [0, 0], held)
+
+
+def from_hopper_on(x):
+    layout = gl.NVMMASharedLayout.get_default_for([8, 128], gl.float32)
+    _from_hopper_on[(1,)](TensorDescriptor.from_tensor(x, [8, 128], layout))
+
+
+@triton.jit
+def _unheard_of(x_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs)
+    x = tl.inline_asm_elementwise("frobnicate $0, $1;", "=r,r", [x], tl.float32, is_pure=True, pack=1)  # the assembly
+    tl.store(x_ptr + offs, x)
+
+
+def unheard_of(x):
+    _unheard_of[(1,)](x, BLOCK=128)
 
 
 @triton.autotune([triton.Config({"BLOCK": 64}, num_warps=2), triton.Config({"BLOCK": 128})], key=[])

@@ -1,12 +1,16 @@
 """What launches compile to: resources, instructions, code beside its source, and refusals."""
 
 import functools
+import os
 import re
 import shutil
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from triton.compiler import ASTSource
 
 from tilewright import registry, source
 from tilewright.errors import NoSuchCode
@@ -20,6 +24,35 @@ from tilewright.tools.inspect.listing import FORMS, listing
 from tilewright.tools.inspect.portability import flaw
 
 FILE = Path(__file__).parent / "inspected.py"
+
+SPILLS = """
+__global__ void array(float* x, const int* at) {
+  float a[64];
+  for (int i = 0; i < 64; ++i) a[i] = x[i];
+  for (int i = 0; i < 64; ++i) x[i] = a[at[i] & 63];
+}
+__device__ __noinline__ float pick(const float* x, int n) {
+  float a[5];
+  for (int i = 0; i < 5; ++i) a[i] = x[i] * i;
+  return a[n];
+}
+__global__ void calls(float* x, int n) { x[0] = pick(x, n) + pick(x + 1, n + 1); }
+template <int HELD> __device__ void turn(float* x) {
+  float a[HELD];
+#pragma unroll
+  for (int i = 0; i < HELD; ++i) a[i] = x[i * 1024 + threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < HELD; ++i) x[i * 1024 + threadIdx.x] = a[i] * a[HELD - 1 - i];
+}
+__global__ void __launch_bounds__(1024, 2) tight(float* x) { turn<64>(x); }
+__global__ void __launch_bounds__(1024, 2) mixed(float* x, int n) {
+  float a[16];
+  for (int i = 0; i < 16; ++i) a[i] = x[i];
+  turn<64>(x);
+  x[threadIdx.x] = a[n + threadIdx.x];
+}
+"""
 
 
 @functools.cache
@@ -62,6 +95,34 @@ def test_spills_atomics_fp64_and_special_functions_are_seen():
     assert kinds["fp64"] >= 32
     assert found.mix.details("special function")["MUFU.EX2"] == 32
     assert found.mix.details("global load") == {"16 B": 8}
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+def test_an_array_that_no_register_can_hold_is_no_spill(gpu):
+    used = inspected("sines", 128, gpu).resources
+    assert (used.stack, used.spills) == (32, 0)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc") or not shutil.which("ptxas"), reason="needs nvcc and ptxas")
+def test_spills_are_those_that_ptxas_tells(tmp_path):
+    file, code = tmp_path / "spills.cu", tmp_path / "spills.ptx"
+    file.write_text(SPILLS)
+    found = {one.made.symbol: one.resources for one in inspect_cuda_file(file, datasheet("h200"), 1024, 0)}
+    code.write_text(next(inspect_cuda_file(file, datasheet("h200"), 1024, 0)).made.texts["ptx"])
+    command = ["ptxas", "-v", "-arch=sm_90", code, "-o", tmp_path / "spills.cubin"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    told = {
+        symbol: (int(stack), int(stores))
+        for symbol, stack, stores in re.findall(r"properties for (\w+)\s+(\d+) bytes stack frame, (\d+) bytes", said)
+    }
+    assert {name.strip("_Z0123456789")[:5] for name in found} == {"array", "calls", "tight", "mixed"}
+    for symbol, used in found.items():
+        stack, stores = told[symbol]
+        assert used.stack == stack
+        assert bool(used.spills) == bool(stores), symbol
+        assert used.spills <= stores
+    assert sum(bool(used.spills) for used in found.values()) == 2
+    assert any(0 < used.spills < used.stack for used in found.values())
 
 
 @pytest.mark.parametrize(
@@ -181,7 +242,29 @@ def test_gluon_compiles_and_is_refused_where_it_cannot_be():
     found = inspected("for_nvidia", 128, "mi300x")
     assert isinstance(found, Refused)
     assert found.error.line == marked("the layout")
+    assert found.error.what.endswith("Layout has 32 threads per warp, but the module specifies 64 threads per warp.")
     assert flaw(found) == str(found.error)
+
+
+def test_a_compiler_that_ends_its_process_is_a_refusal():
+    assert isinstance(inspected("from_hopper_on", (8, 128)), Inspection)
+    found = inspected("from_hopper_on", (8, 128), "a100")
+    assert isinstance(found, Refused)
+    assert str(found.error).startswith(f"{FILE}: does not compile for sm_80: Cannot select: intrinsic")
+
+
+def test_a_compiler_that_says_nothing_as_it_ends_its_process(monkeypatch):
+    launches = of_call(lambda: (registry.launcher(FILE, "copy"), [torch.empty(64)]), datasheet("h200"))
+    monkeypatch.setattr("triton.knobs.compilation.always_compile", True)
+    monkeypatch.setattr(ASTSource, "make_ir", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    assert flaw(inspect_launch(launches[0], "")).endswith("the compiler was ended by SIGKILL")
+
+
+def test_an_assembler_tells_its_reason():
+    nvidia, amd = inspected("unheard_of", 128), inspected("unheard_of", 128, "mi300x")
+    assert nvidia.error.line == marked("the assembly")
+    assert nvidia.error.what == "Not a name of any known instruction: 'frobnicate'"
+    assert amd.error.what.startswith("invalid instruction: frobnicate ")
 
 
 def test_what_does_not_fit_is_said():

@@ -58,8 +58,10 @@ def _figures(found: Sequence[Inspection], title: str) -> Table:
     table = Table(title=Text(title, "bold"), title_justify="left", box=None, pad_edge=False, header_style="dim")
     table.add_column("launch", no_wrap=True)
     table.add_column("gpu", no_wrap=True)
-    names = ("grid", "threads", "registers", "spilled", "shared", "blocks an SM", "occupancy", "waves", "last idle")
-    for name in names:
+    has_stack = any(one.resources.stack for one in found)
+    stack = ("stack",) if has_stack else ()
+    names = ("grid", "threads", "registers", "spilled", *stack, "shared", "blocks an SM", "occupancy", "waves")
+    for name in (*names, "last idle"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("limited by")
     for one in found:
@@ -72,6 +74,7 @@ def _figures(found: Sequence[Inspection], title: str) -> Table:
             str(one.made.threads),
             str(used.registers),
             Text(size(used.spills), BAD) if used.spills else "0",
+            *((size(used.stack),) if has_stack else ()),
             size(used.shared),
             str(held.blocks),
             f"{held.share:.0%}",

@@ -71,6 +71,7 @@ def _figures(found: Inspection) -> dict[str, Any]:
         "grid": "x".join(map(str, found.launch.grid)) if found.launch else "",
         "registers": found.resources.registers,
         "spilled bytes": found.resources.spills,
+        "stack bytes": found.resources.stack,
         "shared bytes": found.resources.shared,
         "blocks an SM": found.occupancy.blocks,
         "warps an SM": found.occupancy.warps,

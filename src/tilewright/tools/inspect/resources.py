@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from triton import knobs
@@ -13,6 +15,9 @@ from tilewright.tools.inspect.compiling import Compiled
 from tilewright.tools.inspect.kept import kept
 
 RESERVED = 1024  # bytes of shared memory that the system takes of each block; from sm_90 on binaries count them
+FRAME_AT_ONCE = 8  # bytes of stack, by which ptxas grows it
+_FUNCTION = re.compile(r"\.(?:entry|func)\s+(?:\([^)]*\)\s*)?([\w$]+)\s*\([^)]*\)[^;{]*\{(.*?)^\}", re.M | re.S)
+_ARRAYS = re.compile(r"\.local .*__local_depot\d+\[(\d+)\]")
 _USAGE = re.compile(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 
@@ -22,7 +27,7 @@ class Resources:
 
     registers: int
     stack: int  # local memory: spilled registers, and arrays that no register can hold
-    spills: int  # of these bytes those that hold registers; for NVIDIA all, since binaries do not tell them apart
+    spills: int  # of these bytes those that hold registers
     shared: int
     scalar_registers: int = 0  # of a wave; AMD's
 
@@ -38,7 +43,19 @@ def _of_nvidia(made: Compiled) -> Resources:
     usage = {name: [*map(int, numbers)] for name, *numbers in _USAGE.findall(_resource_usage(made.binary))}
     registers, stack, shared = usage[made.symbol]
     is_counted = int(made.arch.removeprefix("sm_")) >= 90 and shared >= RESERVED
-    return Resources(registers, stack, stack, made.shared + shared - (RESERVED if is_counted else 0))
+    arrays = _arrays(dict(_FUNCTION.findall(made.texts["ptx"])), made.symbol) if stack else 0
+    spills = max(0, stack - arrays)
+    return Resources(registers, stack, spills, made.shared + shared - (RESERVED if is_counted else 0))
+
+
+def _arrays(bodies: Mapping[str, str], name: str) -> int:
+    """Bytes of stack that PTX asks for itself, before registers are given out: in a function and those it calls."""
+    others = {other: body for other, body in bodies.items() if other != name}
+    called = (
+        _arrays(others, other) for other in others if re.search(rf"\bcall\b[^;]*\b{re.escape(other)}\b", bodies[name])
+    )
+    own = sum(int(size) for size in _ARRAYS.findall(bodies[name]))
+    return math.ceil(own / FRAME_AT_ONCE) * FRAME_AT_ONCE + max(called, default=0)
 
 
 def _of_amd(made: Compiled) -> Resources:
