@@ -60,6 +60,18 @@ def test_other_gpus_go_on_where_one_compiler_refuses(inspect):
     assert "_warps_of_32  h200" in done.stdout
 
 
+def test_a_grid_is_shown_as_it_is(inspect):
+    call = (KERNELS, "-f", "copy_on_grid", "-i", "1024:fp32", "-i")
+    done = inspect(*call, "0")
+    assert done.returncode == 0, done.stderr
+    assert "_copy on h200: its grid is empty, so nothing is launched." in done.stdout
+    assert "_copy   h200     0" in done.stdout
+    done = inspect(*call, "1", "-i", "70000")
+    assert done.returncode == 1, done.stderr
+    assert "cannot be launched: a grid with 70000 blocks in y" in done.stdout
+    assert "1x70000" in done.stdout
+
+
 def test_a_difference(inspect):
     done = inspect("relu", "--case", "N=4096", "--diff", "triton", "triton:num_warps=8")
     assert done.returncode == 0, done.stderr

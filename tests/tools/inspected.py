@@ -31,6 +31,10 @@ def copy_one(x):
     _copy[(1,)](x, x, 1, BLOCK=1024)
 
 
+def copy_on_grid(x, *grid):
+    _copy[grid](x, x, 1, BLOCK=1024)
+
+
 @triton.jit
 def _many(x_ptr, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)

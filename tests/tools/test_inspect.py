@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,33 @@ def test_what_does_not_fit_is_said():
     found = inspect_launch(with_config(launch, {"num_warps": 32}), "")
     assert found.obstacle == flaw(found) == "2048 threads a block, the most are 1024"
     assert found.waves is None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "grid", "obstacle"),
+    [
+        ("h200", (2**31 - 1, 65535, 65535), None),
+        ("h200", (1, 65536), "a grid with 65536 blocks in y, the most are 65535"),
+        ("h200", (1, 1, 100000), "a grid with 100000 blocks in z, the most are 65535"),
+        ("h200", (2**31,), "a grid with 2147483648 blocks in x, the most are 2147483647"),
+        ("mi300x", (1, 100000), None),
+        ("mi300x", (2**24,), "a grid with 16777216 blocks of 256 threads in x, the most threads are 4294967295"),
+    ],
+)
+def test_a_grid_that_no_gpu_takes_is_said(gpu, grid, obstacle):
+    def load():
+        return registry.launcher(FILE, "copy_on_grid"), [torch.empty(1024, device="meta"), *grid]
+
+    (launch,) = of_call(load, datasheet(gpu))
+    assert inspect_launch(launch, "").obstacle == obstacle
+
+
+def test_no_work_is_shared_out_among_no_programs():
+    op = registry.load("relu")
+    kernel = replace(op.kernels["triton"], fn=lambda x: registry.launcher(FILE, "copy_on_grid")(x, 0))
+    (found,) = inspect_kernel(op, kernel, op.bench[0].with_dtype("float32"), datasheet("h200"))
+    assert found.launch.programs == 0
+    assert found.work is None
 
 
 def test_work_is_held_against_the_ridge():

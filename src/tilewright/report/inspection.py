@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -66,7 +67,7 @@ def _figures(found: Sequence[Inspection], title: str) -> Table:
     table.add_column("limited by")
     for one in found:
         used, held = one.resources, one.occupancy
-        grid = "x".join(str(n) for n in one.launch.grid if n > 1) or "1" if one.launch else ""
+        grid = re.sub(r"(x1)+$", "", "x".join(map(str, one.launch.grid))) if one.launch else ""
         table.add_row(
             one.name + (f" ({one.launch.direction})" if one.launch and one.launch.direction != "forward" else ""),
             one.gpu.name,
@@ -129,6 +130,8 @@ def _sentences(one: Inspection) -> Iterator[str]:
     who = f"{one.name} on {one.gpu.name}"
     if one.obstacle:
         yield f"{who} cannot be launched: {one.obstacle}."
+    if one.launch and one.launch.programs < 1:
+        yield f"{who}: its grid is empty, so nothing is launched."
     if one.launch and one.launch.note:
         yield f"{who}: {one.launch.note}."
     widths = [

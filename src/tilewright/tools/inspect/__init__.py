@@ -19,6 +19,10 @@ from tilewright.tools.inspect.launches import Launch, of_kernel
 from tilewright.tools.inspect.occupancy import MOST_THREADS, Occupancy, occupancy
 from tilewright.tools.inspect.resources import Resources, resources
 
+# CUDA C++ Programming Guide, table of compute capabilities; HIP: fewer than 2**32 threads in each direction.
+MOST_BLOCKS = {"x": 2**31 - 1, "y": 65535, "z": 65535}
+MOST_THREADS_OF_AMD_GRID = 2**32 - 1
+
 
 @dataclass(frozen=True)
 class Work:
@@ -100,7 +104,7 @@ class Inspection:
     def obstacle(self) -> str | None:
         """Why the GPU would refuse the launch."""
         if self.occupancy.blocks:
-            return None
+            return self.launch and _too_large(self.launch, self.made.threads)
         if self.made.threads > MOST_THREADS:
             return f"{self.made.threads} threads a block, the most are {MOST_THREADS}"
         if self.resources.shared > self.gpu.shared_per_block:
@@ -134,6 +138,21 @@ class Inspection:
         }
 
 
+def _too_large(launch: Launch, threads: int) -> str | None:
+    """How a grid goes beyond what a GPU counts in one direction."""
+    x, y, z = launch.grid
+    if launch.gpu.is_amd:
+        if x * threads > MOST_THREADS_OF_AMD_GRID:
+            return f"a grid with {x} blocks of {threads} threads in x, the most threads are {MOST_THREADS_OF_AMD_GRID}"
+        return None
+    sizes = {"x": x * launch.code.cluster, "y": y, "z": z}
+    for direction, blocks in sizes.items():
+        most = MOST_BLOCKS[direction]
+        if blocks > most:
+            return f"a grid with {blocks} blocks in {direction}, the most are {most}"
+    return None
+
+
 def _plain(value: Any) -> Any:
     return value if isinstance(value, int | float | str | bool | None) else str(value)
 
@@ -161,7 +180,7 @@ def inspect_kernel(
     args = op.make(case, device="meta")
     for launch in launches:
         same = [one for one in launches if one.direction == launch.direction]
-        alone = same == [launch] and launch.times == 1 and launch.is_all
+        alone = same == [launch] and launch.times == 1 and launch.is_all and launch.programs > 0
         cost = op.cost if launch.direction == "forward" else op.backward_cost
         yield inspect_launch(launch, title, Work(cost(*args), gpu, launch.programs) if alone and cost else None)
 
