@@ -32,9 +32,16 @@ class UnknownKernel(TilewrightError):
         super().__init__(f"{op} has no kernel named '{name}'; {_nearest(name, known)}")
 
 
+class NotAnOp(TilewrightError):
+    def __init__(self, path: object):
+        super().__init__(f"'{path}' is neither an operation nor a .py or .cu file; name one of these")
+
+
 class UnknownGPU(TilewrightError):
-    def __init__(self, name: str, known: Iterable[str]):
-        super().__init__(f"no datasheet for a GPU named '{name}'; {_nearest(name, known)}")
+    def __init__(self, name: str, known: Iterable[str], of_that_architecture: Iterable[str] = ()):
+        gpus = ", ".join(of_that_architecture)
+        what = f"GPUs of this architecture are: {gpus}" if gpus else _nearest(name, known)
+        super().__init__(f"no datasheet for a GPU named '{name}'; {what}")
 
 
 class UnknownDtype(TilewrightError):
@@ -179,6 +186,18 @@ class NothingLaunched(TilewrightError):
     def __init__(self, target: str):
         super().__init__(
             f"{target}: no Triton or CUDA C++ kernel was launched; try another --case, --kernel or --function"
+        )
+
+
+class NoCudaKernel(TilewrightError):
+    def __init__(self, path: object):
+        super().__init__(f"{path} compiles to no kernel; mark one with __global__, and use or instantiate a template")
+
+
+class WrongInputs(TilewrightError):
+    def __init__(self, name: str, why: str, expected: str):
+        super().__init__(
+            f"{name}{expected} cannot be called: {why}; give each argument with --input, as -i 64x1000:bfloat16 or -i 7"
         )
 
 

@@ -158,7 +158,8 @@ def datasheet(name: str) -> GPU:
     """The datasheet of a GPU by our short name."""
     full = MEANT.get(name.lower(), name.lower())
     if full not in DATASHEETS:
-        raise UnknownGPU(name, [*DATASHEETS, *MEANT])
+        same = [gpu.name for gpu in DATASHEETS.values() if gpu.arch == full.removesuffix("a")]  # as in sm_90a
+        raise UnknownGPU(name, [*DATASHEETS, *MEANT], same)
     return DATASHEETS[full]
 
 

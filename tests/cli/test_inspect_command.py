@@ -1,6 +1,7 @@
 """`tilewright inspect` as a user types it."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,7 +46,7 @@ def test_an_op_for_two_gpus_as_json():
 def test_a_table_and_code_beside_its_source(inspect):
     done = inspect(*SMALL)
     assert done.returncode == 0, done.stderr
-    for words in ("registers", "global load", "below the ridge", "Next: tilewright inspect relu --sass"):
+    for words in ("registers", "global load", "below the ridge"):
         assert words in done.stdout
     done = inspect(*SMALL, "--sass", "--ttgir")
     assert "LDG" in done.stdout
@@ -58,6 +59,40 @@ def test_other_gpus_go_on_where_one_compiler_refuses(inspect):
     assert "does not compile for gfx942" in done.stdout
     assert f"{KERNELS.name}, line" in done.stdout.replace("\n", "")
     assert "_warps_of_32  h200" in done.stdout
+
+
+def last_line(done) -> str:
+    return done.stdout.splitlines()[-1]
+
+
+def test_the_next_command_repeats_what_was_given(inspect, tmp_path):
+    inspected = f"tilewright inspect {KERNELS}"
+    done = inspect(KERNELS, "-f", "copy", "-i", "4096:fp16", "--gpu", "h200,mi300x")
+    others = "--sass  (or --ttgir, --llir, --ptx)"
+    assert last_line(done) == f"Next: {inspected} -f copy -i 4096:fp16 --gpu h200,mi300x {others}"
+    done = inspect(KERNELS, "-f", "mistaken", "-i", "128:fp32")
+    assert "Next:" not in done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_a_cuda_file_has_no_code_of_triton(inspect, tmp_path):
+    file = tmp_path / "my file.cu"
+    file.write_text("__global__ void one(float* x) { x[0] = 1; }\n")
+    assert last_line(inspect(file)) == f"Next: tilewright inspect '{file}' --sass  (or --ptx)"
+    file.write_text("int one() { return 1; }\n")
+    assert_one_line(inspect(file), 2, "compiles to no kernel; mark one with __global__")
+
+
+def test_a_file_cannot_end_the_process(inspect, tmp_path):
+    file = tmp_path / "leaves.py"
+    file.write_text("import os\ndef f():\n    os._exit(0)\n")
+    assert_one_line(inspect(file), 2, "f fails before it launches", "it ends the process by os._exit(0)")
+    file.write_text(
+        "import os\nif not (child := os.fork()):\n    os._exit(7)\nassert os.waitpid(child, 0)[1] >> 8 == 7\n"
+    )
+    assert_one_line(inspect(file), 2, "define one that launches the kernels")
+    file.write_text("import os\nos._exit(0)\n")
+    assert_one_line(inspect(file), 2, "leaves.py, line 2", "it ends the process by os._exit(0)")
 
 
 def test_a_grid_is_shown_as_it_is(inspect):
@@ -86,6 +121,10 @@ def test_mistakes_are_one_line(inspect, tmp_path):
     assert_one_line(inspect("relu", "--diff", "triton", "triton:BLOK=8"), 2, "did you mean 'BLOCK")
     assert_one_line(inspect(KERNELS, "-k", "triton"), 2, "for an OP")
     assert_one_line(inspect("relu", "--direction", "up"), 2, "none of forward, backward, both")
+    assert_one_line(inspect(KERNELS, "-f", "copy"), 2, "copy(x) cannot be called", "'x'", "with --input")
+    assert_one_line(inspect(tmp_path), 2, "neither an operation nor a .py or .cu file")
+    assert_one_line(inspect("relu", "--gpu", "sm_90a"), 2, "GPUs of this architecture are: h100-sxm, h100-pcie, h200")
+    assert_one_line(inspect("relu", "--gpu", "GFX942"), 2, "GPUs of this architecture are: mi300x")
 
 
 def test_every_kernel_everywhere_is_recorded(inspect, monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ from tilewright.cli.shared import (
     progress,
     say_next,
 )
-from tilewright.errors import FileMissing, NothingLaunched
+from tilewright.errors import FileMissing, NotAnOp, NothingLaunched
 
 if TYPE_CHECKING:
     from tilewright.hardware import GPU
@@ -120,9 +121,19 @@ def inspect(
             screen.print(report.code(one, forms), soft_wrap=not screen.is_terminal)
     else:
         console().print(report.overview(found))
-        say_next(f"tilewright inspect {target} --sass  (or --ttgir, --llir, --ptx)")
+        if others := _forms_of_all(found):
+            say_next(f"tilewright {shlex.join(sys.argv[1:])} --sass  (or {', '.join(others)})")
     if any(report.is_bad(one) for one in found):
         raise typer.Exit(1)
+
+
+def _forms_of_all(found: Found) -> list[str]:
+    """Options beside --sass for code that all have; none where nothing compiles."""
+    from tilewright.tools.inspect import Inspection
+    from tilewright.tools.inspect.listing import forms
+
+    compiled = [forms(one.made) for one in found if isinstance(one, Inspection)]
+    return [f"--{form}" for form in ("ttgir", "llir", "ptx") if compiled and all(form in each for each in compiled)]
 
 
 def _run(jobs: list[Callable[[], Found]]) -> Found:
@@ -179,6 +190,8 @@ class Chosen:
     def __init__(
         self, name: str, files: list[Path], cases: list[str] | None, dtypes: list[str] | None, directions: tuple
     ):
+        if Path(name).exists() and name not in source.op_files():
+            raise NotAnOp(name)
         self.op: Op = load_op(name, files)
         self.files, self.directions = files, directions
         wanted = dtypes_of(self.op, dtypes) or [self.op.bench_dtype]

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tilewright.errors import CompilerRefused
+from tilewright.errors import CompilerRefused, NoCudaKernel
 from tilewright.hardware import GPU
 from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.tools.inspect.banks import SharedAccess, shared_memory
@@ -198,7 +198,10 @@ def inspect_cuda_file(path: Path, gpu: GPU, threads: int, shared: int) -> Iterat
     try:
         if gpu.is_amd:
             raise CompilerRefused(path, None, "CUDA C++ is NVIDIA's", gpu.arch)
-        for made in cuda_file(path, gpu.arch, threads, shared):
-            yield Inspection(title, readable(made.symbol), gpu, made)
+        made = cuda_file(path, gpu.arch, threads, shared)
+        if not made:
+            raise NoCudaKernel(path)
+        for one in made:
+            yield Inspection(title, readable(one.symbol), gpu, one)
     except CompilerRefused as error:
         yield Refused(title, path.name, gpu, error)

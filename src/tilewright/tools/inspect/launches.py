@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +17,7 @@ from triton.compiler import make_backend
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from tilewright.errors import LauncherFailed, TilewrightError, UnknownSetting, first_line
+from tilewright.errors import LauncherFailed, TilewrightError, UnknownSetting, WrongInputs, first_line
 from tilewright.hardware import GPU
 from tilewright.ops._cuda import Prepared, Source, _spelled
 from tilewright.spec import Case, Kernel, Op
@@ -101,9 +102,18 @@ def of_call(load: Callable[[], tuple[Callable[..., Any], Sequence[Any]]], gpu: G
     a file may look at it when it is read."""
     with standing_in(gpu), _recording(gpu) as found:
         fn, args = load()
+        _require_inputs(fn, args)
         with _failures(getattr(fn, "__name__", str(fn)), found):
             fn(*args)
     return _counted(found)
+
+
+def _require_inputs(fn: Callable[..., Any], args: Sequence[Any]) -> None:
+    taken = inspect.signature(fn)
+    try:
+        taken.bind(*args)
+    except TypeError as error:
+        raise WrongInputs(fn.__name__, str(error), str(taken)) from None
 
 
 def with_config(launch: Launch, changes: Mapping[str, Any]) -> Launch:

@@ -28,8 +28,14 @@ def listing(made: Compiled, form: str) -> list[Line]:
     if form == "sass":
         return list(_sass(_of_function(disassembly(made), made.symbol)))
     if form not in made.texts:
-        raise NoSuchCode(made.symbol, form, [*made.texts, "sass"])
+        raise NoSuchCode(made.symbol, form, forms(made))
     return list(_READERS[form](made.texts[form]))
+
+
+def forms(made: Compiled) -> list[str]:
+    """Those of FORMS that there are."""
+    assembly = ("ptx", "sass") if "amdgcn" in made.texts else ("sass",)
+    return [form for form in FORMS if form in (*made.texts, *assembly)]
 
 
 def _of_function(text: str, symbol: str) -> str:

@@ -6,6 +6,7 @@ as sizes, dtypes and the GPU's properties decide it; reading a value of a tensor
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -42,6 +43,7 @@ def standing_in(gpu: GPU, reads: int | None = None) -> Iterator[torch.device]:
         on_gpu = partial(_OnGPU, device, reads)
         stack.enter_context(patch.object(CustomOpDef, "__call__", _called(on_gpu)))
         stack.enter_context(patch.object(torch.autograd, "_engine_run_backward", _backward(on_gpu)))
+        stack.enter_context(patch.object(os, "_exit", _raising_exit()))
         stack.enter_context(on_gpu())
         yield device
 
@@ -83,6 +85,18 @@ class _OnGPU(TorchFunctionMode):
         if kwargs.get("device") is not None:
             kwargs["device"] = _really(kwargs["device"])
         return func(*(_really(a) if isinstance(a, torch.device | str) else a for a in args), **kwargs)
+
+
+def _raising_exit() -> Callable[[int], None]:
+    """For `os._exit`, by which a file would end us without a word; its own children may."""
+    here, leave = os.getpid(), os._exit
+
+    def leave_or_raise(status: int) -> None:
+        if os.getpid() != here:
+            leave(status)
+        raise SystemExit(f"it ends the process by os._exit({status})")
+
+    return leave_or_raise
 
 
 def _called(on_gpu: Callable[[], _OnGPU]) -> Any:
