@@ -19,9 +19,9 @@ from tilewright.hardware import datasheet
 from tilewright.spec import Cost
 from tilewright.tools.inspect import Inspection, Refused, Work, inspect_cuda_file, inspect_kernel, inspect_launch
 from tilewright.tools.inspect.difference import Difference, Variant
-from tilewright.tools.inspect.instructions import _COMPILED, _width
+from tilewright.tools.inspect.instructions import _COMPILED, _products, _width, read_instructions
 from tilewright.tools.inspect.launches import of_call, of_kernel, with_config
-from tilewright.tools.inspect.listing import FORMS, listing
+from tilewright.tools.inspect.listing import FORMS, Line, listing
 from tilewright.tools.inspect.portability import flaw
 
 FILE = Path(__file__).parent / "inspected.py"
@@ -127,7 +127,13 @@ def test_spills_are_those_that_ptxas_tells(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "opcode"), [("h200", "HGMMA.64x"), ("a100", "HMMA.16816.F32.BF16"), ("mi300x", "v_mfma_f32")]
+    ("gpu", "opcode"),
+    [
+        ("h200", "HGMMA.64x"),
+        ("a100", "HMMA.16816.F32.BF16"),
+        ("mi300x", "v_mfma_f32"),
+        ("b200", "UTCHMMA.64x32x16.F32.BF16"),
+    ],
 )
 def test_tensor_cores_by_shape(gpu, opcode):
     op = registry.load("linear")
@@ -139,6 +145,35 @@ def test_tensor_cores_by_shape(gpu, opcode):
     said = found.as_json()
     assert said["work"]["intensity"] == found.work.intensity > 1
     assert said["occupancy"]["limits"]["registers"] >= found.occupancy.blocks
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "told"),
+    [
+        ("f16", dict(d=0, a=0, b=0, n=256, m=128), "128x256x16.F16.F16"),
+        ("tf32", dict(d=1, a=2, b=2, n=8, m=64), "64x8x8.F32.TF32"),
+        ("f8f6f4", dict(d=1, a=0, b=1, n=128, m=256), "256x128x32.F32.E4M3.E5M2"),
+        ("i8", dict(d=2, a=1, b=1, n=64, m=128), "128x64x32.S32.S8"),
+    ],
+)
+def test_what_blackwell_multiplies_is_in_a_register(kind, fields, told):
+    shifted = dict(d=fields["d"] << 4, a=fields["a"] << 7, b=fields["b"] << 10)
+    descriptor = sum(shifted.values()) | fields["n"] // 8 << 17 | fields["m"] // 16 << 24
+    product = f"@%p1 tcgen05.mma.cta_group::1.kind::{kind} [ %r9 + 0 ], %rd1, %rd2, %r7, %p2;"
+    lines = [Line(f"    mov.b32     %r7, {descriptor};", None), Line(product, ("f.py", 3))]
+    assert _products(lines) == {("f.py", 3): {told}}
+    assert _products(lines[1:]) == {}
+    lines[0] = Line(f"    mov.b32     %r7, {descriptor | 7 << 7};", None)
+    assert _products(lines) == {}
+
+
+def test_a_constant_by_way_of_the_fp16_unit_is_a_move():
+    lines = [
+        Line("        /*0020*/                   HFMA2.MMA R7, -RZ, RZ, 1.625, 0 ;", None),
+        Line("        /*0030*/                   HFMA2.MMA R7, -RZ, R2, R3 ;", None),
+        Line("        /*0040*/                   HFMA2.BF16_V2 R7, R4, R2, R3 ;", None),
+    ]
+    assert [one.kind for one in read_instructions(lines, False)] == ["integer and other", "fp16", "fp16"]
 
 
 def test_occupancy_of_amd_is_what_llvm_says():
@@ -318,6 +353,17 @@ def test_a_difference_of_configurations():
     assert other.numbers["BLOCK"] == ("1024", "256")
     assert other.numbers["blocks an SM"] == (16, 8)
     assert any(line.startswith("+") for line in other.code("ttgir"))
+
+
+def test_a_difference_of_languages_has_no_figures_that_one_has_not():
+    op = registry.load("add")
+    case = op.bench[0].with_dtype("float32")
+    triton, cuda = (next(inspect_kernel(op, op.kernels[name], case, datasheet("h200"))) for name in ("triton", "cuda"))
+    numbers = Difference(triton, cuda).numbers
+    assert numbers["threads"] == (triton.made.threads, cuda.made.threads)
+    assert numbers["num_warps"][1] is None
+    assert numbers["  constant load LDC"][0] >= 0
+    assert all(None not in pair for name, pair in numbers.items() if name.startswith("  ") or "bytes" in name)
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")

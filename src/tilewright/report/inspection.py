@@ -193,7 +193,7 @@ def difference(found: Difference, names: tuple[str, str], gpu: GPU, forms: Seque
     for name, (a, b) in found.numbers.items():
         if a != b:
             change = f"{b - a:+d}" if isinstance(a, int) and isinstance(b, int) else ""
-            table.add_row(name, str(a), str(b), change)
+            table.add_row(name, *("" if side is None else str(side) for side in (a, b)), change)
     colours = {"+": "green", "-": "red", "@": "dim"}
     lines = [Text(line, colours.get(line[:1], "")) for form in forms for line in found.code(form)]
     return Group(table if table.row_count else Text("Nothing differs."), *lines)

@@ -51,9 +51,11 @@ class Difference:
 
     @property
     def numbers(self) -> dict[str, tuple[Any, Any]]:
-        """Every figure of both, by name."""
+        """Every figure of both, by name; None where one has no such figure."""
         left, right = _figures(self.a), _figures(self.b)
-        return {name: (left.get(name, 0), right.get(name, 0)) for name in dict.fromkeys([*left, *right])}
+        figures = {name: (left.get(name), right.get(name)) for name in dict.fromkeys([*left, *right])}
+        left, right = _counts(self.a), _counts(self.b)
+        return figures | {name: (left.get(name, 0), right.get(name, 0)) for name in dict.fromkeys([*left, *right])}
 
     def code(self, form: str) -> list[str]:
         """As `diff -u` shows it."""
@@ -68,6 +70,7 @@ def _figures(found: Inspection) -> dict[str, Any]:
     config = found.launch.code.config if found.launch else {}
     return {
         **{name: str(value) for name, value in config.items()},
+        "threads": found.made.threads,
         "grid": "x".join(map(str, found.launch.grid)) if found.launch else "",
         "registers": found.resources.registers,
         "spilled bytes": found.resources.spills,
@@ -76,6 +79,11 @@ def _figures(found: Inspection) -> dict[str, Any]:
         "blocks an SM": found.occupancy.blocks,
         "warps an SM": found.occupancy.warps,
         "limited by": found.occupancy.limiter,
-        "instructions": len(found.mix.instructions),
-        **{f"  {kind} {detail}": n for kind, details in found.mix.as_json().items() for detail, n in details.items()},
     }
+
+
+def _counts(found: Inspection) -> dict[str, int]:
+    """Of instructions."""
+    kinds = found.mix.as_json()
+    each = {f"  {kind} {detail}": count for kind, details in kinds.items() for detail, count in details.items()}
+    return {"instructions": len(found.mix.instructions)} | each

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tilewright.tools.inspect.compiling import Compiled
 from tilewright.tools.inspect.listing import Line, Place, listing
@@ -64,6 +64,19 @@ _INSTRUCTION = {
     False: re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w[\w.]*)"),
     True: re.compile(r"^\s+((?:v|s|ds|global|buffer|flat|scratch)_[a-z0-9_]+)"),
 }
+_CONSTANT = re.compile(r"\bHFMA2\S* \w+, -RZ, RZ, ")  # zero times zero plus a constant: a move on an idle unit
+
+# What Blackwell's matrix unit is told in a register, as PTX has it (PTX ISA, instruction descriptor of tcgen05.mma).
+_TOLD = re.compile(r"\btcgen05\.mma\.\S*kind::(f16|tf32|f8f6f4|i8)\s+\[[^\]]+\],[^,]+,[^,]+, (%r\d+),")
+_SET = re.compile(r"\bmov\.[bu]32\s+(%r\d+), (\d+);")
+_RESULTS = {0: "F16", 1: "F32", 2: "S32"}
+_FACTORS = {
+    "f16": {0: "F16", 1: "BF16"},
+    "tf32": {2: "TF32"},
+    "f8f6f4": {0: "E4M3", 1: "E5M2", 3: "E2M3", 4: "E3M2", 5: "E2M1"},
+    "i8": {0: "U8", 1: "S8"},
+}
+_DEPTHS = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32}
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,47 @@ class Mix:
 
 def mix(made: Compiled) -> Mix:
     is_amd = made.arch.startswith("gfx")
-    return Mix(list(read_instructions(listing(made, "sass"), is_amd)))
+    found = list(read_instructions(listing(made, "sass"), is_amd))
+    if any(_is_blackwell_product(one) for one in found) and "ptx" in made.texts:
+        products = _products(listing(made, "ptx"))
+        found = [_with_product(one, products.get(one.place, set())) for one in found]
+    return Mix(found)
+
+
+def _is_blackwell_product(one: Instruction) -> bool:
+    return one.kind == "tensor core" and one.opcode.startswith("UTC")
+
+
+def _with_product(one: Instruction, products: set[str]) -> Instruction:
+    """Named as the instructions of other architectures are, where its source line asks for one kind of product."""
+    if not _is_blackwell_product(one) or len(products) != 1:
+        return one
+    return replace(one, opcode=f"{one.opcode}.{next(iter(products))}")
+
+
+def _products(ptx: Sequence[Line]) -> dict[Place, set[str]]:
+    """Shape and types of the products that each source line asks for."""
+    numbers = {found[1]: int(found[2]) for line in ptx if (found := _SET.search(line.code))}
+    products: dict[Place, set[str]] = {}
+    for line in ptx:
+        if found := _TOLD.search(line.code):
+            kind, register = found.groups()
+            told = _described(kind, numbers[register]) if register in numbers else ""
+            products.setdefault(line.place, set()).add(told)
+    return {place: told for place, told in products.items() if "" not in told}
+
+
+def _described(kind: str, descriptor: int) -> str:
+    """Shape and types; nothing where a type has no name."""
+
+    def bits(first: int, count: int) -> int:
+        return descriptor >> first & (1 << count) - 1
+
+    m, n, k = bits(24, 5) * 16, bits(17, 6) * 8, _DEPTHS[kind]
+    types = [_RESULTS.get(bits(4, 2)), _FACTORS[kind].get(bits(7, 3)), _FACTORS[kind].get(bits(10, 3))]
+    if not all(types):
+        return ""
+    return ".".join([f"{m}x{n}x{k}", *map(str, types if kind == "f8f6f4" else types[:2])])
 
 
 def read_instructions(lines: Sequence[Line], is_amd: bool) -> Iterator[Instruction]:
@@ -119,6 +172,8 @@ def read_instructions(lines: Sequence[Line], is_amd: bool) -> Iterator[Instructi
                 continue
             if is_amd and kind == "global load" and line.code.rstrip().endswith(" lds"):
                 kind = "async copy"
+            elif kind == "fp16" and _CONSTANT.search(line.code):
+                kind = "integer and other"
             yield Instruction(opcode, kind, _width(opcode, is_amd) if kind in MOVES else 0, line.place)
 
 
