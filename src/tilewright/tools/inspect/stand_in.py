@@ -58,6 +58,7 @@ def answering(gpu: GPU, *others: Any) -> Iterator[torch.device]:
             for other in others:
                 if hasattr(other, name):
                     stack.enter_context(patch.object(other, name, staticmethod(answer)))
+        stack.enter_context(patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0, create=True))
         stack.enter_context(patch.object(torch.version, "hip", "stand-in" if gpu.is_amd else None))
         stack.enter_context(patch.object(driver, "_active", _driver(gpu, device)))
         yield device
