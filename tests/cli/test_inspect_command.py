@@ -1,6 +1,7 @@
 """`tilewright inspect` as a user types it."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -59,6 +60,21 @@ def test_other_gpus_go_on_where_one_compiler_refuses(inspect):
     assert "does not compile for gfx942" in done.stdout
     assert f"{KERNELS.name}, line" in done.stdout.replace("\n", "")
     assert "_warps_of_32  h200" in done.stdout
+    done = inspect(KERNELS, "-f", "from_hopper_on", "-i", "8x128:fp32", "--gpu", "a100,h200")
+    assert done.returncode == 1, done.stderr
+    assert "does not compile for sm_80: Cannot select" in done.stdout
+    assert "_from_hopper_on  h200" in done.stdout
+
+
+def test_a_stack_is_shown_where_there_is_one(inspect):
+    def columns(name):
+        done = inspect(KERNELS, "-f", name, "-i", "1024:fp32")
+        header, row = (re.split(r" {2,}", line) for line in done.stdout.splitlines()[1:3])
+        return dict(zip(header, row, strict=False))
+
+    assert columns("sines")["spilled"] == "0"
+    assert columns("sines")["stack"] == "32 B"
+    assert "stack" not in columns("copy")
 
 
 def last_line(done) -> str:
