@@ -259,8 +259,10 @@ class NewerRecords(TilewrightError):
 
 
 class NoTimings(TilewrightError):
-    def __init__(self, path: object):
-        super().__init__(f"{path} holds no timings; write some with: tilewright bench OP --record {path}")
+    def __init__(self, path: object, without: str = ""):
+        """`without`: what can be had without them."""
+        write = f"write some with: tilewright bench OP --record {path}"
+        super().__init__(f"{path} holds no timings; {write}{f'; {without}' if without else ''}")
 
 
 class NothingInCommon(TilewrightError):

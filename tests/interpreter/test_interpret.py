@@ -178,3 +178,22 @@ def test_an_empty_grid_runs_nothing():
     with tilewright.interpret() as run:
         kernels._copy[(0,)](torch.randn(4), torch.zeros(4), 4, BLOCK=64)
     assert run.launches[0].programs == 0
+
+
+def test_of_a_large_launch_some_programs_tell_what_all_are_like():
+    x, y = torch.randn(2**20), torch.zeros(2**20)
+    with tilewright.interpret(lanes=2**14) as run:
+        kernels._copy[(1024,)](x, y, len(x), 1024)
+    (some,) = run.launches
+    assert some.programs == 1024
+    assert some.ran == 8
+    assert torch.count_nonzero(y) == 8 * 1024
+    read, written = some.whole.arguments["x_ptr"], some.whole.arguments["y_ptr"]
+    assert (read.loaded, read.distinct_read, written.distinct_written) == (x.nbytes, x.nbytes, y.nbytes)
+    assert read.times(2.0).loaded == 2 * x.nbytes
+    assert read.times(2.0).distinct_read == x.nbytes, "it has no more"
+    with tilewright.interpret(lanes=2**22) as run:
+        kernels._copy[(1024,)](x, y, len(x), 1024)
+    assert run.launches[0].ran is None
+    assert run.launches[0].whole is run.launches[0]
+    assert torch.equal(x, y)

@@ -8,16 +8,13 @@ import pytest
 
 from support import timing_record
 from tilewright import record, registry, settings, source
-from tilewright.errors import BadInput
 from tilewright.hardware import datasheet
 from tilewright.report import accuracy, markdown
 from tilewright.spec import Case
-from tilewright.tools.audit.inputs import make
 from tilewright.tools.explain.against import compared, predictable
 from tilewright.tools.explain.ceilings import Ceilings, ceilings
 from tilewright.tools.explain.evidence import of_op
 from tilewright.tools.explain.prediction import BESIDES, START_US, _overlapped, predicted, works
-from tilewright.tools.explain.smaller import smaller
 
 H200 = datasheet("h200")
 RATES = {"copy": 4.0, "read": 5.0, "write": 5.0}
@@ -117,14 +114,6 @@ def test_a_prediction_is_a_start_and_the_longest_part():
     assert found.binds == "memory"
     small = predicted(known("relu", "triton", {"N": 1024}))
     assert small.binds == "start"
-
-
-def test_inputs_are_made_smaller_together():
-    assert smaller(["4096x1024:fp32", "7"], 2**21) == (["2048x1024:fp32", "7"], 2.0)
-    assert smaller(["512x512:fp32", "512x256:fp32"], 2**17) == (["256x256:fp32", "256x256:fp32"], 3.0)
-    assert smaller(["8x8"], 64) == (["8x8"], 1.0)
-    with pytest.raises(BadInput):
-        make(smaller(["8xy:fp32"], 4)[0][0])
 
 
 def timed(us, **more):

@@ -28,7 +28,7 @@ from tilewright.cli.shared import (
     recorded,
     say_next,
 )
-from tilewright.errors import CompilerRefused, FileMissing, NothingLaunched, NoTimings, UnknownOp
+from tilewright.errors import CompilerRefused, FileMissing, NothingLaunched, NoTimings, UnknownKernel, UnknownOp
 
 if TYPE_CHECKING:
     from tilewright.hardware import GPU
@@ -76,6 +76,9 @@ def explain(
         raise typer.BadParameter(f"{options} are for an OP: a FILE has --input.")
     if not is_file and (function or given):
         raise typer.BadParameter("--function and --input are for a FILE: an operation has its own inputs.")
+    if predict and (case or dtype or files or direction != "forward"):
+        options = "--case, --dtype, --direction and more files"
+        raise typer.BadParameter(f"{options} are not for --predict, which takes the calls of the records.")
     if target is None and not predict:
         raise typer.BadParameter("name an operation or a file, or give --predict.")
     with recorded() as records:
@@ -174,9 +177,12 @@ def _predict(
         raise UnknownOp(target, source.op_files())
     if path:
         require_writable(path)
+    for name in kernels:
+        if target and name not in source.kernels(target):
+            raise UnknownKernel(target, name, source.kernels(target))
     timings = predictable(records, gpu, [target] if target else [*source.op_files()], kernels)
     if not timings:
-        raise NoTimings(f"results/{gpu.name}")
+        raise NoTimings(f"results/{gpu.name}", f"tilewright explain {target or 'OP'} --gpu {gpu.name} predicts a call")
     found, skipped = [], []
     with progress("predicting", len(timings)) as advance:
         for timing in timings:

@@ -34,12 +34,13 @@ _ONE_AT_A_TIME = threading.RLock()  # the builder is one
 class Run:
     """What was launched while the context was open."""
 
-    def __init__(self, faults: str, steps: int, maps: bool):
+    def __init__(self, faults: str, steps: int, maps: bool, lanes: int | None):
         self.launches: list[Launch] = []
         self.made: set[int] = set()  # addresses of the memory that torch.empty gave out
         self._raises = faults == "raise"
         self._steps = steps
         self._maps = maps
+        self._lanes = lanes
         self._fresh: dict[int, _Fresh] = {}  # by address
 
     @property
@@ -80,9 +81,8 @@ class Run:
     def _launch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> None:
         with _ONE_AT_A_TIME:
             try:
-                done = launch.run(
-                    function, args, kwargs, grid, fresh=self._written(), steps=self._steps, maps=self._maps
-                )
+                how = {"steps": self._steps, "maps": self._maps, "lanes": self._lanes}
+                done = launch.run(function, args, kwargs, grid, fresh=self._written(), **how)
             except Stopped as stopped:
                 raise KernelStopped(str(stopped), stopped.kind) from stopped.__cause__
             self.launches.append(done)
@@ -92,11 +92,12 @@ class Run:
     def _made(self, tensor: Tensor) -> Tensor:
         plain = type(tensor) is Tensor and not torch._C._are_functorch_transforms_active()  # which wrap unseen
         storage = tensor.untyped_storage() if plain and tensor.device.type == "cpu" else None
-        if storage is not None and 0 < storage.nbytes() <= LARGEST_FRESH:
-            poison(tensor)
-            with _ONE_AT_A_TIME:
-                self.made.add(storage.data_ptr())
-                self._fresh[storage.data_ptr()] = _Fresh(tensor)
+        if storage is not None and storage.nbytes():
+            self.made.add(storage.data_ptr())
+            if storage.nbytes() <= LARGEST_FRESH and self._lanes is None:  # else much stays unwritten anyway
+                poison(tensor)
+                with _ONE_AT_A_TIME:
+                    self._fresh[storage.data_ptr()] = _Fresh(tensor)
         return tensor
 
     def _written(self) -> dict[int, np.ndarray]:
@@ -136,17 +137,20 @@ def poison(tensor: Tensor) -> None:
 
 
 @contextlib.contextmanager
-def interpret(*, faults: str = "raise", steps: int = STEPS, maps: bool = False, memory: bool = True) -> Iterator[Run]:
+def interpret(
+    *, faults: str = "raise", steps: int = STEPS, maps: bool = False, memory: bool = True, lanes: int | None = None
+) -> Iterator[Run]:
     """Launches of Triton kernels in this context run here, on the CPU, whatever they were decorated for.
 
     `faults="raise"` raises KernelFault after a launch in which something is wrong; `"collect"` leaves it in
     `run.findings`. `steps` is how many operations a program may take before it counts as endless. `maps` keeps who
     read and wrote each element, which takes memory. What torch.empty gives out in the context is NaN until written, and
-    known if it stays so; not with `memory=False`, which leaves torch as it is.
+    known if it stays so; not with `memory=False`, which leaves torch as it is. `lanes`: of a launch whose accesses have
+    more lanes than this, only so many programs run.
     """
     if faults not in ("raise", "collect"):
         raise ValueError(f'faults is "raise" or "collect", not {faults!r}')
-    run = Run(faults, steps, maps)
+    run = Run(faults, steps, maps, lanes)
 
     def interpreted(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         if not warmup:

@@ -42,8 +42,10 @@ def run(
     fresh: dict[int, np.ndarray],
     steps: int,
     maps: bool,
+    lanes: int | None = None,
 ) -> Launch:
-    """Run a kernel over its grid. Raises Stopped, with one line, where it cannot come to its end."""
+    """Run a kernel over its grid, or over so many programs of it, spread evenly, as touch about so many lanes. Raises
+    Stopped, with one line, where it cannot come to its end."""
     name = function.fn.__name__
     file, line = short(inspect.getsourcefile(function.fn) or ""), _first_line(function)
     if getattr(function, "is_gluon", bool)():
@@ -61,7 +63,7 @@ def run(
     try:
         body = twin(function).bind()
         with np.errstate(all="ignore"):
-            _run_all(body, values_of, whole, memory, ledger, steps)
+            ran = _run_all(body, values_of, _Schedule(math.prod(whole), lanes), whole, memory, ledger, steps)
     except Unsupported as error:
         file, line = line_of(error) if line_of(error)[1] else (file, line)
         raise NotInterpreted(f"{file}:{line}: {name} uses {error}, which the interpreter cannot run") from None
@@ -77,7 +79,8 @@ def run(
     for buffer in memory.buffers.values():
         buffer.copy_back()
     shown = {p.name: given[p.name] for p in params if p.is_constexpr} | meta
-    return Launch(name, file, line, whole, ledger.traffic(maps), ledger.findings, BUILDER.operations, shown)
+    some = ran if ran < math.prod(whole) else None
+    return Launch(name, file, line, whole, ledger.traffic(maps), ledger.findings, BUILDER.operations, shown, some)
 
 
 def _whole_grid(grid: Any, name: str) -> tuple[int, int, int]:
@@ -93,10 +96,14 @@ def _whole_grid(grid: Any, name: str) -> tuple[int, int, int]:
 class _Schedule:
     """Which programs run next. Program 0 alone tells how wide the operations are; then as many at once as keep arrays
     small. A batch whose programs part is undone and run again in the parts; one that waits for another program is
-    undone and run again later, and with the others that wait if none of them can come first."""
+    undone and run again later, and with the others that wait if none of them can come first. If all programs have more
+    than so many lanes, some run: one, anywhere, of every so many."""
 
-    def __init__(self, total: int):
+    def __init__(self, total: int, lanes: int | None):
         self._total = total
+        self._lanes = lanes
+        self._chosen: np.ndarray | None = None  # None: every program
+        self.ran = 0
         self._started = min(1, total)
         self._pending = [np.arange(self._started, dtype=np.int32)]
         self._most = 4096  # programs of a batch
@@ -109,7 +116,8 @@ class _Schedule:
     def next(self) -> np.ndarray | None:
         if not self._pending and self._started < self._total:
             count = max(1, min(self._most, self._total - self._started))
-            self._pending.append(np.arange(self._started, self._started + count, dtype=np.int32))
+            numbers = np.arange(self._started, self._started + count, dtype=np.int32)
+            self._pending.append(numbers if self._chosen is None else self._chosen[numbers])
             self._started += count
         if not self._pending and self._waiting:
             if not self._done_since:
@@ -121,8 +129,19 @@ class _Schedule:
 
     def done(self, numbers: np.ndarray, widest: int, lanes: int) -> None:
         """These programs came to their end; their widest access and all of them together had so many lanes."""
+        if not self.ran and self._lanes is not None and self._total * lanes > self._lanes * len(numbers):
+            self._choose(max(2, self._lanes * len(numbers) // lanes))
+        self.ran += len(numbers)
         self._done_since += len(numbers)
         self._most = min(self._most, LANES * len(numbers) // widest, ALL_LANES * len(numbers) // max(lanes, 1))
+
+    def _choose(self, count: int) -> None:
+        """So many programs, the first among them."""
+        edges = np.linspace(0, self._total, min(count, self._total) + 1).astype(np.int64)
+        within = np.random.default_rng(0).random(len(edges) - 1)
+        self._chosen = (edges[:-1] + within * np.diff(edges)).astype(np.int32)
+        self._chosen[0] = 0
+        self._total = len(self._chosen)
 
     def wait(self, numbers: np.ndarray) -> None:
         self._waiting.append(numbers)
@@ -136,9 +155,15 @@ class _Schedule:
 
 
 def _run_all(
-    body: Any, given: dict[str, Any], grid: tuple[int, int, int], memory: Memory, ledger: Ledger, steps: int
-) -> None:
-    schedule = _Schedule(math.prod(grid))
+    body: Any,
+    given: dict[str, Any],
+    schedule: _Schedule,
+    grid: tuple[int, int, int],
+    memory: Memory,
+    ledger: Ledger,
+    steps: int,
+) -> int:
+    """How many programs ran."""
     x, y, _ = grid
     while (numbers := schedule.next()) is not None:
         BUILDER.programs = np.stack([numbers % x, numbers // x % y, numbers // (x * y)], axis=1)
@@ -155,6 +180,7 @@ def _run_all(
         else:
             schedule.done(numbers, max((a.lanes for a in memory.accesses), default=1), memory.lanes)
             ledger.take()
+    return schedule.ran
 
 
 def _params(function: Any) -> list[KernelParam]:

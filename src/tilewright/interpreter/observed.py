@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,13 @@ class Traffic:
     reads: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))  # times each element was read
     writer: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # program number + 1; 0: none wrote
 
+    def times(self, factor: float) -> Traffic:
+        """Of so many times more programs."""
+        more = ("loaded", "stored", "atomic", "lanes", "masked", "sectors")
+        bytes_ = self.tensor.nbytes
+        touched = {n: min(bytes_, round(factor * getattr(self, n))) for n in ("distinct_read", "distinct_written")}
+        return replace(self, **{name: round(factor * getattr(self, name)) for name in more}, **touched)
+
     @property
     def moved(self) -> int:
         """Bytes requested."""
@@ -81,10 +88,19 @@ class Launch:
     findings: list[Finding]
     operations: int  # of Triton, executed; programs that go the same way share them
     meta: dict[str, object] = field(default_factory=dict)  # num_warps, num_stages, constexpr arguments
+    ran: int | None = None  # programs, where not all did
 
     @property
     def programs(self) -> int:
         return self.grid[0] * self.grid[1] * self.grid[2]
+
+    @property
+    def whole(self) -> Launch:
+        """Of all programs, if those that did not run are like those that did: each tensor moves so many times more, but
+        has no more elements than it has."""
+        if self.ran is None:
+            return self
+        return replace(self, arguments={n: t.times(self.programs / self.ran) for n, t in self.arguments.items()})
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

@@ -428,7 +428,7 @@ def _sent(values: Tensor, device: torch.device) -> Tensor:
 
 def _stream(device: torch.device) -> int:
     """What was sent on another stream may still be on its way."""
-    return torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+    return torch._C._cuda_getCurrentRawStream(device.index) if torch.cuda.is_initialized() else 0
 
 
 @functools.lru_cache(64)

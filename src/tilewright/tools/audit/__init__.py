@@ -163,26 +163,29 @@ def audit(
     title: str | None = None,
     steps: int = STEPS,
     elements: int = ELEMENTS,
+    lanes: int | None = None,
     gpu: str = "h200",
 ) -> Audit:
     """Call `fn(*args)` with every Triton launch interpreted, and tell what it did to memory.
 
     Faults are in `findings` and raise nothing; a kernel that cannot come to its end raises KernelStopped. `elements`
-    is how many the tensors may have in all, `steps` how many operations a program may take.
+    is how many the tensors may have in all, `steps` how many operations a program may take. With `lanes`, of a launch
+    that touches more only some programs run, and what is told of all is what these are like.
     """
     given = list(tensors(args))
     count = sum(a.numel() for a in given)
     if count > elements:
         raise TooLarge(count, elements)
-    with interpret(faults="collect", steps=steps, maps=True) as run:
+    with interpret(faults="collect", steps=steps, maps=lanes is None, lanes=lanes) as run:
         result = fn(*args)
-    found = [*run.findings, *run.unwritten(result)]
+    found = [*run.findings, *(run.unwritten(result) if lanes is None else ())]
     outputs = {t.untyped_storage().data_ptr() for t in tensors(result)}
     inputs = {t.untyped_storage().data_ptr() for t in given}
     roles = dict.fromkeys(run.made, "scratch") | dict.fromkeys(outputs, "output")
     roles |= dict.fromkeys(outputs & inputs, "in place")
     name = title or getattr(fn, "__name__", "audit")
-    return Audit(name, run.launches, found, roles, cost, hardware.datasheet(gpu).sms, result)
+    launches = [launch.whole for launch in run.launches]
+    return Audit(name, launches, found, roles, cost, hardware.datasheet(gpu).sms, result)
 
 
 def default_case(op: Op, elements: int = 2**20) -> Case:

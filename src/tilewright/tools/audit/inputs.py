@@ -18,6 +18,7 @@ from tilewright.errors import BadInput, TooLarge
 from tilewright.spec import Case
 
 ELEMENTS = 2**27  # of all tensors together: more takes minutes and gigabytes to interpret
+MANY = 2**20  # elements that take a while to draw
 _SHORT = {"": "float32", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
 
@@ -34,7 +35,8 @@ def case_of(call: Mapping[str, Any]) -> Case:
     return Case(tuple(call["case"].items()), call["dtype"])
 
 
-def make(text: str, device: str = "cpu") -> Any:
+def make(text: str, device: str = "cpu", *, zeros: bool = False) -> Any:
+    """The input of this text; large ones as zeros, if that will do, which cost nothing until they are touched."""
     shape, _, kind = text.partition(":")
     if not kind and "x" not in shape:
         return _number(text)
@@ -46,6 +48,8 @@ def make(text: str, device: str = "cpu") -> Any:
         raise BadInput(text, f"'{shape}' is no shape")
     if device == "meta":
         return torch.empty(sizes, dtype=dtype, device=device)
+    if zeros and math.prod(sizes) > MANY:
+        return torch.zeros(sizes, dtype=dtype, device=device)
     if device == "cpu" and (count := math.prod(sizes)) > ELEMENTS:
         raise TooLarge(count, ELEMENTS)
     generator = torch.Generator(device).manual_seed(0)

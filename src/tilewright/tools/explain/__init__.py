@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tilewright.tools.explain.checklist import BOUND, FAIL, Point, checklist
@@ -82,15 +82,19 @@ class Diagnosis:
 
 def diagnosed(evidence: Evidence) -> Diagnosis:
     known = Known(evidence)
+    if evidence.cost is None and evidence.audited and not all(work.is_told for work in known.works):
+        why = "its machine code does not tell how many products it makes"
+        evidence = replace(evidence, audited=None, unaudited=why)
+        known = Known(evidence)
     return Diagnosis(evidence, known.prediction, known.floor_us, _binding(known), checklist(known))
 
 
 def _binding(known: Known) -> Binding | None:
     """The first of these that takes the most: the way to the GPU, the host, a unit; or nothing that can be named."""
     found, timing, way = known.prediction, known.evidence.timing, known.evidence.besides
-    if found is None:
+    if found is None and not way.bytes:
         return None
-    if way.us > found.us:
+    if found is None or way.us > found.us:
         why = f"{way.bytes} B by {', '.join(dict.fromkeys(way.moves))} take {way.us:.1f} us at PCIe's best"
         return Binding("data movement between host and device", why, CALCULATED)
     if timing and timing["host_us"] and timing["host_us"] > timing["median_us"]:

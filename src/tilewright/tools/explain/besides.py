@@ -20,6 +20,7 @@ MOVES = {
     Tensor.numpy: "numpy()",
     Tensor.tolist: "tolist()",
 }
+PLACES = {Tensor.cpu, Tensor.cuda, Tensor.to}
 PRODUCTS = {
     *(torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum, functional.linear),
     *(Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.addmm, Tensor.addmm_, Tensor.__matmul__),
@@ -49,6 +50,8 @@ class _Watch(TorchFunctionMode):
         if name:
             self._seen.bytes += args[0].nbytes
             self._seen.moves.append(name)
+            if func in PLACES:  # where nothing can go there: it stays, and the call goes on
+                return args[0]
         self._seen.products += func in PRODUCTS
         return func(*args, **(kwargs or {}))
 

@@ -15,7 +15,7 @@ import triton
 
 from tilewright.cost import size
 from tilewright.interpreter.observed import SECTOR
-from tilewright.tools.explain.evidence import AUDITED, CALCULATED, COMPILED, MEASURED
+from tilewright.tools.explain.evidence import AUDITED, CALCULATED, COMPILED, MEASURED, meeting
 from tilewright.tools.explain.known import Known
 from tilewright.tools.explain.prediction import START_US
 from tilewright.tools.explain.work import ISSUED, LOADS, Work
@@ -29,12 +29,13 @@ BOUND = "memory- or compute-bound"
 
 COUNT = "run tilewright profile on the GPU, which counts"
 NO_GRID = "not known: a .cu file does not say how many blocks there are; run tilewright explain on what launches it"
+SHORT = "all its work takes less than its launch does"
 SCATTERED = 1.5  # bytes of sectors for each byte used
 REPEATED = 1.2  # times that a byte is read
 PASSES = 1.15  # bytes for each that must move
 PARTED = 0.25  # of the code
 WAITING = 0.4  # of the floor: for one address, one bank, or the same bytes again
-FEW_SPILLS = 0.02  # of all instructions
+FEW = 0.02  # of all instructions: spills, or float64 that a library takes for rare numbers
 FEW_WARPS = 4  # of an SM: one for each of its schedulers
 STARVED = 0.5  # of the bytes that must be on their way
 THIN = 8  # bytes that a thread moves
@@ -83,6 +84,8 @@ def coalesced(known: Known) -> Point:
         if not facts:
             return Point(name, NOT_APPLICABLE, [Fact("no access to global memory", COMPILED)])
         return _unknown(known, name, *facts)
+    if known.is_short:
+        return Point(name, NOT_APPLICABLE, [*facts, Fact(SHORT, COMPILED)])
     plain = [t for t in known.traffic if not t.atomic]
     scattered = [t for t in plain if t.sectors * SECTOR > SCATTERED * t.moved]
     if not scattered:
@@ -113,8 +116,7 @@ def occupancy(known: Known) -> Point:
     if known.prediction is None or not work.moved:
         return _unknown(known, name, *facts)
     if known.is_short:
-        facts.append(Fact("all its work takes less than its launch does", COMPILED))
-        return Point(name, NOT_APPLICABLE, facts)
+        return Point(name, NOT_APPLICABLE, [*facts, Fact(SHORT, COMPILED)])
     if warps < FEW_WARPS:
         return Point(name, FAIL, facts, None, _more_parallel(work))
     is_plain = "async copy" not in one.mix.kinds and "bulk copy" not in one.mix.kinds
@@ -183,7 +185,8 @@ def reuse(known: Known) -> Point:
     if times < REPEATED:
         return Point(name, NOT_APPLICABLE, facts)
     facts.append(Fact(f"that adds {known.repeats_us:.1f} us to a floor of {known.floor_us:.1f} us", AUDITED))
-    if known.repeats_us <= WAITING * known.floor_us or known.is_short:
+    assert known.prediction
+    if known.prediction.terms["memory"].us <= (1 + WAITING) * known.floor_us or known.is_short:
         return Point(name, PASS, facts)
     worst = max(used, key=lambda t: t.loaded - t.distinct_read)
     facts.append(Fact(f"`{worst.name}` is read {worst.reads_per_element:.3g} times", AUDITED))
@@ -204,12 +207,12 @@ def privatisation(known: Known) -> Point:
     used = [t for t in audited.found.traffic if t.atomic]
     if not used:
         return Point(name, PASS, [*facts, Fact("none of them ran", AUDITED)])
-    worst = max(used, key=lambda t: t.atomic / max(1, t.distinct_written))
-    each = worst.atomic / max(1, worst.distinct_written) * audited.scale
+    worst = max(used, key=meeting)
+    each = meeting(worst) * audited.scale
     us = each / known.evidence.gpu.clock_mhz
-    text = f"{each:.3g} atomics on each address of `{worst.name}`, one a clock: {us:.1f} us"
+    text = f"{each:.3g} atomics of warps on each address of `{worst.name}`, one a clock: {us:.1f} us"
     facts.append(Fact(f"{text}, where the floor is {known.floor_us:.1f} us", AUDITED))
-    if us <= WAITING * known.floor_us or us < START_US:
+    if us <= known.floor_us or us < START_US:
         return Point(name, PASS, facts)
     move = f"add up in registers or shared memory first, then once a program into `{worst.name}`"
     place = next((p for w in known.works for p in w.one.mix.by_place("atomic") if p), None)
@@ -350,7 +353,7 @@ Waste = tuple[Fact, tuple[str, ...], str]  # with the kinds of instructions that
 def _spilled(one: Inspection) -> Waste | None:
     kinds = ("local load", "local store")
     count = sum(one.mix.kinds.get(kind, 0) for kind in kinds)
-    if not one.resources.spills or count < FEW_SPILLS * len(one.mix.instructions):
+    if not one.resources.spills or count < FEW * len(one.mix.instructions):
         return None
     used = one.resources
     text = f"{size(used.spills)} a thread do not fit into {used.registers} registers: {count} accesses to local memory"
@@ -363,7 +366,8 @@ def _accidental_fp64(one: Inspection, rates: Mapping[str, float]) -> Waste | Non
     code = one.launch.code if one.launch else None
     kinds = code.signature if isinstance(code, TritonCode) else {}
     wide = [name for name, kind in kinds.items() if kind in ("*fp64", "fp64")]
-    if not count or (kinds and all(kind == "*fp64" for kind in kinds.values() if kind.startswith("*"))):
+    is_wanted = bool(kinds) and all(kind == "*fp64" for kind in kinds.values() if kind.startswith("*"))
+    if not count or count < FEW * len(one.mix.instructions) or is_wanted:
         return None
     who = f"; `{wide[0]}` is float64" if wide else ""
     slower = f", at 1/{rates['fp32'] / rates['fp64']:.0f} of the rate of float32" if rates.get("fp64") else ""

@@ -18,14 +18,13 @@ from tilewright.counters import Counters
 from tilewright.errors import CompilerRefused, NothingLaunched, first_line
 from tilewright.hardware import GPU
 from tilewright.interpreter import interpret
-from tilewright.interpreter.observed import SECTOR, Traffic
+from tilewright.interpreter.observed import OUT_OF_BOUNDS, SECTOR, Traffic
 from tilewright.interpreter.observed import Launch as Ran
 from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.tools.audit import Audit, audit, case_elements, shrunk
 from tilewright.tools.audit.inputs import make
 from tilewright.tools.explain.besides import Besides, watched
 from tilewright.tools.explain.ceilings import Ceilings, ceilings
-from tilewright.tools.explain.smaller import smaller
 from tilewright.tools.inspect import Inspection, Refused, inspect_cuda_file, inspect_kernel, inspect_launch
 from tilewright.tools.inspect.code import TritonCode
 from tilewright.tools.inspect.launches import of_call
@@ -33,7 +32,10 @@ from tilewright.worker.stage import backward, flat, forward
 
 CALCULATED, COMPILED, AUDITED, MEASURED, COUNTED = "calculated", "compiled", "audited", "measured", "counters"
 NEAR = 2**17  # bytes of an input that the near cache holds, beside what streams through it
+WARP = 32  # lanes
 QUICK = 2**18  # elements that are interpreted within a second or two
+LANES = 2**22  # of a launch's accesses: of more, only some programs are interpreted
+MOST = 2**33  # elements of a function's inputs: their addresses fit a program, and what is not touched takes no memory
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -77,9 +79,15 @@ class Audited:
     fixed: frozenset[int] = frozenset()  # addresses of inputs that are no larger in the call
 
     def of(self, launch: Ran) -> Moved:
-        parts = [self._of(t, launch.kernel) for t in launch.arguments.values()]
-        met = max((t.atomic / max(1, t.distinct_written) for t in launch.arguments.values()), default=0)
-        return replace(sum(parts, Moved()), met=met * self.scale)
+        """Of one tensor that is given twice, bytes that both touch count once."""
+        same: dict[tuple[Any, ...], Moved] = {}
+        for t in launch.arguments.values():
+            key, now = (t.tensor.data_ptr(), t.tensor.nbytes), self._of(t, launch.kernel)
+            before = same.get(key, Moved())
+            once = {"read": max(before.read, now.read), "written": max(before.written, now.written)}
+            same[key] = replace(before + now, **once)
+        met = max((meeting(t) for t in launch.arguments.values()), default=0)
+        return replace(sum(same.values(), Moved()), met=met * self.scale)
 
     def _of(self, t: Traffic, kernel: str) -> Moved:
         """Each byte once, as often as the tensor is larger in the call; and what programs ask for again, as often as
@@ -132,6 +140,7 @@ class Evidence:
     untimed: str = ""
     counted: Counters | None = None  # by the hardware
     besides: Besides = field(default_factory=Besides)
+    drawn: bool = False  # integers among its inputs, which may be addresses
 
     @property
     def least(self) -> float | None:
@@ -153,6 +162,16 @@ class Evidence:
         if self.cost and len(self.launches) == 1:
             return Moved(self.cost.read, self.cost.written, self.cost.bytes, self.cost.bytes)
         return None
+
+
+def meeting(t: Traffic) -> float:
+    """Atomics on each address, one after the other. Those of a warp on one address are made one."""
+    if not t.atomic:
+        return 0.0
+    size = t.tensor.element_size()
+    addresses = max(1.0, t.distinct_written / size)
+    apart = addresses * (1 - (1 - 1 / addresses) ** WARP)  # that the lanes of a warp are on, if they are on any
+    return t.atomic / size / WARP * apart / addresses
 
 
 def _address(t: Traffic) -> int:
@@ -202,11 +221,11 @@ def of_function(
 ) -> Evidence:
     """Of a user's function, with inputs as the command line writes them."""
     seen = Besides()
-    small, scale = smaller(given, QUICK)
 
     def run() -> Audited:
-        found = audit(lambda *args: forward(load(), args, ())[1], *map(make, small))
-        return Audited(found, scale, ", ".join(small) if scale > 1 else "")
+        args = [make(text, zeros=True) for text in given]
+        function = watched(load(), Besides())
+        return Audited(audit(lambda *a: forward(function, a, ())[1], *args, elements=MOST, lanes=LANES))
 
     called = of_call(lambda: (watched(load(), seen), [make(text, "meta") for text in given]), gpu)
     launches = _compiled([inspect_launch(one, title) for one in called], title)
@@ -220,6 +239,7 @@ def of_function(
         unaudited=unaudited,
         untimed="a file's function has no records",
         besides=seen,
+        drawn=any(isinstance(a, Tensor) and not _is_float(a) for a in (make(text, "meta") for text in given)),
     )
 
 
@@ -255,6 +275,9 @@ def _audited(launches: Sequence[Inspection], run: Callable[[], Audited]) -> tupl
         raise
     except (Exception, SystemExit) as error:  # a file's own, too: it is told, and the rest goes on
         return None, f"the audit came to no end ({first_line(error)})"
+    for fault in done.found.findings:
+        if fault.kind == OUT_OF_BOUNDS:
+            return None, f"{fault}; tilewright audit tells more"
     names, ran = {one.name for one in launches}, {one.kernel for one in done.found.launches}
     if names != ran:
         return None, f"on {done.case or 'the CPU'} it launches {', '.join(sorted(ran)) or 'nothing'} instead"

@@ -54,9 +54,9 @@ class Known:
 
     @property
     def _matrix_seconds(self) -> float:
-        """Of the products that the code has, at the fastest rate there is for them."""
-        rates = [rate for unit, rate in self.evidence.ceilings.rates.items() if unit.startswith("tensor")]
-        return sum(work.matrix_operations for work in self.works) / max(rates, default=1.0)
+        """Of the products that the code makes."""
+        rates = self.evidence.ceilings.rates
+        return sum(amount / rates[unit] for work in self.works for unit, amount in work.products.items())
 
     @property
     def passes(self) -> tuple[float, str] | None:

@@ -20,6 +20,7 @@ CACHED = 0.3e-6  # if they are in the L2
 MARGIN = 0.05  # by which ceilings differ from run to run and with the pattern of access
 HELD = 0.8  # of the L2: the last bytes that passed; those of them that were written have not gone to memory yet
 BESIDES = "what the call does besides these launches"  # torch's own kernels, as a rule
+AHEAD = 3  # tiles of a block that copies by itself: one is computed, two are on their way
 CLOCKS = 2.0  # from one instruction of a warp to the next: half of what a dependent one waits
 
 
@@ -77,7 +78,10 @@ def predicted(known: Evidence) -> Prediction | None:
 
 
 def works(known: Evidence) -> list[Work]:
-    """The launches, with what each moves, and products shared out among those that have instructions for them."""
+    """The launches, with what each moves, and products shared out among those that have instructions for them; where no
+    one says how many they are, those that the code makes."""
+    if known.cost is None:
+        return [Work(one, known.moved(one)).with_products(known.ceilings.rates) for one in known.launches]
     multiplying = [one for one in known.launches if "tensor core" in one.mix.kinds]
     if not known.besides.products:
         multiplying = multiplying or known.launches
@@ -125,7 +129,8 @@ def _of_launch(known: Evidence, work: Work) -> Prediction:
     latency = 1e6 * _chain(work, work.moved or Moved())
     atomics = (work.moved.met if work.moved else 0.0) / work.one.gpu.clock_mhz  # one a clock
     start = START_US * (work.one.launch.times if work.one.launch else 1)
-    together = _overlapped(memory, _overlapped(products, others, work.resident), work.resident)
+    ahead = AHEAD if work.one.mix.kinds.keys() & {"async copy", "bulk copy"} else 1
+    together = _overlapped(memory, _overlapped(products, others, work.resident), ahead * work.resident)
     low = start + (1 - MARGIN) * max(memory, products, others, latency, atomics)
     high = start + (1 + MARGIN) * max(memory + sum(units.values()), latency, atomics)
     source = AUDITED if known.audited else CALCULATED
@@ -175,18 +180,20 @@ def _with_words(found: Prediction, known: Evidence) -> Prediction:
     lacks = []
     if not known.audited:
         lacks.append(f"repeated bytes ({known.unaudited})")
-    elif known.audited.case and not known.cost:
-        lacks.append(f"what grows faster than the inputs (audited on {known.audited.case})")
+    elif known.drawn:
+        lacks.append("where integers of the inputs lead, if to addresses: small ones were drawn, or zeros")
     if known.launches[-1].launch and not known.launches[-1].launch.is_all:
         lacks.append(BESIDES)
-    busy = _busy(known, found.us - known.ceilings.timer_us)
+    busy = _busy(known, found, found.us - known.ceilings.timer_us)
     return replace(found, rates=known.ceilings.source, lacks=tuple(lacks), busy=busy)
 
 
-def _busy(known: Evidence, us: float) -> float:
-    """Of what reading alone can have, while its kernels run."""
+def _busy(known: Evidence, found: Prediction, us: float) -> float:
+    """Of what reading alone can have, while its kernels run; with what is moved again, by caches too."""
     read, written = (known.cost.read, known.cost.written) if known.cost else (0, 0)
     if known.audited:
         read, written = known.audited.moved.read, known.audited.moved.written
     held = min(1.0, HELD * known.gpu.l2 / max(1, read + written)) * written
-    return (read + written - held) / (us * 1e-6 * known.ceilings.rates["read"])
+    once = (read + written - held) / known.ceilings.rates["read"]
+    again = found.terms["memory"].us * 1e-6 - known.ceilings.memory_seconds(read, written)
+    return (once + max(0.0, again)) / (us * 1e-6)

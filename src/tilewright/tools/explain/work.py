@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tilewright.tools.explain.evidence import Moved
@@ -18,6 +18,7 @@ ISSUED = 4  # instructions that an SM starts in a clock: one in each of its part
 MEMORY = ("global load", "global store", "async copy", "atomic")
 LOADS = ("global load", "async copy")
 _PRODUCT = re.compile(r"[A-Z]GMMA\.(\d+)x(\d+)x(\d+)|[A-Z]MMA\.(\d\d)(\d)(\d+)")
+UNITS = {"BF16": "bfloat16", "TF32": "tf32", "E4M3": "float8_e4m3fn", "E5M2": "float8_e4m3fn"}
 _LANES = 32
 _GROUP = 4  # warps that share a product of the *GMMA kind
 
@@ -128,6 +129,19 @@ class Work:
         return each * self.warps * self.programs
 
     @property
+    def is_told(self) -> bool:
+        """Whether its bytes say how often a loop that multiplies runs, and its instructions what they multiply."""
+        products = [step for step in self.steps if step.instruction.kind == "tensor core"]
+        in_loop = any(step.in_loop for step in products)
+        return all(map(_product, products)) and (not in_loop or bool(self._amounts(True)["bytes"]))
+
+    def with_products(self, rates: Mapping[str, float]) -> Work:
+        """The same, with the products that the code makes for the matrix unit."""
+        kinds = {_unit(step.instruction.opcode) for step in self.steps if step.instruction.kind == "tensor core"}
+        units = [unit for unit in sorted(kinds) if rates.get(unit)]
+        return replace(self, products={units[0]: self.matrix_operations}) if units else self
+
+    @property
     def waits(self) -> float:
         """How often a program waits for loads, one after the other: once for all outside of loops, and in them once a
         round, unless what it waits for was asked for rounds before."""
@@ -142,6 +156,14 @@ class Work:
 
 def _multiply_adds(step: Step) -> float:
     return 2.0 * _LANES if step.instruction.opcode.startswith("FFMA") else 0.0
+
+
+def _unit(opcode: str) -> str:
+    """Of the matrix unit, by what it multiplies."""
+    for mark, unit in UNITS.items():
+        if mark in opcode:
+            return f"tensor.{unit}"
+    return "tensor.int8" if opcode.startswith("I") else "tensor.float16"
 
 
 def _product(step: Step) -> float:
