@@ -265,6 +265,10 @@ def product(a, b):
     _product[(a.shape[0] // 128, b.shape[1] // 128)](a, b, c, b.shape[1], a.shape[1], 128, 128, 64, num_warps=8)
     return c
 
+def nothing(x):
+    _each[(0,)](x, x, x, 0, 1024)
+    return x
+
 def uploaded(x):
     return doubled(torch.ones(x.shape).cuda())
 """
@@ -330,3 +334,9 @@ def test_what_goes_to_the_gpu_binds_though_there_is_none(written):
 def test_calls_that_are_over_at_once_are_not_told_to_coalesce():
     (one,) = [one for one in relu([], Case((("N", 5),), "bfloat16")).points if one.name == "coalesced access"]
     assert one.verdict == NOT_APPLICABLE
+
+
+def test_an_empty_grid_is_told(written):
+    found = written("nothing", "64:fp32")
+    assert found.prediction is None
+    assert "the grid of _each is empty" in found.evidence.unaudited

@@ -105,7 +105,7 @@ class _Schedule:
         self._chosen: np.ndarray | None = None  # None: every program
         self.ran = 0
         self._started = min(1, total)
-        self._pending = [np.arange(self._started, dtype=np.int32)]
+        self._pending = [np.zeros(1, np.int32)] if total else []
         self._most = 4096  # programs of a batch
         self._waiting: list[np.ndarray] = []
         self._done_since = 0  # programs, since the waiting were last tried

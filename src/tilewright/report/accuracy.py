@@ -90,7 +90,11 @@ def means(records: Sequence[Record]) -> Iterator[str]:
             ratios = [ratio(r) for r in chosen]
             apart = geometric_mean(max(one, 1 / one) for one in ratios)
             mean = geometric_mean(ratios)
-            yield f"{what}: predicted over measured {mean:.2f}, apart by a factor of {apart:.2f}, {len(chosen)} calls."
+            inside = sum(r["interval_us"][0] <= r["measured"]["us"] <= r["interval_us"][1] for r in chosen)
+            yield (
+                f"{what}: predicted over measured {mean:.2f}, apart by a factor of {apart:.2f}, {len(chosen)} calls; "
+                f"{inside / len(chosen):.0%} measured within the interval."
+            )
 
 
 def ratio(r: Record) -> float:

@@ -269,6 +269,8 @@ def _audited(launches: Sequence[Inspection], run: Callable[[], Audited]) -> tupl
         code = one.launch and one.launch.code
         if not isinstance(code, TritonCode) or code.function.is_gluon():
             return None, "only Triton kernels are interpreted"
+        if not _programs(one):
+            return None, f"the grid of {one.name} is empty, so that nothing is launched"
     try:
         done = run()
     except CompilerRefused:
