@@ -154,10 +154,10 @@ def test_kernels_that_launch_nothing_are_told():
 def test_means_are_of_ratios():
     measured = {"us": 1.0, "source": "a"}
     shared = {"memory_bound": True, "is_whole": True, "measured": measured, "source": "a"}
-    pairs = [shared | {"predicted_us": us} for us in (0.5, 2.0)]
-    part = shared | {"predicted_us": 0.1, "is_whole": False}
+    pairs = [shared | {"predicted_us": us, "interval_us": [us - 0.1, us + 0.6]} for us in (0.5, 2.0)]
+    part = pairs[0] | {"predicted_us": 0.1, "is_whole": False}
     bound, present, partly = accuracy.means([*pairs, part])
-    assert "over measured 1.00, apart by a factor of 2.00, 2 calls" in bound
+    assert "over measured 1.00, apart by a factor of 2.00, 2 calls; 50% measured within the interval" in bound
     assert "present code: predicted over measured 1.00" in present
     assert partly.startswith("Part of a call, the rest of which is torch's: predicted over measured 0.10")
 
