@@ -42,7 +42,7 @@ def test_a_good_kernel(explain):
     for words in ("Binds: memory bandwidth", "Time: 160.0 us, measured", "of the ceiling", "Predicted:", "pass"):
         assert words in done.stdout
     assert "fail" not in done.stdout
-    assert "Next: tilewright inspect relu --sass" in done.stdout
+    assert "Next: tilewright inspect relu -k triton --case N=67108864 --sass" in done.stdout
 
 
 def test_a_flawed_kernel(explain):
@@ -96,3 +96,12 @@ def test_mistakes_are_one_line(explain, tmp_path):
     assert_one_line(explain(), 2, "name an operation or a file")
     assert_one_line(explain("--predict", "--gpu", "a100"), 2, "holds no timings")
     assert_one_line(explain("relo", "--predict"), 2, "did you mean 'relu'?")
+
+
+def test_predictions_are_of_recorded_calls_alone(explain):
+    for more, says in (
+        (("-c", "N=64"), "not for --predict, which takes the calls of the records"),
+        (("-k", "nope"), "relu has no kernel named 'nope'"),
+        (("--gpu", "a100"), "explain relu --gpu a100-80gb predicts a call"),
+    ):
+        assert_one_line(explain("relu", "--predict", *more), 2, says)

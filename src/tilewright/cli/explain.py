@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -99,7 +100,7 @@ def explain(
             raise NothingLaunched(target)
         for error in refused:
             print(json.dumps({"gpu": sheet.name, "refused": str(error)}) if as_json else f"{error}\n")
-        _show(found, target, as_json)
+        _show(found, as_json)
         if refused or any(one.failed for one in found):
             raise typer.Exit(1)
 
@@ -120,7 +121,7 @@ def _diagnosed(jobs: list[Callable[[], list[Evidence]]]) -> tuple[list[Diagnosis
     return found, refused
 
 
-def _show(found: list[Diagnosis], target: str, as_json: bool) -> None:
+def _show(found: list[Diagnosis], as_json: bool) -> None:
     from tilewright.report import diagnosis as report
 
     for one in found:
@@ -131,7 +132,7 @@ def _show(found: list[Diagnosis], target: str, as_json: bool) -> None:
             print()
     failed = [point for one in found for point in one.failed]
     if found and not as_json:
-        say_next(failed[0].move if failed else f"tilewright inspect {target} --sass")
+        say_next(failed[0].move if failed else shlex.join(["tilewright", "inspect", *sys.argv[2:], "--sass"]))
 
 
 def _of_kernel(chosen: Chosen, kernel: Any, gpu: GPU, records: Records, direction: str) -> list[Evidence]:
