@@ -34,7 +34,7 @@ CALCULATED, COMPILED, AUDITED, MEASURED, COUNTED = "calculated", "compiled", "au
 NEAR = 2**17  # bytes of an input that the near cache holds, beside what streams through it
 WARP = 32  # lanes
 QUICK = 2**18  # elements that are interpreted within a second or two
-LANES = 2**22  # of a launch's accesses: of more, only some programs are interpreted
+LANES = 2**20  # of a launch's accesses: of more, only some programs are interpreted
 MOST = 2**33  # elements of a function's inputs: their addresses fit a program, and what is not touched takes no memory
 
 Records = Sequence[Mapping[str, Any]]
