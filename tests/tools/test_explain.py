@@ -269,6 +269,9 @@ def nothing(x):
     _each[(0,)](x, x, x, 0, 1024)
     return x
 
+def narrowed(x):
+    return doubled(torch.ones(x.shape).to("cuda", torch.float16))
+
 def uploaded(x):
     return doubled(torch.ones(x.shape).cuda())
 """
@@ -328,6 +331,8 @@ def test_integers_that_may_be_addresses_are_named(written):
 def test_what_goes_to_the_gpu_binds_though_there_is_none(written):
     binding = written("uploaded", "2048x4096:fp32").binding
     assert binding.what == "data movement between host and device"
+    narrowed = written("narrowed", "2048x4096:fp32").evidence
+    assert narrowed.audited.moved.read == pytest.approx(2**24), "a cast on the way is one"
     assert f"{2**25} B by cuda()" in binding.why
 
 

@@ -50,8 +50,9 @@ class _Watch(TorchFunctionMode):
         if name:
             self._seen.bytes += args[0].nbytes
             self._seen.moves.append(name)
-            if func in PLACES:  # where nothing can go there: it stays, and the call goes on
-                return args[0]
+            if func in PLACES:  # nothing can go there: it stays, cast if that was asked too, and the call goes on
+                kinds = [a for a in (*args[1:], *(kwargs or {}).values()) if isinstance(a, torch.dtype)]
+                return args[0].to(*kinds) if kinds else args[0]
         self._seen.products += func in PRODUCTS
         return func(*args, **(kwargs or {}))
 
