@@ -15,6 +15,8 @@ from tilewright.errors import UnknownGPU
 
 KIB, MIB, GB = 1024, 1024**2, 10**9
 TERA = 1e12
+# Of a grid: CUDA C++ Programming Guide, table of compute capabilities.
+MOST_BLOCKS = {"x": 2**31 - 1, "y": 65535, "z": 65535}
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,8 @@ def test_the_flaw_is_named_and_its_mended_twin_has_none(file):
     assert [one.name for one in mended.failed] == []
     assert len(mended.points) == 8
     if slow.prediction and mended.prediction:
-        assert slow.prediction.us > 1.3 * mended.prediction.us
+        least = 1.3 if file == "fp64.py" else 1.4  # what converts to float64 and back is not in the prediction
+        assert slow.prediction.us > least * mended.prediction.us
 
 
 def test_every_number_says_where_it_is_from():

@@ -18,7 +18,7 @@ ISSUED = 4  # instructions that an SM starts in a clock: one in each of its part
 MEMORY = ("global load", "global store", "async copy", "atomic")
 LOADS = ("global load", "async copy")
 _PRODUCT = re.compile(r"[A-Z]GMMA\.(\d+)x(\d+)x(\d+)|[A-Z]MMA\.(\d\d)(\d)(\d+)")
-UNITS = {"BF16": "bfloat16", "TF32": "tf32", "E4M3": "float8_e4m3fn", "E5M2": "float8_e4m3fn"}
+MULTIPLIED = {"BF16": "bfloat16", "TF32": "tf32", "E4M3": "float8_e4m3fn", "E5M2": "float8_e4m3fn"}
 _LANES = 32
 _GROUP = 4  # warps that share a product of the *GMMA kind
 
@@ -160,7 +160,7 @@ def _multiply_adds(step: Step) -> float:
 
 def _unit(opcode: str) -> str:
     """Of the matrix unit, by what it multiplies."""
-    for mark, unit in UNITS.items():
+    for mark, unit in MULTIPLIED.items():
         if mark in opcode:
             return f"tensor.{unit}"
     return "tensor.int8" if opcode.startswith("I") else "tensor.float16"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import CompilerRefused, NoCudaKernel
-from tilewright.hardware import GPU
+from tilewright.hardware import GPU, MOST_BLOCKS
 from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.tools.inspect.banks import SharedAccess, shared_memory
 from tilewright.tools.inspect.compiling import Compiled, compiled, cuda_file, readable
@@ -19,9 +19,7 @@ from tilewright.tools.inspect.launches import Launch, of_kernel
 from tilewright.tools.inspect.occupancy import MOST_THREADS, Occupancy, occupancy
 from tilewright.tools.inspect.resources import Resources, resources
 
-# CUDA C++ Programming Guide, table of compute capabilities; HIP: fewer than 2**32 threads in each direction.
-MOST_BLOCKS = {"x": 2**31 - 1, "y": 65535, "z": 65535}
-MOST_THREADS_OF_AMD_GRID = 2**32 - 1
+MOST_THREADS_OF_AMD_GRID = 2**32 - 1  # HIP: in each direction
 
 
 @dataclass(frozen=True)
