@@ -1,5 +1,6 @@
 """Laws that all norms share, with and without a residual."""
 
+import contextlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -156,6 +157,17 @@ class NormLaws:
 
         for one, other in zip(once(), once(), strict=True):
             assert torch.equal(one, other)
+
+    @pytest.mark.filterwarnings("ignore:Mismatch dtype")
+    def test_weights_of_a_narrower_or_another_kind_are_torchs(self, device, monkeypatch):
+        monkeypatch.setattr(_norm, "_plan_forward", lambda *_: pytest.fail("our kernel was launched"))
+        forget_plans()
+        for dtype, other in ((torch.float32, torch.float16), (torch.float16, torch.bfloat16)):
+            tensors = self.tensors((4, 9), device)
+            inputs = [x.to(dtype) for x in tensors[: self.inputs]]
+            weights = [w.to(other) for w in tensors[self.inputs :]]
+            with contextlib.suppress(RuntimeError):  # torch's own, of some of these
+                type(self).call(*inputs, (9,), *weights)
 
     def test_errors_are_torchs_own(self, device):
         tensors = self.tensors((4, 8), device)

@@ -65,3 +65,12 @@ def test_numbers_whose_sum_is_too_large(device, few_programs):
 @pytest.mark.filterwarnings("ignore:var")  # of no rows
 def test_registered_operators(device):
     registered("var", device, 1.0)
+
+
+@pytest.mark.parametrize("dim", [-1, (0, 1)])
+def test_torch_warns_where_nothing_is_left(dim, device):
+    x = torch.ones(1, 1, device=device)
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        assert tw.var(x, dim).isnan().all()
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        tw.var(x.expand(2, 2).clone(), dim, correction=5)
