@@ -36,6 +36,7 @@ FLAWS = {
     "bank_conflicts.cu": ("coalesced access", "asked 32 times for a load", "tile[lane][warp + k]"),
     "fp64.py": ("better mathematics", "`scale_ptr` is float64", ""),
 }
+WASTEFUL = ("uncoalesced.py", "untiled.py", "extra_pass.py", "spills.py")
 
 
 @functools.cache
@@ -70,6 +71,8 @@ def test_the_flaw_is_named_and_its_mended_twin_has_none(file):
     if line:
         file_name, number = found.place
         assert line in Path(file_name).read_text().splitlines()[number - 1]
+    if file in WASTEFUL:
+        assert slow.binding.what == "memory bandwidth", "it is busy with bytes that need not move"
     assert [one.name for one in mended.failed] == []
     assert len(mended.points) == 8
     if slow.prediction and mended.prediction:
