@@ -14,7 +14,6 @@ from triton import knobs
 from triton.runtime.jit import KernelParam, TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tilewright.hardware import MOST_BLOCKS
 from tilewright.interpreter.builder import BUILDER, SEMANTIC, Handle
 from tilewright.interpreter.language import adopt, translated, twin, unwrap
 from tilewright.interpreter.ledger import Ledger
@@ -89,9 +88,8 @@ def _whole_grid(grid: Any, name: str) -> tuple[int, int, int]:
     if not 1 <= len(sizes) <= 3 or not all(isinstance(s, int) and s >= 0 for s in sizes):
         raise Stopped(f"{name}: a grid is one to three whole numbers, not {grid}")
     x, y, z = *sizes, *(1,) * (3 - len(sizes))
-    if any(size > most for size, most in zip((x, y, z), MOST_BLOCKS.values(), strict=True)):
-        most = " x ".join(map(str, MOST_BLOCKS.values()))
-        raise Stopped(f"{name}: a GPU takes grids of at most {most}, not {x} x {y} x {z}")
+    if x >= 2**31 or max(y, z) > 65535:
+        raise Stopped(f"{name}: a GPU takes grids of at most 2147483647 x 65535 x 65535, not {x} x {y} x {z}")
     return x, y, z
 
 
