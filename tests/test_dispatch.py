@@ -9,6 +9,7 @@ from support import Listening
 from tilewright.ops import cumsum, rms_norm, silu, softmax
 from tilewright.ops import sum as sum_module
 from tilewright.ops._dispatch import has_elements, is_quiet, is_ready, runs_here
+from tilewright.worker.memory import guarded
 
 
 @pytest.fixture
@@ -113,3 +114,16 @@ def test_what_was_settled_once_is_settled_for_its_like_alone(x, module, monkeypa
     torch.testing.assert_close(torch.autograd.grad(mine(x).sum(), x), torch.autograd.grad(theirs(x).sum(), x))
     with torch.no_grad():
         assert not mine(x).requires_grad
+
+
+@pytest.mark.parametrize("module", CALLS, ids=lambda m: m.__name__.rpartition(".")[2])
+def test_what_was_settled_while_memory_was_watched_does_not_go_on_watching(device, module, monkeypatch):
+    monkeypatch.setattr(module, "SMALLEST", 0)
+    odd = torch.randn(5, 23, device=device)  # of a shape that nobody has settled yet
+    call = CALLS[module]
+    with guarded() as guards:
+        call(odd)
+    kept = len(guards._made)
+    assert kept
+    call(odd)
+    assert len(guards._made) == kept

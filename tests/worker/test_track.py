@@ -1,7 +1,9 @@
 """A kernel that is timed, here and in a worker: other inputs each time, results that can be asked for, and bad ends."""
 
 import contextlib
+import gc
 import time
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -122,6 +124,22 @@ def test_every_call_of_a_sample_may_be_the_one_that_is_looked_at():
         first = next(numbers) + 1
         seen.add(int(looked_at(track, 0)[0][0, 0]) - first)
     assert seen == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_inputs_are_gone_with_what_was_timed(direction):
+    inputs = Inputs(of(direction), "cpu")
+    track = Track(lambda x: torch.softmax(x, -1), inputs, direction, HostTimer())
+    track.warm_up()
+    track.sample()
+    alive = weakref.ref(inputs)
+    gc.collect()
+    gc.disable()
+    try:
+        del track, inputs
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 def test_what_is_kept_is_a_copy():

@@ -75,7 +75,8 @@ def has_at_least(smallest: float, x: Any) -> bool:
 def empty_like(shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
     """What makes an empty tensor like one of this shape that `is_ready`, with the strides that torch would give it. At
     the least cost: those of a dimension of one element alone can be anything."""
-    return contiguous_like if 1 in shape else torch.empty_like
+    # Asked for at each call: whoever watches memory puts another function there for a while.
+    return contiguous_like if 1 in shape else lambda x: torch.empty_like(x)
 
 
 def filling(launch: Callable[[Tensor, Tensor], None], shape: Sequence[int]) -> Callable[[Tensor], Tensor]:

@@ -79,25 +79,24 @@ class Track:
     """Runs `fn` in one direction: forward, backward or both."""
 
     def __init__(self, fn: Callable[..., Any], inputs: Inputs, direction: str, clock: Clock):
-        self._fn, self._inputs, self._direction = fn, inputs, direction
-        self._calls = 1
-        self._values: int | None = None
-        self._used: list[Slot] = []
+        self._direction = direction
+        self._calls = _Calls(fn, inputs, direction)
         self._results: list[list[Tensor | None]] = []
-        self._lane = Lane(clock, self._prepare, self._fill)
+        # Of methods of this object there would be a ring, and its inputs stayed in memory until someone looked for it.
+        self._lane = Lane(clock, self._calls.prepare, self._calls.fill)
 
     def warm_up(self, calls: int = 1) -> float:
         """Microseconds of a call, roughly."""
-        self._calls = calls
+        self._calls.count = calls
         with self._mode():
             return self._lane.warm_up()
 
     def sample(self, values: int | None = None) -> Lap:
         """On the values of this number, or on others."""
-        self._values, self._results = values, []
+        self._calls.values, self._results = values, []
         with self._mode():
             taken = self._lane.sample(then=lambda results: [_copies(result) for result in results])
-        self._values, self._results = None, taken.kept
+        self._calls.values, self._results = None, taken.kept
         return Lap(taken.us, taken.is_queued)
 
     def results(self) -> list[Tensor | None]:
@@ -116,18 +115,28 @@ class Track:
         with failures(), any_number_of_graphs(), without_onednn(), torch.set_grad_enabled(self._direction != "forward"):
             yield
 
-    def _prepare(self) -> list[Call]:
-        self._used = self._inputs.take(self._calls)
+
+class _Calls:
+    """The calls of a sample, so many of them, on the values of a number or on others."""
+
+    def __init__(self, fn: Callable[..., Any], inputs: Inputs, direction: str):
+        self._fn, self._inputs, self._direction = fn, inputs, direction
+        self.count = 1
+        self.values: int | None = None
+        self._used: list[Slot] = []
+
+    def prepare(self) -> list[Call]:
+        self._used = self._inputs.take(self.count)
         if self._direction == "backward":
             for slot in self._used:
-                self._inputs.fill(slot, "args", self._values)
+                self._inputs.fill(slot, "args", self.values)
         return [self._call(slot) for slot in self._used]
 
-    def _fill(self) -> None:
+    def fill(self) -> None:
         for slot in self._used:
             if self._direction != "backward":
-                self._inputs.fill(slot, "args", self._values)
-            self._inputs.fill(slot, "grads", self._values)
+                self._inputs.fill(slot, "args", self.values)
+            self._inputs.fill(slot, "grads", self.values)
 
     def _call(self, slot: Slot) -> Call:
         fn, args = self._fn, slot.args
