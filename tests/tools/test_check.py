@@ -301,7 +301,7 @@ def test_a_case_many_times_as_long_is_compared_part_by_part(fn, expected):
     assert ("in repetition 8" in found.reason) == (expected == "wrong")
 
 
-@pytest.mark.parametrize("why", ["too large", "no memory", None])
+@pytest.mark.parametrize("why", ["too large", "no memory", "large but kept", None])
 def test_what_cannot_be_seen_through_again_keeps_its_verdict(monkeypatch, why):
     """Whether torch does a kernel's work is asked after all else, and not of cases that fill the memory."""
     kernel = Kernel("mine", lambda x: torch.softmax(x, -1), "python", lambda *_: True, False)
@@ -315,12 +315,13 @@ def test_what_cannot_be_seen_through_again_keeps_its_verdict(monkeypatch, why):
                     raise torch.cuda.OutOfMemoryError("no")
             return super().call(request)
 
-    monkeypatch.setattr("tilewright.tools.check.judge.SEEN_THROUGH", 0 if why == "too large" else 2**26)
-    judge = Judge(SOFTMAX, kernel, Scarce(kernel.fn, "cpu"), Answers(SOFTMAX, "cpu", 0), "cpu")
+    monkeypatch.setattr("tilewright.tools.check.judge.SEEN_THROUGH", 0 if "large" in str(why) else 2**26)
+    answers = Answers(SOFTMAX, "cpu", 0, forgets=why != "large but kept")
+    judge = Judge(SOFTMAX, kernel, Scarce(kernel.fn, "cpu"), answers, "cpu")
     found = judge.judge([Trial(SOFTMAX.check[4].with_dtype("float32"))], lambda: None)
     assert found.verdict == "right"
     assert len(asked) == (why != "too large")
-    assert ("falls back to torch" in found.labels) == (why is None)
+    assert ("falls back to torch" in found.labels) == (why in (None, "large but kept"))
 
 
 def test_drawn_cases_are_not_listed_and_the_first_is_not_empty():

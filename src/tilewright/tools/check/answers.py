@@ -44,7 +44,7 @@ class Answers:
 
     def __init__(self, op: Op, device: str, seed: int, *, forgets: bool = True, is_training: bool = False):
         """If training, the incoming gradient of a single number is 1, as loss.backward() has it."""
-        self._op, self._device, self.seed, self._forgets, self._is_training = op, device, seed, forgets, is_training
+        self._op, self._device, self.seed, self.forgets, self._is_training = op, device, seed, forgets, is_training
         self._names = _parameters(op.reference)
         self._known: dict[tuple[Any, ...], Answer] = {}
 
@@ -75,7 +75,7 @@ class Answers:
 
     def forget(self) -> None:
         """Large truths fill the memory that the next needs."""
-        if self._forgets:
+        if self.forgets:
             self._known = {k: a for k, a in self._known.items() if all(e.truth.numel() < 2**26 for e in a.expected)}
 
     def _answer(self, trial: Trial, with_gradients: bool, other: int) -> Answer:

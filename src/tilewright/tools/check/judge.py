@@ -27,7 +27,7 @@ FORWARD_ONLY = "forward only"  # the label of a user's kernel that torch cannot 
 LOWER = 4.0  # times torch's own error, root mean square, from which on a right kernel is said to be less precise
 FALLS_BACK = "falls back to torch"
 ROOM = 128  # bytes of memory that judging takes for each element, about
-SEEN_THROUGH = 2**26  # elements of a case at most: the truth of larger ones was forgotten, and takes long
+SEEN_THROUGH = 2**26  # elements of a case at most, where truths are forgotten: those of larger ones take long
 MANY = 1024  # elements that make a root mean square tell something
 
 
@@ -285,7 +285,7 @@ class Judge:
         """Is its work done by the operators of torch that do the reference's? Asked last: looking may change what is
         looked at, as torch.compile gives up on a function that it has met under a mode."""
         for trial in trials if self._kernel.language != "torch" else ():
-            if self._cannot(trial) or elements(self._op, trial.case) > SEEN_THROUGH:
+            if self._cannot(trial) or (self._answers.forgets and elements(self._op, trial.case) > SEEN_THROUGH):
                 continue
             with contextlib.suppress(KernelFailed, ReferenceFailed, torch.cuda.OutOfMemoryError):  # all has been told
                 answer = self._answers(trial, self._kernel.differentiable)
