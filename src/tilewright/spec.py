@@ -196,7 +196,7 @@ class Op:
     constants: Collection[int] = ()  # which of its arguments, by number, never need a gradient
     is_varied: bool = True  # whether values, sizes and layouts other than those `inputs` makes may be asked
     dtypes: tuple[str, ...] = FLOATS
-    bench_dtype: str = "bfloat16"
+    bench_dtypes: tuple[str, ...] = ("bfloat16",)  # the first is that of tools that look at one
     kernels: dict[str, Kernel] = field(default_factory=dict)
     shipped: Kernel | None = None
     calls: list[Callable[[str], Any]] = field(default_factory=list)
@@ -234,6 +234,10 @@ class Op:
         GPU."""
         self.calls.append(call)
         return call
+
+    @property
+    def bench_dtype(self) -> str:
+        return self.bench_dtypes[0]
 
     def sizes(self) -> list[Case]:
         """The bench case that can be the smallest, as inputs and results of about 1 KiB, 4 KiB, … 4 GiB in all."""

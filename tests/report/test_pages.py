@@ -13,14 +13,15 @@ PAGES = [
     ROOT / "README.md",
     *(
         ROOT / "docs" / f"{name}.md"
-        for name in ("softmax", "speed", "audit", "banks", "check", "measuring", "portability")
+        for name in ("softmax", "speed", "audit", "banks", "check", "measuring", "portability", "reading")
     ),
 ]
 
 
 def timing(kernel: str, us: float | None, case: int = 1, direction: str = "forward", verdict: str = "right", **more):
     reason = "" if verdict == "right" else "because"
-    return timing_record(kernel, us, case={"N": case}, direction=direction, verdict=verdict, reason=reason, **more)
+    about = {"case": {"N": case}, "dtype": "bfloat16", "direction": direction, "verdict": verdict, "reason": reason}
+    return timing_record(kernel, us, **(about | more))
 
 
 def test_a_marked_block_is_replaced_and_the_rest_kept():
@@ -47,6 +48,21 @@ def test_the_summary_names_the_fastest_of_ours_beside_what_one_could_use_otherwi
     peer = timing("liger", 1.0, is_baseline=True)
     filled = markdown.fill(SUMMARY, [*others, *ours, peer])
     assert "| 3.0 us, compile-max | 1.0 us, liger | 2.0 us | triton | 50% | 0.50x |" in filled
+
+
+def test_the_summary_shows_what_a_user_gets_though_another_of_ours_is_faster():
+    ours = [timing("triton", 2.0), timing(source.PUBLIC, 2.5)]
+    assert "| 4.0 us |  |  | 2.5 us | tilewright | 40% | 1.60x |" in markdown.fill(
+        SUMMARY, [timing("eager", 4.0), *ours]
+    )
+
+
+def test_dtypes_other_than_the_usual_are_named():
+    both = [timing("triton", 2.0), timing("triton", 3.0, dtype="float32")]
+    for page in (SUMMARY, "<!-- records: softmax forward -->\n<!-- end -->"):
+        filled = markdown.fill(page, both)
+        assert "| N=1 |" in filled
+        assert "| N=1 float32 |" in filled
 
 
 def test_the_summary_says_what_is_no_difference():

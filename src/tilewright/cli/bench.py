@@ -244,7 +244,8 @@ def _timings(op: Op, kernels: list[Kernel], asked: Asked, timer: Timer, context:
     from tilewright.tools.bench.contest import physical_seconds
 
     chosen = op.sizes() if asked.is_sized else asked.cases or op.bench
-    cases = [c.with_dtype(d) for d in asked.dtypes or [op.bench_dtype] for c in chosen]
+    dtypes = asked.dtypes or (op.bench_dtypes[:1] if asked.is_sized else op.bench_dtypes)
+    cases = [c.with_dtype(d) for d in dtypes for c in chosen]
     total = tool.steps(kernels, asked.files, cases, asked.directions)
     with progress(f"timing {op.name}", total) as advance:
         yield from tool.bench(
@@ -350,7 +351,7 @@ def _show_floors(ops: list[Op], asked: Asked, gpu: str) -> None:
     sheet = hardware.datasheet(gpu)
     floors = []
     for op in ops:
-        cases = [c.with_dtype(d) for d in asked.dtypes or [op.bench_dtype] for c in asked.cases or op.bench]
+        cases = [c.with_dtype(d) for d in asked.dtypes or op.bench_dtypes for c in asked.cases or op.bench]
         for case in cases:
             for direction in asked.directions:
                 cost = cost_of(op, case, direction)

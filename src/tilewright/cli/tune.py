@@ -47,7 +47,7 @@ def tune(
 
     op = load_op(op_name, None)
     kernels = [one for one in registry.pick(op, kernel or []) if one.language in ("triton", "cuda")]
-    dtypes = dtypes_of(op, dtype) or [op.bench_dtype]
+    dtypes = dtypes_of(op, dtype) or op.bench_dtypes
     cases = [c.with_dtype(d) for d in dtypes for c in cases_of(op, case) or op.bench]
     if not kernels:
         raise NothingToTune(op_name)

@@ -125,6 +125,7 @@ op = Op(
         coded=(False, False, True, False, False),
         clips=(False, True, False, False, False),
     ),
+    bench_dtypes=("bfloat16", "float32"),
     takes=_takes,
     mutates=lambda *_: (0, 1, 2, 3, 4, 5),
 )

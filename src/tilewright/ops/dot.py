@@ -52,7 +52,7 @@ op = Op(
     bench=grid(N=(2**20, 2**24, 2**28)),
     backward_cost=backward_cost,
     grows="N",
-    bench_dtype="float32",
+    bench_dtypes=("float32",),
 )
 
 

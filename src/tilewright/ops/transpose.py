@@ -35,7 +35,7 @@ op = Op(
     check=points(M=(1, 64, 33, 1, 301), N=(1, 64, 31, 257, 130)),
     bench=points(M=(1024, 8192, 16384), N=(1024, 8192, 16384)),
     backward_cost=cost,
-    bench_dtype="float32",  # an element fills a bank
+    bench_dtypes=("float32",),  # an element fills a bank
 )
 
 

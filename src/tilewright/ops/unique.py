@@ -56,7 +56,7 @@ op = Op(
     ),
     bench=points(N=(2**28, 2**28, 2**28, 2**26), spread=(1000, 1, 1000, 1000), inverse=(False, False, True, True)),
     dtypes=("int16", "int32", "int64"),  # of floats moved a little nothing is equal any more, so these are not judged
-    bench_dtype="int16",
+    bench_dtypes=("int16",),
 )
 
 
