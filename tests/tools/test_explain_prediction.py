@@ -14,7 +14,8 @@ from tilewright.spec import Case
 from tilewright.tools.explain.against import compared, predictable
 from tilewright.tools.explain.ceilings import Ceilings, ceilings
 from tilewright.tools.explain.evidence import of_op
-from tilewright.tools.explain.prediction import BESIDES, START_US, _overlapped, predicted, works
+from tilewright.tools.explain.evidence import BESIDES
+from tilewright.tools.explain.prediction import START_US, _overlapped, predicted, works
 
 H200 = datasheet("h200")
 RATES = {"copy": 4.0, "read": 5.0, "write": 5.0}

@@ -4,6 +4,7 @@ for memory that nothing wrote."""
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from triton._C.libtriton import ir
 
 from tilewright.interpreter.memory import ACQUIRE, RELEASE, Access, Argument, Buffer, Memory
-from tilewright.interpreter.observed import RACE, READ_BEFORE_WRITE, Finding, Traffic
+from tilewright.interpreter.observed import RACE, READ_BEFORE_WRITE, WARP, Finding, Traffic
 
 
 class Touched:
@@ -121,6 +122,8 @@ class Ledger:
             total.stored += moved
         else:
             total.atomic += moved
+            programs = len(self._memory.numbers)
+            total.warps += programs * math.ceil(access.lanes / programs / WARP)
         if argument.name not in self._counts:
             units = argument.span * argument.size // argument.buffer.unit
             self._counts[argument.name] = np.zeros(units, np.uint32), np.zeros(units, np.int32)

@@ -16,6 +16,7 @@ NEVER_WRITTEN = "never written"
 OVERFLOW = "offset overflow"
 
 SECTOR = 32  # bytes: the least that a GPU fetches from or writes to memory
+WARP = 32  # lanes
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Traffic:
     loaded: int = 0  # bytes
     stored: int = 0
     atomic: int = 0  # read and written by atomics
+    warps: int = 0  # that made them, each as often as it did
     lanes: int = 0  # of loads, stores and atomics, whether on or off
     masked: int = 0  # of those, turned off by a mask
     sectors: int = 0  # estimated, 32 bytes each: what the memory system moves for these accesses
@@ -60,7 +62,7 @@ class Traffic:
 
     def times(self, factor: float) -> Traffic:
         """Of so many times more programs."""
-        more = ("loaded", "stored", "atomic", "lanes", "masked", "sectors")
+        more = ("loaded", "stored", "atomic", "warps", "lanes", "masked", "sectors")
         bytes_ = self.tensor.nbytes
         touched = {n: min(bytes_, round(factor * getattr(self, n))) for n in ("distinct_read", "distinct_written")}
         return replace(self, **{name: round(factor * getattr(self, name)) for name in more}, **touched)

@@ -41,16 +41,18 @@ def _sentences(found: Diagnosis) -> Iterator[str]:
     if known.timing and found.floor_us:
         us, date = known.timing["median_us"], known.timing["date"][:10]
         yield f"Time: {us:.1f} us, measured {date}; at least {found.floor_us:.1f} us: {found.share:.0%} of the ceiling."
-    elif found.floor_us and found.share:
-        floor = f"at least {found.floor_us:.1f} us, {found.share:.0%} of what is predicted"
-        yield f"Time: not measured ({known.untimed}); {floor}."
+    elif found.floor_us:
+        share = f", {found.share:.0%} of what is predicted" if found.share else ""
+        yield f"Time: not measured ({known.untimed}); at least {found.floor_us:.1f} us{share}."
     if made:
         parts = ", ".join(
             f"{name} {term.us:.1f} ({term.source})"
             for name, term in sorted(made.terms.items(), key=lambda pair: -pair[1].us)
             if term.us > SMALL * made.us
         )
-        yield f"Predicted: {made.us:.1f} us, from {made.low:.1f} to {made.high:.1f}: {parts}. Ceilings: {made.rates}."
+        whose = ", of its launches alone" if known.rest else ""
+        interval = f"{made.us:.1f} us, from {made.low:.1f} to {made.high:.1f}"
+        yield f"Predicted{whose}: {interval}: {parts}. Ceilings: {made.rates}."
         for what in made.lacks:
             yield f"Not in it: {what}."
     if known.counted and (total := known.counted.dram_bytes):

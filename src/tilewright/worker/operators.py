@@ -16,14 +16,14 @@ from tilewright.errors import MissingPackage, first_line
 TORCHS = {"aten", "prim", "prims", "profiler", "inductor", "rngprims", "_c10d_functional", "c10d", "debugprims"}
 
 
-class _Mode(TorchDispatchMode):
+class Mode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Not: to be skipped, torch._dynamo would be imported first, which takes seconds."""
         return False
 
 
-class _Registered(_Mode):
+class _Registered(Mode):
     """Notes the first call of every operator that is not torch's."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class _Registered(_Mode):
         return func(*args, **(kwargs or {}))
 
 
-class TorchCalls(_Mode):
+class TorchCalls(Mode):
     """Notes the calls of torch's own operators, those inside of registered ones too."""
 
     def __init__(self) -> None:

@@ -57,8 +57,10 @@ class Diagnosis:
 
     @property
     def share(self) -> float | None:
-        """Of its ceiling."""
-        return self.floor_us / self.us[0] if self.floor_us and self.us else None
+        """Of its ceiling; of a prediction only if that is of all it does."""
+        if not self.floor_us or not self.us or (self.us[1] == PREDICTED and self.evidence.rest):
+            return None
+        return self.floor_us / self.us[0]
 
     def as_json(self) -> dict[str, Any]:
         known, counted = self.evidence, self.evidence.counted
@@ -92,6 +94,8 @@ def diagnosed(evidence: Evidence) -> Diagnosis:
 def _binding(known: Known) -> Binding | None:
     """The first of these that takes the most: the way to the GPU, the host, a unit; or nothing that can be named."""
     found, timing, way = known.prediction, known.evidence.timing, known.evidence.besides
+    if obstacle := known.evidence.obstacle:
+        return Binding("nothing, as it cannot be launched", obstacle, COMPILED)
     if found is None and not way.bytes:
         return None
     if found is None or way.us > found.us:
@@ -100,6 +104,8 @@ def _binding(known: Known) -> Binding | None:
     if timing and timing["host_us"] and timing["host_us"] > timing["median_us"]:
         why = f"a call takes the host {timing['host_us']:.1f} us and the GPU {timing['median_us']:.1f} us"
         return Binding("host overhead", why, MEASURED)
+    if known.evidence.rest:
+        return _by_counters(known, found) or Binding("not known", f"{known.evidence.rest} takes time, too", COMPILED)
     if timing and timing["median_us"] > UNTOLD * found.high:
         why = f"{timing['median_us']:.1f} us were measured; all units one after the other need {found.high:.1f} us"
         return Binding(UNITS["latency"], why, MEASURED)

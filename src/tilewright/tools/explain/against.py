@@ -11,8 +11,8 @@ from tilewright.cost import BANDWIDTHS, Cost
 from tilewright.errors import CompilerRefused, LauncherFailed, NothingLaunched
 from tilewright.hardware import GPU
 from tilewright.spec import Case
-from tilewright.tools.explain.evidence import Records, of_op
-from tilewright.tools.explain.prediction import BESIDES, Prediction, predicted
+from tilewright.tools.explain.evidence import BESIDES, Records, of_op
+from tilewright.tools.explain.prediction import Prediction, predicted
 
 KIND = "prediction"
 

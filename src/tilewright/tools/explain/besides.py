@@ -1,9 +1,11 @@
-"""What a call does beside its launches: bytes between the host and the GPU, and products that torch's library makes."""
+"""What a call does beside its launches: bytes between the host and the GPU, products that torch's library makes, and
+other work of torch's."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from tilewright.worker.operators import TORCHS, Mode
 
 LINK = 64e9  # bytes a second, one way, at most: PCIe 5 with 16 lanes
 MOVES = {
@@ -20,6 +25,8 @@ MOVES = {
     Tensor.numpy: "numpy()",
     Tensor.tolist: "tolist()",
 }
+MANY = 2**14  # elements, from which an operator's work is worth a word
+ALLOCATES = ("empty", "new_empty", "detach", "alias")
 PLACES = {Tensor.cpu, Tensor.cuda, Tensor.to}
 PRODUCTS = {
     *(torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum, functional.linear),
@@ -33,6 +40,7 @@ class Besides:
     bytes: int = 0  # between host and GPU
     moves: list[str] = field(default_factory=list)  # the calls that moved them
     products: int = 0  # calls of torch's
+    others: list[str] = field(default_factory=list)  # torch's operators that compute, or copy, much
 
     @property
     def us(self) -> float:
@@ -57,6 +65,23 @@ class _Watch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class _Operators(Mode):
+    """Notes those of torch that do much."""
+
+    def __init__(self, seen: Besides):
+        super().__init__()
+        self._seen = seen
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.name().removeprefix("aten::").partition(".")[0]
+        sizes = [a.numel() for a in pytree.tree_leaves((args, result)) if isinstance(a, Tensor)]
+        is_work = func.namespace in TORCHS and not func.is_view and not name.startswith(ALLOCATES)
+        if is_work and max(sizes, default=0) > MANY:
+            self._seen.others.append(name)
+        return result
+
+
 def _place_asked(args: Any, kwargs: dict[str, Any]) -> str | None:
     """`to(device)` where the tensor is elsewhere."""
     for wanted in (*args[1:2], kwargs.get("device")):
@@ -66,12 +91,12 @@ def _place_asked(args: Any, kwargs: dict[str, Any]) -> str | None:
     return None
 
 
-def watched(fn: Callable[..., Any], seen: Besides) -> Callable[..., Any]:
-    """The function, noting in `seen` what it does."""
+def watched(fn: Callable[..., Any], seen: Besides, *, operators: bool = False) -> Callable[..., Any]:
+    """The function, noting in `seen` what it does; which operators of torch it calls only if asked."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _Watch(seen):
+        with _Watch(seen), _Operators(seen) if operators else nullcontext():
             return fn(*args, **kwargs)
 
     return call

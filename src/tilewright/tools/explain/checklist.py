@@ -14,7 +14,7 @@ from typing import Any
 import triton
 
 from tilewright.cost import size
-from tilewright.interpreter.observed import SECTOR
+from tilewright.interpreter.observed import SECTOR, Traffic
 from tilewright.tools.explain.evidence import AUDITED, CALCULATED, COMPILED, MEASURED, meeting
 from tilewright.tools.explain.known import Known
 from tilewright.tools.explain.prediction import START_US
@@ -87,18 +87,17 @@ def coalesced(known: Known) -> Point:
     if known.is_short:
         return Point(name, NOT_APPLICABLE, [*facts, Fact(SHORT, COMPILED)])
     plain = [t for t in known.traffic if not t.atomic]
-    scattered = [t for t in plain if t.sectors * SECTOR > SCATTERED * t.moved]
-    if not scattered:
-        used = sum(t.sectors for t in plain) * SECTOR / max(1, sum(t.moved for t in plain))
-        return Point(name, PASS, [*facts, Fact(f"warps move {used:.2f} B for each byte they use", AUDITED)])
-    worst = max(scattered, key=lambda t: t.sectors * SECTOR / t.moved)
-    ratio = worst.sectors * SECTOR / worst.moved
-    facts.append(Fact(f"for each byte of `{worst.name}` that is used, warps move {ratio:.1f}", AUDITED))
+    ratios = {each: _scattering([t for t in plain if t.name == each]) for each in {t.name for t in plain}}
+    worst = max(ratios, key=ratios.__getitem__, default="")
+    if not worst or ratios[worst] <= SCATTERED:
+        text = f"warps move {_scattering(plain):.2f} B for each byte they use"
+        return Point(name, PASS, [*facts, Fact(text, AUDITED)] if plain else facts)
+    facts.append(Fact(f"for each byte of `{worst}` that is used, warps move {ratios[worst]:.1f}", AUDITED))
     move = (
-        f"let neighbouring lanes take neighbouring elements of `{worst.name}`: a tile that is read along its rows and "
+        f"let neighbouring lanes take neighbouring elements of `{worst}`: a tile that is read along its rows and "
         "turned in registers or shared memory"
     )
-    return Point(name, FAIL, facts, _line_of(known, worst.name), move)
+    return Point(name, FAIL, facts, _line_of(known, worst), move)
 
 
 def occupancy(known: Known) -> Point:
@@ -106,7 +105,8 @@ def occupancy(known: Known) -> Point:
     name, work = "occupancy", known.longest
     one, held = work.one, work.one.occupancy
     if one.obstacle:
-        return Point(name, FAIL, [Fact(f"it cannot be launched: {one.obstacle}", COMPILED)], move="ask for less of it")
+        move = "smaller tiles or fewer stages, if that is memory; fewer warps, if threads; else another grid"
+        return Point(name, FAIL, [Fact(f"it cannot be launched: {one.obstacle}", COMPILED)], move=move)
     warps = work.resident * one.made.threads / one.gpu.warp
     limit = f", limited by {held.limiter}" if held.limiter else ""
     facts = [Fact(f"an SM holds {held.blocks} blocks, {held.warps} of {one.gpu.warps_per_sm} warps{limit}", COMPILED)]
@@ -134,6 +134,8 @@ def bound(known: Known) -> Point:
     name, found = BOUND, known.prediction
     if found is None or known.floor_us is None:
         return _unknown(known, name)
+    if known.evidence.measured_us is None and known.evidence.rest:
+        return Point(name, UNKNOWN, move=f"not known: {known.evidence.rest} takes time, too; {COUNT}")
     facts = []
     work = known.longest.one.work
     if work and work.unit:
@@ -158,9 +160,10 @@ def divergence(known: Known) -> Point:
     name = "divergence"
     free = [work for work in known.works if not _is_triton(work.one)]
     if not free:
-        return Point(
-            name, NOT_APPLICABLE, [Fact("all lanes of a Triton program go one way", COMPILED), *_masked(known)]
-        )
+        facts = [Fact("all lanes of a Triton program go one way", CALCULATED), *_masked(known)]
+        if any(work.one.resources.stack and not work.one.resources.spills for work in known.works):
+            facts.append(Fact("but in a library function, whose rare ways have a stack", COMPILED))
+        return Point(name, NOT_APPLICABLE, facts)
     if any(work.partings is None for work in free):
         return Point(name, UNKNOWN, move="not known: branches are followed in PTX, which is NVIDIA's")
     found = [parting for work in free for parting in work.partings or ()]
@@ -181,7 +184,8 @@ def reuse(known: Known) -> Point:
         return _unknown(known, name)
     used = audited.found.traffic
     times = sum(t.loaded for t in used) / max(1, sum(t.distinct_read for t in used))
-    facts = [Fact(f"a byte that is read is read {times:.3g} times", AUDITED)]
+    where = f" on {audited.case}" if audited.case else ""
+    facts = [Fact(f"a byte that is read is read {times:.3g} times{where}", AUDITED)]
     if times < REPEATED:
         return Point(name, NOT_APPLICABLE, facts)
     facts.append(Fact(f"that adds {known.repeats_us:.1f} us to a floor of {known.floor_us:.1f} us", AUDITED))
@@ -251,7 +255,8 @@ def mathematics(known: Known) -> Point:
             return Point(name, FAIL, [fact], place, move)
     facts = [Fact("no spills, no float64 by accident", COMPILED)]
     if (found := known.passes) is None:
-        return _unknown(known, name, *facts)
+        why = known.evidence.unaudited or f"{known.evidence.rest} uses what they leave"
+        return Point(name, UNKNOWN, facts, move=f"not known: {why}; {COUNT}")
     ratio, source = found
     facts.append(Fact(f"memory moves {ratio:.2f} times the least bytes", source))
     if ratio < PASSES:
@@ -289,6 +294,11 @@ def _masked(known: Known) -> Iterator[Fact]:
     if lanes:
         share = sum(t.masked for t in known.traffic) / lanes
         yield Fact(f"masks turn off {share:.0%} of the lanes of its loads and stores", AUDITED)
+
+
+def _scattering(of: Sequence[Traffic]) -> float:
+    """Bytes of sectors for each byte used."""
+    return SECTOR * sum(t.sectors for t in of) / max(1, sum(t.moved for t in of))
 
 
 def _widths(found: Sequence[Work]) -> Iterator[Fact]:

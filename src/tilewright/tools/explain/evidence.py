@@ -32,10 +32,11 @@ from tilewright.worker.stage import backward, flat, forward
 
 CALCULATED, COMPILED, AUDITED, MEASURED, COUNTED = "calculated", "compiled", "audited", "measured", "counters"
 NEAR = 2**17  # bytes of an input that the near cache holds, beside what streams through it
-WARP = 32  # lanes
 QUICK = 2**18  # elements that are interpreted within a second or two
 LANES = 2**20  # of a launch's accesses: of more, only some programs are interpreted
 MOST = 2**33  # elements of a function's inputs: their addresses fit a program, and what is not touched takes no memory
+
+BESIDES = "what the call does besides these launches"  # torch's own kernels, as a rule
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -118,13 +119,16 @@ class Audited:
         """Of inputs and outputs each byte once; scratch memory need not be."""
         if self.found.cost:
             return self.found.cost.bytes * self.scale
-        of_storage: dict[tuple[int, str], int] = {}
+        of_view: dict[tuple[int, str], dict[tuple[int, int], int]] = {}  # launches may take parts of one storage
+        sizes = {}
         for t in self.found.traffic:
             if self.found.role(t) != "scratch":
-                at = _address(t)
+                at, view = _address(t), (t.tensor.data_ptr(), t.tensor.nbytes)
+                sizes[at] = t.tensor.untyped_storage().nbytes()
                 for way, count in (("read", t.distinct_read), ("written", t.distinct_written)):
-                    of_storage[at, way] = max(of_storage.get((at, way), 0), count)
-        return sum(of_storage.values()) * self.scale
+                    known = of_view.setdefault((at, way), {})
+                    known[view] = max(known.get(view, 0), count)
+        return sum(min(sum(views.values()), sizes[at]) for (at, _), views in of_view.items()) * self.scale
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,18 @@ class Evidence:
         return self.audited.least if self.audited else None
 
     @property
+    def rest(self) -> str:
+        """What the call does besides its launches, in words; empty if nothing is known to be left out."""
+        if self.besides.others:
+            return f"{BESIDES}: torch's {', '.join(dict.fromkeys(self.besides.others))}"
+        return "" if all(one.launch is None or one.launch.is_all for one in self.launches) else BESIDES
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why it cannot be launched."""
+        return next((f"{one.name}: {one.obstacle}" for one in self.launches if one.obstacle), None)
+
+    @property
     def measured_us(self) -> float | None:
         return self.timing["median_us"] if self.timing else None
 
@@ -166,12 +182,13 @@ class Evidence:
 
 def meeting(t: Traffic) -> float:
     """Atomics on each address, one after the other. Those of a warp on one address are made one."""
-    if not t.atomic:
+    if not t.warps:
         return 0.0
     size = t.tensor.element_size()
     addresses = max(1.0, t.distinct_written / size)
-    apart = addresses * (1 - (1 - 1 / addresses) ** WARP)  # that the lanes of a warp are on, if they are on any
-    return t.atomic / size / WARP * apart / addresses
+    lanes = t.atomic / size / t.warps
+    apart = addresses * (1 - (1 - 1 / addresses) ** lanes)  # that the lanes of a warp are on, if they are on any
+    return t.warps * apart / addresses
 
 
 def _address(t: Traffic) -> int:
@@ -227,7 +244,7 @@ def of_function(
         function = watched(load(), Besides())
         return Audited(audit(lambda *a: forward(function, a, ())[1], *args, elements=MOST, lanes=LANES))
 
-    called = of_call(lambda: (watched(load(), seen), [make(text, "meta") for text in given]), gpu)
+    called = of_call(lambda: (watched(load(), seen, operators=True), [make(text, "meta") for text in given]), gpu)
     launches = _compiled([inspect_launch(one, title) for one in called], title)
     audited, unaudited = _audited(launches, run)
     return Evidence(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,7 @@ from tilewright.tools.explain.evidence import AUDITED, COUNTED, Evidence
 from tilewright.tools.explain.prediction import LATENCY, Prediction, predicted, works
 from tilewright.tools.explain.work import Work
 
-MATTERS = 0.05  # of all bytes: what one tensor must move to be worth a word
+MATTERS = 0.05  # of all bytes: what tensors of one name must move to be worth a word
 
 
 @dataclass(frozen=True)
@@ -32,11 +33,14 @@ class Known:
 
     @property
     def traffic(self) -> list[Traffic]:
-        """Of tensors that matter."""
+        """Of tensors that matter, alone or with others that kernels call by the same name."""
         audited = self.evidence.audited
         if audited is None:
             return []
-        return [t for t in audited.found.traffic if t.moved > MATTERS * audited.found.moved]
+        moved: Counter[str] = Counter()
+        for t in audited.found.traffic:
+            moved[t.name] += t.moved
+        return [t for t in audited.found.traffic if moved[t.name] > MATTERS * audited.found.moved]
 
     @cached_property
     def floor_us(self) -> float | None:
@@ -64,7 +68,9 @@ class Known:
         audited, counted, cost = self.evidence.audited, self.evidence.counted, self.evidence.cost
         if counted and counted.dram_bytes and cost:
             return counted.dram_bytes / cost.bytes, COUNTED
-        return (audited.moved.distinct / max(1.0, audited.least), AUDITED) if audited else None
+        if audited is None or self.evidence.besides.others:  # whose inputs and results no one has counted
+            return None
+        return audited.moved.distinct / max(1.0, self.evidence.least or 0.0), AUDITED
 
     @property
     def repeats_us(self) -> float:

@@ -19,7 +19,7 @@ LATENCY = 0.7e-6  # seconds from a load to its bytes, with memory busy
 CACHED = 0.3e-6  # if they are in the L2
 MARGIN = 0.05  # by which ceilings differ from run to run and with the pattern of access
 HELD = 0.8  # of the L2: the last bytes that passed; those of them that were written have not gone to memory yet
-BESIDES = "what the call does besides these launches"  # torch's own kernels, as a rule
+CONFLICT = 2.0  # times the wavefronts that could do, from which an access waits for banks
 AHEAD = 3  # tiles of a block that copies by itself: one is computed, two are on their way
 CLOCKS = 2.0  # from one instruction of a warp to the next: half of what a dependent one waits
 
@@ -67,7 +67,7 @@ class Prediction:
 
 def predicted(known: Evidence) -> Prediction | None:
     """None where not even the bytes are known."""
-    if known.least is None or not all(one.launch for one in known.launches):
+    if known.least is None or known.obstacle or not all(one.launch for one in known.launches):
         return None
     if known.audited is None and len(known.launches) > 1:
         return _together(known)
@@ -83,7 +83,7 @@ def works(known: Evidence) -> list[Work]:
     if known.cost is None:
         return [Work(one, known.moved(one)).with_products(known.ceilings.rates) for one in known.launches]
     multiplying = [one for one in known.launches if "tensor core" in one.mix.kinds]
-    if not known.besides.products:
+    if not known.besides.products and not known.rest:
         multiplying = multiplying or known.launches
     each = {unit: n / len(multiplying) for unit, n in _products(known).items()} if multiplying else {}
     return [Work(one, known.moved(one), each if one in multiplying else {}) for one in known.launches]
@@ -182,8 +182,11 @@ def _with_words(found: Prediction, known: Evidence) -> Prediction:
         lacks.append(f"repeated bytes ({known.unaudited})")
     elif known.drawn:
         lacks.append("where integers of the inputs lead, if to addresses: small ones were drawn, or zeros")
-    if known.launches[-1].launch and not known.launches[-1].launch.is_all:
-        lacks.append(BESIDES)
+    if known.rest:
+        lacks.append(known.rest)
+    accesses = [a for one in known.launches for a in one.shared_accesses or () if a.wavefronts and a.ideal]
+    if any(a.wavefronts > CONFLICT * a.ideal for a in accesses):
+        lacks.append("waiting for banks of shared memory")
     busy = _busy(known, found, found.us - known.ceilings.timer_us)
     return replace(found, rates=known.ceilings.source, lacks=tuple(lacks), busy=busy)
 

@@ -19,6 +19,7 @@ MEMORY = ("global load", "global store", "async copy", "atomic")
 LOADS = ("global load", "async copy")
 _PRODUCT = re.compile(r"[A-Z]GMMA\.(\d+)x(\d+)x(\d+)|[A-Z]MMA\.(\d\d)(\d)(\d+)")
 MULTIPLIED = {"BF16": "bfloat16", "TF32": "tf32", "E4M3": "float8_e4m3fn", "E5M2": "float8_e4m3fn"}
+REGISTER = 4  # bytes
 _LANES = 32
 _GROUP = 4  # warps that share a product of the *GMMA kind
 
@@ -103,12 +104,13 @@ class Work:
 
     @property
     def in_flight(self) -> float:
-        """Bytes that an SM may have asked memory for at once, at most: every load of the code, of all its threads."""
+        """Bytes that an SM may have asked memory for at once, at most: every load of the code, of all its threads, as
+        far as its registers hold them."""
         widths = [
             sum(s.instruction.width for s in self.steps if s.in_loop == inside and s.instruction.kind in LOADS)
             for inside in (False, True)
         ]
-        return self.resident * self.one.made.threads * max(widths)
+        return min(self.resident * self.one.made.threads * max(widths), self.one.gpu.registers_per_sm * REGISTER)
 
     @property
     def spilled(self) -> float:
