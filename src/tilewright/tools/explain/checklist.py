@@ -6,6 +6,7 @@ A point says nothing that no number supports: what is not known names the comman
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ import triton
 
 from tilewright.cost import size
 from tilewright.interpreter.observed import SECTOR, Traffic
-from tilewright.tools.explain.evidence import AUDITED, CALCULATED, COMPILED, MEASURED, meeting
+from tilewright.tools.explain.evidence import AUDITED, CALCULATED, COMPILED, MEASURED, Audited, meeting
 from tilewright.tools.explain.known import Known
 from tilewright.tools.explain.prediction import START_US
 from tilewright.tools.explain.work import ISSUED, LOADS, Work
@@ -230,6 +231,9 @@ def coarsening(known: Known) -> Point:
     width = sum(s.instruction.width for s in work.steps if s.instruction.kind in (*LOADS, "global store"))
     loops = any(s.in_loop and s.instruction.width for s in work.steps)
     facts = [Fact(f"a thread moves {width} B" + (" each round of its loop" if loops else ""), COMPILED)]
+    if work.moved and not one.gpu.is_amd:  # the code may have ways that are not gone
+        width, loops = work.moved.asked / (work.programs * work.warps * one.gpu.warp), False
+        facts = [Fact(f"a thread moves {width:.0f} B", AUDITED if known.evidence.audited else CALCULATED)]
     if "bulk copy" in one.mix.kinds or not width:
         return Point(name, NOT_APPLICABLE, [Fact("the data does not go through a thread's loads", COMPILED)])
     if one.launch is None:
@@ -261,12 +265,17 @@ def mathematics(known: Known) -> Point:
     facts.append(Fact(f"memory moves {ratio:.2f} times the least bytes", source))
     if ratio < PASSES:
         return Point(name, PASS, facts)
-    if audited and (scratch := audited.found.scratch):
-        facts.append(Fact(f"{size(scratch * audited.scale)} of scratch memory are written and read", AUDITED))
+    if known.evidence.besides.products:
+        return Point(
+            name, UNKNOWN, facts, move="not known: how many of them torch's products move, which are with them"
+        )
+    if audited:
+        facts += _moved_again(audited)
     names = " and ".join(dict.fromkeys(work.one.name for work in known.works))
     several = len(known.works) > 1
-    move = f"one launch for {names}: what one leaves in memory the next could have in registers" if several else ""
-    return Point(name, FAIL, facts, None, move or "one pass: keep what is read until all that needs it is done")
+    move = f"one launch for {names}: what one leaves in memory, or has read, the next could have in registers"
+    one_pass = "one pass: keep what is read until all that needs it is done"
+    return Point(name, FAIL, facts, None, move if several else one_pass)
 
 
 _POINTS: tuple[Callable[[Known], Point], ...] = (
@@ -355,6 +364,20 @@ def _line_of(known: Known, argument: str) -> Place:
             if f"{argument} +" in line and any(f"tl.{way}(" in line for way in ("load", "store")):
                 return one.launch.code.file, number
     return None
+
+
+def _moved_again(audited: Audited) -> Iterator[Fact]:
+    """What memory moves more than once: scratch, and inputs that several launches read."""
+    if scratch := audited.found.scratch:
+        yield Fact(f"{size(scratch * audited.scale)} of scratch memory are written and read", AUDITED)
+    readers: Counter[str] = Counter()
+    for launch in audited.found.launches:
+        readers.update(
+            {t.name for t in launch.arguments.values() if t.distinct_read and audited.found.role(t) == "input"}
+        )
+    for name, count in readers.items():
+        if count > 1:
+            yield Fact(f"`{name}` is read by {count} launches", AUDITED)
 
 
 Waste = tuple[Fact, tuple[str, ...], str]  # with the kinds of instructions that show it, and what to do

@@ -210,14 +210,7 @@ def of_op(op: Op, kernel: Kernel, case: Case, gpu: GPU, records: Records, direct
     call = {"op": op.name, "kernel": kernel.name, **point}
     timing, untimed = _timing(records, call, gpu)
     again = f"-k {kernel.name} -c {case}"
-    audited, unaudited = None, "what torch.compile writes is not interpreted"
-    if not kernel.builds_per_case:
-        # A small call may go to torch where the one in question does not: then by the kernel that this one takes.
-        others = [k for k in op.kernels.values() if kernel is op.shipped and k.language == "triton"]
-        audited, unaudited = _audited(launches, partial(_on_smaller, op, kernel, case, cost, direction))
-        while others and not audited:
-            audited, _ = _audited(launches, partial(_on_smaller, op, others.pop(), case, cost, direction))
-        unaudited = "" if audited else unaudited
+    audited, unaudited = _audited_op(op, kernel, case, cost, direction, launches, bool(seen.products))
     return Evidence(
         title=launches[0].title + ("" if direction == "forward" else f", {direction}"),
         gpu=gpu,
@@ -303,6 +296,35 @@ def _audited(launches: Sequence[Inspection], run: Callable[[], Audited]) -> tupl
     asked = {name: sum(_programs(one) for one in launches if one.name == name) for name in names}
     there = {name: sum(one.programs for one in done.found.launches if one.kernel == name) for name in names}
     return replace(done, grown={name: asked[name] / there[name] for name in names}), ""
+
+
+def _audited_op(
+    op: Op,
+    kernel: Kernel,
+    case: Case,
+    cost: Cost,
+    direction: str,
+    launches: Sequence[Inspection],
+    has_librarys: bool,
+) -> tuple[Audited | None, str]:
+    """On the case itself, if its launches make products and no library does, else on a smaller one."""
+    if kernel.builds_per_case:
+        return None, "what torch.compile writes is not interpreted"
+    if direction == "forward" and not has_librarys and any(unit.startswith("tensor") for unit in cost.flops):
+        return _audited(launches, partial(_on_itself, op, kernel, case, cost))
+    audited, unaudited = _audited(launches, partial(_on_smaller, op, kernel, case, cost, direction))
+    # A small call may go to torch where the one in question does not: then by the kernel that this one takes.
+    others = [k for k in op.kernels.values() if kernel is op.shipped and k.language == "triton"]
+    while others and not audited:
+        audited, _ = _audited(launches, partial(_on_smaller, op, others.pop(), case, cost, direction))
+    return audited, "" if audited else unaudited
+
+
+def _on_itself(op: Op, kernel: Kernel, case: Case, cost: Cost) -> Audited:
+    """By some of its programs: of a product, how often bytes are read again depends on all sizes."""
+    args = [torch.zeros_like(a, device="cpu") if isinstance(a, Tensor) else a for a in op.make(case, device="meta")]
+    found = audit(lambda *a: forward(kernel.fn, a, ())[1], *args, cost=cost, elements=MOST, lanes=LANES)
+    return Audited(found)
 
 
 def _on_smaller(op: Op, kernel: Kernel, case: Case, cost: Cost, direction: str) -> Audited:

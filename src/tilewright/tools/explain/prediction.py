@@ -19,6 +19,7 @@ LATENCY = 0.7e-6  # seconds from a load to its bytes, with memory busy
 CACHED = 0.3e-6  # if they are in the L2
 MARGIN = 0.05  # by which ceilings differ from run to run and with the pattern of access
 HELD = 0.8  # of the L2: the last bytes that passed; those of them that were written have not gone to memory yet
+PORT = 64  # bytes a clock from the L2 to an SM
 CONFLICT = 2.0  # times the wavefronts that could do, from which an access waits for banks
 AHEAD = 3  # tiles of a block that copies by itself: one is computed, two are on their way
 CLOCKS = 2.0  # from one instruction of a warp to the next: half of what a dependent one waits
@@ -122,17 +123,18 @@ def _together(known: Evidence) -> Prediction:
 
 
 def _of_launch(known: Evidence, work: Work) -> Prediction:
-    memory = 1e6 * _memory(known, work, work.moved or Moved())
+    copies = bool(work.one.mix.kinds.keys() & {"async copy", "bulk copy"})
+    memory, alone = (1e6 * _memory(known, work, work.moved or Moved(), merged) for merged in (copies, False))
     units = {u: 1e6 * s * _tail(work) for u, s in work.seconds(known.ceilings.rates).items()}
     products = sum(us for unit, us in units.items() if unit in work.products)
     others = max((us for unit, us in units.items() if unit not in work.products), default=0.0)
     latency = 1e6 * _chain(work, work.moved or Moved())
     atomics = (work.moved.met if work.moved else 0.0) / work.one.gpu.clock_mhz  # one a clock
     start = START_US * (work.one.launch.times if work.one.launch else 1)
-    ahead = AHEAD if work.one.mix.kinds.keys() & {"async copy", "bulk copy"} else 1
+    ahead = AHEAD if copies else 1
     together = _overlapped(memory, _overlapped(products, others, work.resident), ahead * work.resident)
     low = start + (1 - MARGIN) * max(memory, products, others, latency, atomics)
-    high = start + (1 + MARGIN) * max(memory + sum(units.values()), latency, atomics)
+    high = start + (1 + MARGIN) * max(alone + sum(units.values()), latency, atomics)
     source = AUDITED if known.audited else CALCULATED
     terms = {"memory": Term(memory, source), "start": Term(start, COMPILED), "latency": Term(latency, COMPILED)}
     terms |= {"atomics": Term(atomics, source)} if atomics else {}
@@ -146,11 +148,16 @@ def _overlapped(a: float, b: float, blocks: float) -> float:
     return busy / (1 - (other / (busy + other)) ** max(1.0, blocks)) if other else busy
 
 
-def _memory(known: Evidence, work: Work, moved: Moved) -> float:
-    window = work.resident * work.one.gpu.sms / work.one.made.cluster * moved.distinct / work.programs
-    if window <= work.one.gpu.l2:  # what is asked for again is in the cache still
-        again = moved.repeated + work.spilled
-        return known.ceilings.memory_seconds(moved.read, moved.written) + again / known.ceilings.rates["l2"]
+def _memory(known: Evidence, work: Work, moved: Moved, merged: bool) -> float:
+    """`merged`: SMs that copy the same tiles at about the same time have them from one access of the L2, and each has
+    what its port takes."""
+    gpu = work.one.gpu
+    window = work.resident * gpu.sms / work.one.made.cluster * moved.distinct / work.programs
+    if window <= gpu.l2:  # what is asked for again is in the cache still
+        port = PORT * gpu.sms * gpu.clock_mhz * 1e6
+        rate = max(port, known.ceilings.rates["l2"]) if merged else known.ceilings.rates["l2"]
+        again = (moved.repeated + work.spilled) / rate
+        return known.ceilings.memory_seconds(moved.read, moved.written) + again
     return known.ceilings.memory_seconds(moved.read + moved.repeated + work.spilled, moved.written)
 
 
