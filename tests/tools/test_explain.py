@@ -269,6 +269,32 @@ def product(a, b):
     _product[(a.shape[0] // 128, b.shape[1] // 128)](a, b, c, b.shape[1], a.shape[1], 128, 128, 64, num_warps=8)
     return c
 
+def multiplied(x):
+    return doubled(x @ x)
+
+def sorted_after(x):
+    return torch.sort(doubled(x))[0]
+
+def by_rows(x):
+    y = torch.empty_like(x)
+    for row in range(x.shape[0]):
+        _each[(triton.cdiv(x.shape[1], 1024),)](x[row], x[row], y[row], x.shape[1], 1024)
+    return y
+
+@triton.jit
+def _sum(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(y_ptr, tl.sum(tl.load(x_ptr + offs)))
+
+def summed(x):
+    y = torch.zeros(1, device=x.device)
+    _sum[(x.numel() // 1024,)](x, y, 1024)
+    return y
+
+def too_high(x):
+    _each[(1, 2**17)](x, x, x, x.numel(), 1024)
+    return x
+
 def nothing(x):
     _each[(0,)](x, x, x, 0, 1024)
     return x
@@ -319,6 +345,66 @@ def test_a_tensor_that_is_given_twice_counts_once(written):
     found = written("doubled", "8388608:fp32")
     assert point(found, "better mathematics").verdict == PASS
     assert found.evidence.audited.moved.distinct == pytest.approx(2 * 2**25)
+
+
+def test_torchs_own_work_in_a_call_is_named_and_nothing_is_made_of_the_rest(written):
+    for name, operator in (("multiplied", "mm"), ("sorted_after", "sort")):
+        found = written(name, "1024x1024:fp32")
+        assert found.binding.what == "not known"
+        assert found.share is None
+        assert f"besides these launches: torch's {operator}" in found.prediction.lacks[0]
+        for unknown in ("memory- or compute-bound", "better mathematics"):
+            assert point(found, unknown).verdict == UNKNOWN
+
+
+def test_launches_on_parts_of_a_tensor_need_all_of_them(written):
+    found = written("by_rows", "8x262144:fp32")
+    assert found.evidence.least == pytest.approx(2 * 8 * 2**20)
+    assert point(found, "better mathematics").verdict == PASS
+
+
+def test_atomics_of_different_programs_are_not_one(written):
+    """As those of a warp on one address are."""
+    facts = point(written("summed", "1048576:fp32"), "privatisation").facts
+    assert "1.02e+03 atomics of warps on each address" in facts[-1].text
+
+
+def test_a_launch_that_a_gpu_refuses_has_no_time(written):
+    found = written("too_high", "4096:fp32")
+    assert found.binding.what == "nothing, as it cannot be launched"
+    assert "131072" in found.binding.why
+    assert found.prediction is None
+
+
+def test_what_torch_compile_leaves_to_a_library_is_not_charged_to_its_launches():
+    op = registry.load("linear")
+    case = op.bench[1].with_dtype("bfloat16")
+    found = diagnosed(of_op(op, op.kernels["compile"], case, H200, MEASURED))
+    assert found.binding.what == "not known"
+    assert found.share is None
+    assert found.failed == []
+
+
+def test_how_often_a_products_bytes_are_read_is_that_of_the_call():
+    op = registry.load("linear")
+    found = diagnosed(of_op(op, op.kernels["triton"], op.bench[1].with_dtype("bfloat16"), H200, MEASURED))
+    (launch,) = [one.launch for one in found.evidence.launches]
+    tiles = launch.programs**0.5  # square ones, of a square result
+    assert f"read {tiles:.0f} times" in point(found, "tiling and reuse").facts[0].text
+
+
+def test_small_tensors_count_together():
+    op = registry.load("adamw")
+    found = diagnosed(of_op(op, op.kernels["triton"], op.bench[0].with_dtype("bfloat16"), H200, MEASURED))
+    assert re.search(r"warps move 1\.\d+ B", point(found, "coalesced access").facts[-1].text)
+
+
+def test_what_is_read_by_several_launches_is_named():
+    op = registry.load("cumsum")
+    case = op.bench[0].with_dtype("bfloat16")
+    found = diagnosed(of_op(op, op.kernels["triton"], case, H200, MEASURED))
+    texts = [fact.text for fact in point(found, "better mathematics").facts]
+    assert "`x_ptr` is read by 2 launches" in texts
 
 
 def test_accesses_out_of_bounds_are_told_and_nothing_is_made_of_them(written):
