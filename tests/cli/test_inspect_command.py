@@ -127,6 +127,18 @@ def test_a_difference(inspect):
     done = inspect("relu", "--case", "N=4096", "--diff", "triton", "triton:num_warps=8")
     assert done.returncode == 0, done.stderr
     assert any(line.split() == ["num_warps", "4", "8"] for line in done.stdout.splitlines()), done.stdout
+    assert "relu, N=4096 bfloat16, h200: what differs" in done.stdout
+
+
+def test_a_kernel_of_the_operation_and_one_of_a_file_differ(inspect, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(KERNELS.read_text() + "relu = copy\n")
+    done = inspect("relu", file, "--case", "N=4096", "--diff", "triton", "mine.py", "--sass")
+    assert done.returncode == 0, done.stderr
+    assert any(line.split()[:1] == ["registers"] for line in done.stdout.splitlines()), done.stdout
+    assert "\n--- triton\n+++ mine.py\n" in done.stdout
+    done = inspect("relu", file, "--diff", "triton", "mine")
+    assert_one_line(done, 2, "relu has no kernel named 'mine'; did you mean 'mine.py'?")
 
 
 def test_mistakes_are_one_line(inspect, tmp_path):

@@ -352,7 +352,9 @@ def test_a_difference_of_configurations():
     other = Difference(first, Variant.parse("copy:BLOCK=256,num_warps=8").applied([first]))
     assert other.numbers["BLOCK"] == ("1024", "256")
     assert other.numbers["blocks an SM"] == (16, 8)
-    assert any(line.startswith("+") for line in other.code("ttgir"))
+    lines = other.code("ttgir", ("before", "after"))
+    assert lines[:2] == ["--- before", "+++ after"]
+    assert any(line.startswith("+ ") for line in lines[2:])
 
 
 def test_a_difference_of_languages_has_no_figures_that_one_has_not():

@@ -6,7 +6,7 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,12 +30,13 @@ from tilewright.cli.shared import (
     progress,
     say_next,
 )
-from tilewright.errors import FileMissing, NotAnOp, NothingLaunched
+from tilewright.errors import FileMissing, NotAnOp, NothingLaunched, UnknownKernel
 
 if TYPE_CHECKING:
     from tilewright.hardware import GPU
-    from tilewright.spec import Kernel, Op
+    from tilewright.spec import Case, Kernel, Op
     from tilewright.tools.inspect import Inspection, Refused
+    from tilewright.tools.inspect.difference import Difference
 
     Found = list[Inspection | Refused]
 
@@ -63,7 +64,9 @@ def inspect(
     sass: Annotated[bool, typer.Option("--sass", help="Machine code.")] = False,
     diff: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="A B", help="What changes between two kernels of OP, as triton triton:num_warps=8."),
+        typer.Option(
+            metavar="A B", help="What changes between two kernels of OP or of files, as triton triton:num_warps=8."
+        ),
     ] = None,
     everywhere: Annotated[
         bool, typer.Option("--everywhere", help="Instead: every Triton kernel, for a GPU of each architecture.")
@@ -200,13 +203,27 @@ class Chosen:
 
     def kernels(self, names: list[str] | None) -> list[Kernel]:
         """Those named, those of files, or all that are compiled."""
+        from tilewright import registry
+
+        picked = registry.pick(self.op, names or []) if names or not self.files else []
+        return [*(k for k in picked if names or k.language in ("triton", "cuda")), *self._mine()]
+
+    def pair(self, names: Sequence[str]) -> list[Kernel]:
+        """The two of these names, of the operation or of files."""
+        from tilewright import registry
+
+        known = registry.named(self.op) | {kernel.name: kernel for kernel in self._mine()}
+        for name in names:
+            if name not in known:
+                raise UnknownKernel(self.op.name, name, known)
+        return [known[name] for name in names]
+
+    def _mine(self) -> list[Kernel]:
         from tilewright import hardware, registry
         from tilewright.tools.inspect.stand_in import standing_in
 
-        picked = registry.pick(self.op, names or []) if names or not self.files else []
         with standing_in(hardware.datasheet("h200")):  # a file may ask for a GPU when it is read
-            mine = [registry.load_file(path, self.op) for path in self.files]
-        return [*(k for k in picked if names or k.language in ("triton", "cuda")), *mine]
+            return [registry.load_file(path, self.op) for path in self.files]
 
     def inspected(self, kernel: Kernel, gpu: GPU) -> Found:
         """On the cases asked for, or on the first of the op's own that the kernel takes."""
@@ -243,15 +260,27 @@ def _of_cuda_file(path: Path, gpu: GPU, threads: int, shared: int) -> Found:
 
 def _show_difference(chosen: Chosen, gpu: GPU, names: tuple[str, str], forms: list[str], as_json: bool) -> None:
     from tilewright.report import inspection as report
+
+    with contextlib.redirect_stdout(sys.stderr):  # what a launcher prints is not ours to say
+        case, found = _compared(chosen, gpu, names)
+    if as_json:
+        on = {"gpu": gpu.name, "case": dict(case.point), "dtype": case.dtype}
+        print(json.dumps({**on, "a": names[0], "b": names[1], **found.as_json()}))
+    else:
+        title = f"{chosen.op.name}, {case} {case.dtype}, {gpu.name}"
+        console().print(report.difference(found, title, names, forms))
+
+
+def _compared(chosen: Chosen, gpu: GPU, names: tuple[str, str]) -> tuple[Case, Difference]:
+    """On the first case that both kernels take."""
+    from tilewright.tools.inspect import inspect_kernel
     from tilewright.tools.inspect.difference import Difference, Variant
 
-    sides = []
-    for name in names:
-        variant = Variant.parse(name)
-        (kernel,) = chosen.kernels([variant.kernel])
-        sides.append(variant.applied(chosen.inspected(kernel, gpu)))
-    found = Difference(*sides)
-    if as_json:
-        print(json.dumps({"gpu": gpu.name, "a": names[0], "b": names[1], **found.as_json()}))
-    else:
-        console().print(report.difference(found, names, gpu, forms))
+    variants = [Variant.parse(name) for name in names]
+    kernels = chosen.pair([variant.kernel for variant in variants])
+    for case in chosen.cases or chosen.defaults:
+        sides = [list(inspect_kernel(chosen.op, one, case, gpu, chosen.directions)) for one in kernels]
+        if all(sides):
+            a, b = (variant.applied(side) for variant, side in zip(variants, sides, strict=True))
+            return case, Difference(a, b)
+    raise NothingLaunched(f"{names[0]} or {names[1]}")

@@ -19,7 +19,6 @@ from tilewright.tools.inspect.instructions import MOVES
 from tilewright.tools.inspect.listing import Place, listing
 
 if TYPE_CHECKING:
-    from tilewright.hardware import GPU
     from tilewright.tools.inspect.difference import Difference
 
 BAD = "bold red"
@@ -183,9 +182,9 @@ def _coloured(text: str) -> Text:
     return shown
 
 
-def difference(found: Difference, names: tuple[str, str], gpu: GPU, forms: Sequence[str]) -> Group:
+def difference(found: Difference, title: str, names: tuple[str, str], forms: Sequence[str]) -> Group:
     """What is not the same, by name; of the code, where asked for, the lines."""
-    table = Table(title=Text(f"{gpu.name}: what differs", "bold"), title_justify="left", box=None, pad_edge=False)
+    table = Table(title=Text(f"{title}: what differs", "bold"), title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     for name in names:
         table.add_column(name, justify="right")
@@ -195,5 +194,5 @@ def difference(found: Difference, names: tuple[str, str], gpu: GPU, forms: Seque
             change = f"{b - a:+d}" if isinstance(a, int) and isinstance(b, int) else ""
             table.add_row(name, *("" if side is None else str(side) for side in (a, b)), change)
     colours = {"+": "green", "-": "red", "@": "dim"}
-    lines = [Text(line, colours.get(line[:1], "")) for form in forms for line in found.code(form)]
-    return Group(table if table.row_count else Text("Nothing differs."), *lines)
+    lines = [Text(line, colours.get(line[:1], "")) for form in forms for line in found.code(form, names)]
+    return Group(table if table.row_count else Text(f"{title}: nothing differs."), *lines)
