@@ -259,10 +259,17 @@ class NewerRecords(TilewrightError):
 
 
 class NoTimings(TilewrightError):
-    def __init__(self, path: object, without: str = ""):
-        """`without`: what can be had without them."""
-        write = f"write some with: tilewright bench OP --record {path}"
-        super().__init__(f"{path} holds no timings; {write}{f'; {without}' if without else ''}")
+    def __init__(self, path: object):
+        super().__init__(f"{path} holds no timings; write some with: tilewright bench OP --record {path}")
+
+
+class NothingToPredict(TilewrightError):
+    def __init__(self, gpu: str, op: str | None, kernels: Iterable[str]):
+        call = " ".join([op or "OP", *(f"-k {kernel}" for kernel in kernels)])
+        super().__init__(
+            f"no timing of {call if op else 'any operation'} on {gpu} is on record; write some with: tilewright bench "
+            f"{call} --record results/{gpu}/{op or 'OP'}.jsonl; tilewright explain {call} --gpu {gpu} predicts a call"
+        )
 
 
 class NothingInCommon(TilewrightError):

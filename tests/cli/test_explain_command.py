@@ -94,7 +94,8 @@ def test_mistakes_are_one_line(explain, tmp_path):
     assert_one_line(explain("relu", "--direction", "both"), 2, "neither of forward and backward")
     assert_one_line(explain("relu", "--record", tmp_path / "x"), 2, "--record is for --predict")
     assert_one_line(explain(), 2, "name an operation or a file")
-    assert_one_line(explain("--predict", "--gpu", "a100"), 2, "holds no timings")
+    assert_one_line(explain("--predict", "--gpu", "a100"), 2, "no timing of any operation on a100-80gb is on record")
+    assert_one_line(explain("transpose", "--predict"), 2, "no timing of transpose on h200", "bench transpose --record")
     assert_one_line(explain("relo", "--predict"), 2, "did you mean 'relu'?")
 
 

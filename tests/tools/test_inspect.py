@@ -14,7 +14,7 @@ import torch
 from triton.compiler import ASTSource
 
 from tilewright import registry, source
-from tilewright.errors import NoSuchCode
+from tilewright.errors import FileBroken, NoSuchCode
 from tilewright.hardware import datasheet
 from tilewright.spec import Cost
 from tilewright.tools.inspect import Inspection, Refused, Work, inspect_cuda_file, inspect_kernel, inspect_launch
@@ -398,3 +398,15 @@ def test_a_cuda_file(tmp_path, monkeypatch):
     assert refused.error.line == 2
     (refused,) = inspect_cuda_file(file, datasheet("mi300x"), 512, 0)
     assert "NVIDIA" in str(refused.error)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_a_cuda_file_of_any_bytes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    file = tmp_path / "bytes.cu"
+    file.write_bytes(b"__global__ void f(float* x) {\n  // \xe9\n  x[0] = \xe9;\n}\n")
+    (refused,) = inspect_cuda_file(file, datasheet("h200"), 512, 0)
+    assert refused.error.line == 3
+    file.write_bytes(bytes(range(256)))
+    with pytest.raises(FileBroken, match="it is not text"):
+        list(inspect_cuda_file(file, datasheet("h200"), 512, 0))

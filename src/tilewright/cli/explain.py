@@ -29,7 +29,7 @@ from tilewright.cli.shared import (
     recorded,
     say_next,
 )
-from tilewright.errors import CompilerRefused, FileMissing, NothingLaunched, NoTimings, UnknownKernel, UnknownOp
+from tilewright.errors import CompilerRefused, FileMissing, NothingLaunched, NothingToPredict, UnknownKernel, UnknownOp
 
 if TYPE_CHECKING:
     from tilewright.hardware import GPU
@@ -183,7 +183,7 @@ def _predict(
             raise UnknownKernel(target, name, source.kernels(target))
     timings = predictable(records, gpu, [target] if target else [*source.op_files()], kernels)
     if not timings:
-        raise NoTimings(f"results/{gpu.name}", f"tilewright explain {target or 'OP'} --gpu {gpu.name} predicts a call")
+        raise NothingToPredict(gpu.name, target, kernels)
     found, skipped = [], []
     with progress("predicting", len(timings)) as advance:
         for timing in timings:

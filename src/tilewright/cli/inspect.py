@@ -65,7 +65,7 @@ def inspect(
     diff: Annotated[
         tuple[str, str] | None,
         typer.Option(
-            metavar="A B", help="What changes between two kernels of OP or of files, as triton triton:num_warps=8."
+            metavar="A B", help="What changes between two kernels, as triton triton:num_warps=8 or triton mine.py."
         ),
     ] = None,
     everywhere: Annotated[

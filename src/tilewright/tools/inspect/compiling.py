@@ -25,7 +25,7 @@ from triton.compiler.errors import CompilationError
 from triton.experimental.gluon._runtime import GluonASTSource
 
 import tilewright
-from tilewright.errors import CompilerRefused, MissingTool, TilewrightError, first_line
+from tilewright.errors import CompilerRefused, FileBroken, MissingTool, TilewrightError, first_line
 from tilewright.ops._cuda import _compiler_version
 from tilewright.tools.inspect.code import CudaCode, TritonCode
 from tilewright.tools.inspect.kept import kept
@@ -145,6 +145,8 @@ def _ptx_by_nvrtc(code: CudaCode) -> bytes:
 
 def cuda_file(path: Path, arch: str, threads: int, shared: int) -> list[Compiled]:
     """Every kernel of a `.cu` file, compiled by nvcc as if launched with so many threads and bytes."""
+    if b"\0" in path.read_bytes():
+        raise FileBroken(path, None, "it is not text, as it holds null bytes")
     question = repr(([*_with_includes(path)], str(path.resolve()), arch, _nvcc_version())).encode()
     ptx = kept(question, "ptx", lambda: _by_nvcc(path, arch, "ptx"))
     binary = kept(question, "cubin", lambda: _by_nvcc(path, arch, "cubin", ptx))
@@ -158,7 +160,7 @@ def _with_includes(path: Path) -> Iterator[bytes]:
     text = path.read_bytes()
     yield text
     for name in re.findall(rb'^\s*#\s*include\s+"([^"]+)"', text, re.M):
-        included = path.parent / name.decode()
+        included = path.parent / os.fsdecode(name)
         if included.is_file() and included.resolve() != path.resolve():
             yield from _with_includes(included)
 
@@ -178,7 +180,7 @@ def _by_nvcc(path: Path, arch: str, form: str, ptx: bytes | None = None) -> byte
             given = Path(folder) / "given.ptx"
             given.write_bytes(ptx)
         command = ["nvcc", f"-{form}", "-lineinfo", "-std=c++17", f"-arch={arch}", "-o", str(made), str(given)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             found = DIAGNOSTIC.search(done.stderr)
             what = found["what"] if found else done.stderr.strip().partition("\n")[0]
