@@ -99,6 +99,30 @@ def test_a_cuda_file_has_no_code_of_triton(inspect, tmp_path):
     assert_one_line(inspect(file), 2, "compiles to no kernel; mark one with __global__")
 
 
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_a_kernel_of_a_cuda_file_by_its_name(inspect, tmp_path):
+    file = tmp_path / "some.cu"
+    file.write_text(
+        "namespace { __global__ void first(float* x) { x[0] = 1; } }\n"
+        "__global__ void second(float* x) { x[0] = 1; }\n"
+        "template <class T> __global__ void third(T* x) { x[0] = 1; }\n"
+        "template __global__ void third<float>(float*);\n"
+        "template __global__ void third<int>(int*);\n"
+        "void use() { first<<<1, 1>>>(nullptr); }\n"
+    )
+
+    def names(*args):
+        return [json.loads(line)["kernel"] for line in inspect(file, *args, "--json").stdout.splitlines()]
+
+    assert names() == ["(anonymous namespace)::first", "second", "third<float>", "third<int>"]
+    assert names("-f", "first") == ["(anonymous namespace)::first"]
+    assert names("-f", "second") == ["second"]
+    assert names("-f", "third") == ["third<float>", "third<int>"]
+    assert names("-f", "third<int>") == ["third<int>"]
+    assert_one_line(inspect(file, "-f", "secnd"), 2, "some.cu has no function named 'secnd'; did you mean 'second'?")
+    assert_one_line(inspect(file, "-f", "second", "--ttgir"), 2, "second has no ttgir; it has ptx, sass")
+
+
 def test_a_file_cannot_end_the_process(inspect, tmp_path):
     file = tmp_path / "leaves.py"
     file.write_text("import os\ndef f():\n    os._exit(0)\n")
@@ -145,14 +169,48 @@ def test_mistakes_are_one_line(inspect, tmp_path):
     assert_one_line(inspect("relu", "--gpu", "h200,h20"), 2, "did you mean 'h200'?")
     assert_one_line(inspect(KERNELS, "-f", "of_values", "-i", "9x9"), 2, "of_values fails before it launches")
     assert_one_line(inspect(tmp_path / "no.cu"), 2, "no file at")
-    assert_one_line(inspect("relu", "-k", "eager"), 2, "no Triton or CUDA C++ kernel was launched")
+    assert_one_line(inspect("relu", "-k", "triton", "-k", "eager"), 2, "eager of relu is torch's own")
+    assert_one_line(inspect("add", "-k", "numba"), 2, "numba of add is compiled by numba")
+    assert_one_line(inspect("relu", "-k", "compile-max"), 2, "found by a search on the GPU")
+    assert_one_line(inspect("argmax", "--direction", "backward"), 2, "argmax has no gradient")
     assert_one_line(inspect("relu", "--diff", "triton", "triton:BLOK=8"), 2, "did you mean 'BLOCK")
     assert_one_line(inspect(KERNELS, "-k", "triton"), 2, "for an OP")
     assert_one_line(inspect("relu", "--direction", "up"), 2, "none of forward, backward, both")
     assert_one_line(inspect(KERNELS, "-f", "copy"), 2, "copy(x) cannot be called", "'x'", "with --input")
-    assert_one_line(inspect(tmp_path), 2, "neither an operation nor a .py or .cu file")
+    assert_one_line(inspect(tmp_path, "-i", "8:fp32"), 2, "is a directory; name a .py or .cu file in it")
+    (tmp_path / "x.ptx").touch()
+    assert_one_line(inspect(tmp_path / "x.ptx"), 2, "neither an operation nor a .py or .cu file")
     assert_one_line(inspect("relu", "--gpu", "sm_90a"), 2, "GPUs of this architecture are: h100-sxm, h100-pcie, h200")
     assert_one_line(inspect("relu", "--gpu", "GFX942"), 2, "GPUs of this architecture are: mi300x")
+
+
+def test_a_file_that_launches_nothing_is_told_of_its_own_options(inspect, tmp_path):
+    file = tmp_path / "plain.py"
+    file.write_text("def launch(x):\n    return x + 1\n")
+    assert_one_line(inspect(file, "-i", "64:fp32"), 2, "launched; try another --function or --input")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("relu", "--threads", "256"), "--threads: for a .cu FILE"),
+        ((KERNELS, "-f", "copy", "-i", "64:fp32", "--shared", "1"), "--shared: for a .cu FILE"),
+        ((KERNELS, "-f", "copy", "-i", "64:fp32", "--direction", "backward"), "--direction: for an OP; a .py FILE has"),
+        (("x.cu", "-i", "64:fp32"), "--input: for a .py FILE"),
+        (("x.cu", "-k", "one"), "--kernel: for an OP; a .cu FILE has --function"),
+        ((*SMALL, "--json", "--sass"), "--sass: not with --json"),
+        ((*SMALL, "--diff", "triton", "cuda"), "--kernel: not with --diff"),
+        (("relu", "-c", "N=64", "-c", "N=128", "--diff", "triton", "cuda"), "--diff is of one call"),
+        (("--everywhere", "--gpu", "h200", "--sass"), "--gpu, --sass: not with --everywhere"),
+    ],
+)
+def test_what_would_not_be_heeded_is_refused(inspect, args, words):
+    assert_one_line(inspect(*args), 2, words)
+
+
+def test_a_gpu_named_twice_is_shown_once(inspect):
+    done = inspect(*SMALL, "--gpu", "h200,H200", "--json")
+    assert len(done.stdout.splitlines()) == 1, done.stderr
 
 
 def test_every_kernel_everywhere_is_recorded(inspect, monkeypatch, tmp_path):

@@ -150,10 +150,19 @@ def cuda_file(path: Path, arch: str, threads: int, shared: int) -> list[Compiled
     question = repr(([*_with_includes(path)], str(path.resolve()), arch, _nvcc_version())).encode()
     ptx = kept(question, "ptx", lambda: _by_nvcc(path, arch, "ptx"))
     binary = kept(question, "cubin", lambda: _by_nvcc(path, arch, "cubin", ptx))
-    names = re.findall(rb"\0\.text\.(\w+)", binary)
-    return [
-        Compiled(n.decode(), binary, arch, threads, shared, texts={"ptx": ptx.decode()}) for n in dict.fromkeys(names)
-    ]
+    text = ptx.decode()
+    return [Compiled(name, binary, arch, threads, shared, texts={"ptx": text}) for name in _kernels_of(text)]
+
+
+def _kernels_of(ptx: str) -> list[str]:
+    """As they follow each other in the source: each begins with its first line there."""
+    _, *parts = re.split(r"^(?:\.visible |\.weak )?\.entry ", ptx, flags=re.M)
+
+    def place(part: str) -> tuple[int, ...]:
+        found = re.search(r"^\s*\.loc\s+(\d+)\s+(\d+)", part, re.M)
+        return tuple(map(int, found.groups())) if found else ()
+
+    return [part.partition("(")[0].strip() for part in sorted(parts, key=place)]
 
 
 def _with_includes(path: Path) -> Iterator[bytes]:
@@ -169,7 +178,7 @@ def readable(symbol: str) -> str:
     """A C++ name as it was written, where there is a tool that knows."""
     if not symbol.startswith("_Z") or not (tool := shutil.which("cu++filt") or shutil.which("c++filt")):
         return symbol
-    return subprocess.run([tool, symbol], capture_output=True, text=True, check=False).stdout.partition("(")[0].strip()
+    return subprocess.run([tool, "-p", symbol], capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _by_nvcc(path: Path, arch: str, form: str, ptx: bytes | None = None) -> bytes:
