@@ -75,6 +75,11 @@ def test_predictions_beside_timings_are_recorded(explain, tmp_path):
     assert json.loads(done.stdout)["predicted_us"] == one["predicted_us"]
 
 
+def test_what_is_known_of_a_launch_is_said(explain):
+    done = explain("softmax", "-k", "cuda", "-c", "M=64,N=256", "--gpu", "mi300x")
+    assert ": CUDA C++ does not run on mi300x; this is what a call launches there instead." in done.stdout
+
+
 def test_what_does_not_compile_is_told(explain):
     done = explain(KERNELS, "-f", "for_nvidia", "-i", "128:fp32", "--gpu", "mi300x")
     assert done.returncode == 1, done.stderr

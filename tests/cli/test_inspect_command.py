@@ -66,6 +66,14 @@ def test_other_gpus_go_on_where_one_compiler_refuses(inspect):
     assert "_from_hopper_on  h200" in done.stdout
 
 
+def test_what_runs_instead_of_cuda_is_said(inspect):
+    done = inspect("softmax", "-k", "cuda", "--gpu", "mi300x")
+    assert done.returncode == 0, done.stderr
+    assert "CUDA C++ does not run on mi300x; this is what a call launches there instead." in done.stdout
+    assert "does not run" not in inspect("softmax", "-k", "cuda", "--gpu", "h200").stdout
+    assert "does not compile for gfx942: CUDA C++ is NVIDIA's" in inspect("add", "-k", "cuda", "--gpu", "mi300x").stdout
+
+
 def test_a_stack_is_shown_where_there_is_one(inspect):
     def columns(name):
         done = inspect(KERNELS, "-f", name, "-i", "1024:fp32")

@@ -13,7 +13,7 @@ from tilewright.errors import CompilerRefused, NoCudaKernel
 from tilewright.hardware import GPU, MOST_BLOCKS
 from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.tools.inspect.banks import SharedAccess, shared_memory
-from tilewright.tools.inspect.compiling import Compiled, compiled, cuda_file, readable
+from tilewright.tools.inspect.compiling import NVIDIAS, Compiled, compiled, cuda_file, readable
 from tilewright.tools.inspect.instructions import Mix, mix
 from tilewright.tools.inspect.launches import Launch, of_kernel
 from tilewright.tools.inspect.occupancy import MOST_THREADS, Occupancy, occupancy
@@ -195,7 +195,7 @@ def inspect_cuda_file(path: Path, gpu: GPU, threads: int, shared: int) -> Iterat
     title = f"{path.name}, {threads} threads a block"
     try:
         if gpu.is_amd:
-            raise CompilerRefused(path, None, "CUDA C++ is NVIDIA's", gpu.arch)
+            raise CompilerRefused(path, None, NVIDIAS, gpu.arch)
         made = cuda_file(path, gpu.arch, threads, shared)
         if not made:
             raise NoCudaKernel(path)

@@ -38,6 +38,8 @@ PTXAS_DIAGNOSTIC = re.compile(r"^ptxas (?P<file>\S+), line (?P<line>\d+); error\
 # LLVM's has no place. An instruction that its assembler does not know is on the next line.
 LLVM_DIAGNOSTIC = re.compile(r"^(?:LLVM ERROR|error): (?P<what>.+)(?:\n\s+(?P<code>\S.*)\n\s*\^)?", re.M)
 
+NVIDIAS = "CUDA C++ is NVIDIA's"
+
 
 @dataclass(frozen=True)
 class Compiled:
@@ -117,6 +119,8 @@ def _key_by_place(source: Any, file: str) -> None:
 
 
 def _by_nvrtc(code: CudaCode) -> Compiled:
+    if code.arch.startswith("gfx"):
+        raise CompilerRefused(code.file, None, NVIDIAS, code.arch)
     binary, symbols = code.source.cubin(code.arch, (code.instance,))
     identity = [*_with_includes(Path(code.file))], code.file, code.instance, code.arch, _compiler_version()
     texts = {"ptx": kept(repr(identity).encode(), "ptx", lambda: _ptx_by_nvrtc(code)).decode()}

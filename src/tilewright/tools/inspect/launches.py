@@ -82,7 +82,15 @@ def of_kernel(
                 results = flat(outputs)
                 backward(results, [leaves[n] for n in needs], [torch.empty_like(o) for o in results if _is_float(o)])
     behind = [] if split is None else [replace(launch, direction="backward") for launch in found[split:]]
-    return _counted([*(found[:split] if "forward" in directions else []), *behind])
+    known = _counted([*(found[:split] if "forward" in directions else []), *behind])
+    return [*map(_instead_of_cuda, known)] if kernel.language == "cuda" and gpu.is_amd else known
+
+
+def _instead_of_cuda(launch: Launch) -> Launch:
+    if isinstance(launch.code, CudaCode):
+        return launch
+    note = f"CUDA C++ does not run on {launch.gpu.name}; this is what a call launches there instead"
+    return replace(launch, note=f"{note}; {launch.note}" if launch.note else note)
 
 
 def _generated(op: Op, case: Case, gpu: GPU) -> list[Launch]:
