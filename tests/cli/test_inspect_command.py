@@ -54,6 +54,20 @@ def test_a_table_and_code_beside_its_source(inspect):
     assert any("│" in line and "tl.load(" in line.rpartition("│")[2] for line in done.stdout.splitlines())
 
 
+def words_of(done):
+    return " ".join(done.stdout.split())
+
+
+def test_the_least_work_is_said_or_why_it_is_not(inspect):
+    said = words_of(inspect("softmax", "-k", "triton"))
+    assert "8.2 KB and 10.2 K operations a program; 0.25 operations a byte" in said
+    said = words_of(inspect("sum", "-k", "triton"))
+    assert said.count("The call on h200: at least 536.9 MB and 268.4 M operations, of which the share") == 1
+    assert "The backward call on h200" in words_of(inspect("linear", "-k", "triton", "--direction", "backward"))
+    assert "and no operations a program; memory binds." in words_of(inspect("transpose", "-k", "triton"))
+    assert "a file does not say what it computes" in words_of(inspect(KERNELS, "-f", "copy", "-i", "64:fp32"))
+
+
 def test_other_gpus_go_on_where_one_compiler_refuses(inspect):
     done = inspect(KERNELS, "-f", "for_nvidia", "-i", "128:fp32", "--gpu", "mi300x,h200")
     assert done.returncode == 1, done.stderr

@@ -336,13 +336,25 @@ def test_no_work_is_shared_out_among_no_programs():
     kernel = replace(op.kernels["triton"], fn=lambda x: registry.launcher(FILE, "copy_on_grid")(x, 0))
     (found,) = inspect_kernel(op, kernel, op.bench[0].with_dtype("float32"), datasheet("h200"))
     assert found.launch.programs == 0
-    assert found.work is None
+    assert found.work.bytes_each is None
 
 
 def test_work_is_held_against_the_ridge():
     work = Work(Cost(read=600, written=400, flops={"fp32": 5000.0, "special": 10.0}), datasheet("h200"), 10)
     assert (work.unit, work.intensity, work.bytes_each, work.flops_each) == ("fp32", 5.0, 100, 501)
     assert work.ridge == pytest.approx(66.9e12 / 4.8e12)
+
+
+def test_what_several_launches_share_is_of_the_call():
+    op = registry.load("sum")
+    found = [*inspect_kernel(op, op.kernels["triton"], op.bench[0].with_dtype("float32"), datasheet("h200"))]
+    assert len(found) > 1
+    for one in found:
+        assert (one.work.bytes_each, one.work.flops_each) == (None, None)
+        said = one.as_json()["work"]
+        assert said["bytes"] == one.work.cost.bytes
+        assert said["flops"] > 0
+        assert said["intensity"] < said["ridge"]
 
 
 def test_a_difference_of_configurations():

@@ -82,8 +82,8 @@ def refuse(ctx: typer.Context, unheeded: Collection[str], why: str) -> None:
     """Parameters that were given, and would change nothing."""
     given = [p for p in ctx.command.params if p.name in unheeded and _is_given(ctx, p.name)]
     if given:
-        names = ", ".join(p.opts[0] if p.param_type_name == "option" else p.metavar.strip("[].") for p in given)
-        raise typer.BadParameter(f"{names}: {why}.")
+        names = (p.opts[0] if p.param_type_name == "option" else (p.metavar or "").strip("[].") for p in given)
+        raise typer.BadParameter(f"{', '.join(names)}: {why}.")
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:
