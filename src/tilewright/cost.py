@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 BANDWIDTHS = ("copy", "read", "write", "l2")  # ceilings in bytes; all others are in operations
@@ -50,8 +50,16 @@ class Cost:
 
 def size(count: float) -> str:
     """Bytes as a reader takes them in."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
+    return _scaled(count, ("B", "KB", "MB", "GB"))
+
+
+def amount(count: float) -> str:
+    """Of operations, likewise."""
+    return _scaled(count, ("", "K", "M", "G", "T"))
+
+
+def _scaled(count: float, units: Sequence[str]) -> str:
+    power = 0
+    while count >= 1000 and power < len(units) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:.{1 if power else 0}f} {units[power]}".rstrip()

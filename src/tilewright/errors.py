@@ -32,6 +32,11 @@ class UnknownKernel(TilewrightError):
         super().__init__(f"{op} has no kernel named '{name}'; {_nearest(name, known)}")
 
 
+class ADirectory(TilewrightError):
+    def __init__(self, path: object):
+        super().__init__(f"'{path}' is a directory; name a .py or .cu file in it, or an operation")
+
+
 class NotAnOp(TilewrightError):
     def __init__(self, path: object):
         super().__init__(f"'{path}' is neither an operation nor a .py or .cu file; name one of these")
@@ -183,10 +188,19 @@ class NothingAudited(TilewrightError):
 
 
 class NothingLaunched(TilewrightError):
-    def __init__(self, target: str):
-        super().__init__(
-            f"{target}: no Triton or CUDA C++ kernel was launched; try another --case, --kernel or --function"
-        )
+    def __init__(self, target: str, *, is_file: bool = False):
+        others = "--function or --input" if is_file else "--case, --dtype or --kernel"
+        super().__init__(f"{target}: no Triton or CUDA C++ kernel was launched; try another {others}")
+
+
+class NotCompiled(TilewrightError):
+    def __init__(self, op: str, kernel: str, whose: str):
+        super().__init__(f"{kernel} of {op} is {whose}; name a kernel in Triton or CUDA C++ with --kernel, or a file")
+
+
+class NoGradient(TilewrightError):
+    def __init__(self, op: str):
+        super().__init__(f"{op} has no gradient, so nothing runs backward; leave out --direction")
 
 
 class NoCudaKernel(TilewrightError):
@@ -259,10 +273,17 @@ class NewerRecords(TilewrightError):
 
 
 class NoTimings(TilewrightError):
-    def __init__(self, path: object, without: str = ""):
-        """`without`: what can be had without them."""
-        write = f"write some with: tilewright bench OP --record {path}"
-        super().__init__(f"{path} holds no timings; {write}{f'; {without}' if without else ''}")
+    def __init__(self, path: object):
+        super().__init__(f"{path} holds no timings; write some with: tilewright bench OP --record {path}")
+
+
+class NothingToPredict(TilewrightError):
+    def __init__(self, gpu: str, op: str | None, kernels: Iterable[str]):
+        call = " ".join([op or "OP", *(f"-k {kernel}" for kernel in kernels)])
+        super().__init__(
+            f"no timing of {call if op else 'any operation'} on {gpu} is on record; write some with: tilewright bench "
+            f"{call} --record results/{gpu}/{op or 'OP'}.jsonl; tilewright explain {call} --gpu {gpu} predicts a call"
+        )
 
 
 class NothingInCommon(TilewrightError):

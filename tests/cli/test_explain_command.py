@@ -1,6 +1,7 @@
 """`tilewright explain` as a user types it."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,6 +75,11 @@ def test_predictions_beside_timings_are_recorded(explain, tmp_path):
     assert json.loads(done.stdout)["predicted_us"] == one["predicted_us"]
 
 
+def test_what_is_known_of_a_launch_is_said(explain):
+    done = explain("softmax", "-k", "cuda", "-c", "M=64,N=256", "--gpu", "mi300x")
+    assert ": CUDA C++ does not run on mi300x; this is what a call launches there instead." in done.stdout
+
+
 def test_what_does_not_compile_is_told(explain):
     done = explain(KERNELS, "-f", "for_nvidia", "-i", "128:fp32", "--gpu", "mi300x")
     assert done.returncode == 1, done.stderr
@@ -84,7 +90,13 @@ def test_what_does_not_compile_is_told(explain):
 def test_mistakes_are_one_line(explain, tmp_path):
     assert_one_line(explain("relu", "--gpu", "h20"), 2, "did you mean 'h200'?")
     assert_one_line(explain("relo"), 2, "did you mean 'relu'?")
-    assert_one_line(explain("relu", "-k", "eager"), 2, "no Triton or CUDA C++ kernel was launched")
+    assert_one_line(explain("relu", "-k", "eager"), 2, "eager of relu is torch's own")
+    assert_one_line(explain("relu", "--gpu", "h200,a100"), 2, "explain is of one GPU at a time")
+    assert_one_line(explain("relu", "--threads", "64"), 2, "--threads: for a .cu FILE")
+    assert_one_line(explain("argmax", "--direction", "backward"), 2, "argmax has no gradient")
+    assert_one_line(explain(tmp_path), 2, "is a directory")
+    (tmp_path / "plain.py").write_text("def launch(x):\n    return x + 1\n")
+    assert_one_line(explain(tmp_path / "plain.py", "-i", "64:fp32"), 2, "try another --function or --input")
     assert_one_line(explain(KERNELS, "-f", "of_values", "-i", "9x9"), 2, "of_values fails before it launches")
     assert_one_line(explain(tmp_path / "no.cu"), 2, "no file at")
     assert_one_line(explain(tmp_path / "no.py"), 2, "no file at")
@@ -92,10 +104,20 @@ def test_mistakes_are_one_line(explain, tmp_path):
     assert_one_line(explain(FLAW, "-k", "triton"), 2, "for an OP")
     assert_one_line(explain("relu", "-i", "8x8"), 2, "for a FILE")
     assert_one_line(explain("relu", "--direction", "both"), 2, "neither of forward and backward")
-    assert_one_line(explain("relu", "--record", tmp_path / "x"), 2, "--record is for --predict")
+    assert_one_line(explain("relu", "--record", tmp_path / "x"), 2, "--record: for --predict")
     assert_one_line(explain(), 2, "name an operation or a file")
-    assert_one_line(explain("--predict", "--gpu", "a100"), 2, "holds no timings")
+    assert_one_line(explain("--predict", "--gpu", "a100"), 2, "no timing of any operation on a100-80gb is on record")
+    assert_one_line(explain("transpose", "--predict"), 2, "no timing of transpose on h200", "bench transpose --record")
     assert_one_line(explain("relo", "--predict"), 2, "did you mean 'relu'?")
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_a_kernel_of_a_cuda_file_by_its_name(explain, tmp_path):
+    file = tmp_path / "two.cu"
+    file.write_text("__global__ void a(float* x) { x[0] = 1; }\n__global__ void b(float* x) { x[0] = 1; }\n")
+    titles = [line for line in explain(file).stdout.splitlines() if line.startswith("two.cu")]
+    assert titles == ["two.cu, a, h200", "two.cu, b, h200"]
+    assert "two.cu, a" not in explain(file, "-f", "b").stdout
 
 
 def test_predictions_are_of_recorded_calls_alone(explain):

@@ -54,6 +54,20 @@ def test_a_table_and_code_beside_its_source(inspect):
     assert any("│" in line and "tl.load(" in line.rpartition("│")[2] for line in done.stdout.splitlines())
 
 
+def words_of(done):
+    return " ".join(done.stdout.split())
+
+
+def test_the_least_work_is_said_or_why_it_is_not(inspect):
+    said = words_of(inspect("softmax", "-k", "triton"))
+    assert "8.2 KB and 10.2 K operations a program; 0.25 operations a byte" in said
+    said = words_of(inspect("sum", "-k", "triton"))
+    assert said.count("The call on h200: at least 536.9 MB and 268.4 M operations, of which the share") == 1
+    assert "The backward call on h200" in words_of(inspect("linear", "-k", "triton", "--direction", "backward"))
+    assert "and no operations a program; memory binds." in words_of(inspect("transpose", "-k", "triton"))
+    assert "a file does not say what it computes" in words_of(inspect(KERNELS, "-f", "copy", "-i", "64:fp32"))
+
+
 def test_other_gpus_go_on_where_one_compiler_refuses(inspect):
     done = inspect(KERNELS, "-f", "for_nvidia", "-i", "128:fp32", "--gpu", "mi300x,h200")
     assert done.returncode == 1, done.stderr
@@ -64,6 +78,14 @@ def test_other_gpus_go_on_where_one_compiler_refuses(inspect):
     assert done.returncode == 1, done.stderr
     assert "does not compile for sm_80: Cannot select" in done.stdout
     assert "_from_hopper_on  h200" in done.stdout
+
+
+def test_what_runs_instead_of_cuda_is_said(inspect):
+    done = inspect("softmax", "-k", "cuda", "--gpu", "mi300x")
+    assert done.returncode == 0, done.stderr
+    assert "CUDA C++ does not run on mi300x; this is what a call launches there instead." in done.stdout
+    assert "does not run" not in inspect("softmax", "-k", "cuda", "--gpu", "h200").stdout
+    assert "does not compile for gfx942: CUDA C++ is NVIDIA's" in inspect("add", "-k", "cuda", "--gpu", "mi300x").stdout
 
 
 def test_a_stack_is_shown_where_there_is_one(inspect):
@@ -99,6 +121,30 @@ def test_a_cuda_file_has_no_code_of_triton(inspect, tmp_path):
     assert_one_line(inspect(file), 2, "compiles to no kernel; mark one with __global__")
 
 
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_a_kernel_of_a_cuda_file_by_its_name(inspect, tmp_path):
+    file = tmp_path / "some.cu"
+    file.write_text(
+        "namespace { __global__ void first(float* x) { x[0] = 1; } }\n"
+        "__global__ void second(float* x) { x[0] = 1; }\n"
+        "template <class T> __global__ void third(T* x) { x[0] = 1; }\n"
+        "template __global__ void third<float>(float*);\n"
+        "template __global__ void third<int>(int*);\n"
+        "void use() { first<<<1, 1>>>(nullptr); }\n"
+    )
+
+    def names(*args):
+        return [json.loads(line)["kernel"] for line in inspect(file, *args, "--json").stdout.splitlines()]
+
+    assert names() == ["(anonymous namespace)::first", "second", "third<float>", "third<int>"]
+    assert names("-f", "first") == ["(anonymous namespace)::first"]
+    assert names("-f", "second") == ["second"]
+    assert names("-f", "third") == ["third<float>", "third<int>"]
+    assert names("-f", "third<int>") == ["third<int>"]
+    assert_one_line(inspect(file, "-f", "secnd"), 2, "some.cu has no function named 'secnd'; did you mean 'second'?")
+    assert_one_line(inspect(file, "-f", "second", "--ttgir"), 2, "second has no ttgir; it has ptx, sass")
+
+
 def test_a_file_cannot_end_the_process(inspect, tmp_path):
     file = tmp_path / "leaves.py"
     file.write_text("import os\ndef f():\n    os._exit(0)\n")
@@ -127,20 +173,66 @@ def test_a_difference(inspect):
     done = inspect("relu", "--case", "N=4096", "--diff", "triton", "triton:num_warps=8")
     assert done.returncode == 0, done.stderr
     assert any(line.split() == ["num_warps", "4", "8"] for line in done.stdout.splitlines()), done.stdout
+    assert "relu, N=4096 bfloat16, h200: what differs" in done.stdout
+
+
+def test_a_kernel_of_the_operation_and_one_of_a_file_differ(inspect, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(KERNELS.read_text() + "relu = copy\n")
+    done = inspect("relu", file, "--case", "N=4096", "--diff", "triton", "mine.py", "--sass")
+    assert done.returncode == 0, done.stderr
+    assert any(line.split()[:1] == ["registers"] for line in done.stdout.splitlines()), done.stdout
+    assert "\n--- triton\n+++ mine.py\n" in done.stdout
+    done = inspect("relu", file, "--diff", "triton", "mine")
+    assert_one_line(done, 2, "relu has no kernel named 'mine'; did you mean 'mine.py'?")
 
 
 def test_mistakes_are_one_line(inspect, tmp_path):
     assert_one_line(inspect("relu", "--gpu", "h200,h20"), 2, "did you mean 'h200'?")
     assert_one_line(inspect(KERNELS, "-f", "of_values", "-i", "9x9"), 2, "of_values fails before it launches")
     assert_one_line(inspect(tmp_path / "no.cu"), 2, "no file at")
-    assert_one_line(inspect("relu", "-k", "eager"), 2, "no Triton or CUDA C++ kernel was launched")
+    assert_one_line(inspect("relu", "-k", "triton", "-k", "eager"), 2, "eager of relu is torch's own")
+    assert_one_line(inspect("add", "-k", "numba"), 2, "numba of add is compiled by numba")
+    assert_one_line(inspect("relu", "-k", "compile-max"), 2, "found by a search on the GPU")
+    assert_one_line(inspect("argmax", "--direction", "backward"), 2, "argmax has no gradient")
     assert_one_line(inspect("relu", "--diff", "triton", "triton:BLOK=8"), 2, "did you mean 'BLOCK")
     assert_one_line(inspect(KERNELS, "-k", "triton"), 2, "for an OP")
     assert_one_line(inspect("relu", "--direction", "up"), 2, "none of forward, backward, both")
     assert_one_line(inspect(KERNELS, "-f", "copy"), 2, "copy(x) cannot be called", "'x'", "with --input")
-    assert_one_line(inspect(tmp_path), 2, "neither an operation nor a .py or .cu file")
+    assert_one_line(inspect(tmp_path, "-i", "8:fp32"), 2, "is a directory; name a .py or .cu file in it")
+    (tmp_path / "x.ptx").touch()
+    assert_one_line(inspect(tmp_path / "x.ptx"), 2, "neither an operation nor a .py or .cu file")
     assert_one_line(inspect("relu", "--gpu", "sm_90a"), 2, "GPUs of this architecture are: h100-sxm, h100-pcie, h200")
     assert_one_line(inspect("relu", "--gpu", "GFX942"), 2, "GPUs of this architecture are: mi300x")
+
+
+def test_a_file_that_launches_nothing_is_told_of_its_own_options(inspect, tmp_path):
+    file = tmp_path / "plain.py"
+    file.write_text("def launch(x):\n    return x + 1\n")
+    assert_one_line(inspect(file, "-i", "64:fp32"), 2, "launched; try another --function or --input")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("relu", "--threads", "256"), "--threads: for a .cu FILE"),
+        ((KERNELS, "-f", "copy", "-i", "64:fp32", "--shared", "1"), "--shared: for a .cu FILE"),
+        ((KERNELS, "-f", "copy", "-i", "64:fp32", "--direction", "backward"), "--direction: for an OP; a .py FILE has"),
+        (("x.cu", "-i", "64:fp32"), "--input: for a .py FILE"),
+        (("x.cu", "-k", "one"), "--kernel: for an OP; a .cu FILE has --function"),
+        ((*SMALL, "--json", "--sass"), "--sass: not with --json"),
+        ((*SMALL, "--diff", "triton", "cuda"), "--kernel: not with --diff"),
+        (("relu", "-c", "N=64", "-c", "N=128", "--diff", "triton", "cuda"), "--diff is of one call"),
+        (("--everywhere", "--gpu", "h200", "--sass"), "--gpu, --sass: not with --everywhere"),
+    ],
+)
+def test_what_would_not_be_heeded_is_refused(inspect, args, words):
+    assert_one_line(inspect(*args), 2, words)
+
+
+def test_a_gpu_named_twice_is_shown_once(inspect):
+    done = inspect(*SMALL, "--gpu", "h200,H200", "--json")
+    assert len(done.stdout.splitlines()) == 1, done.stderr
 
 
 def test_every_kernel_everywhere_is_recorded(inspect, monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from support import timing_record
+from tilewright.cost import amount, size
 from tilewright.report import terminal
 from tilewright.report.rows import rows
 from tilewright.spec import Case, Cost
@@ -188,3 +189,11 @@ def test_floors_name_what_binds():
     found = line(text, "softmax")
     for cell in ("M=3,N=50 float32", "both", "2.0 MB", "1.0 MB", "1.5 us", "copy"):
         assert cell in found
+
+
+@pytest.mark.parametrize(
+    ("count", "bytes_", "operations"),
+    [(0, "0 B", "0"), (999, "999 B", "999"), (10240, "10.2 KB", "10.2 K"), (1.1e12, "1100.0 GB", "1.1 T")],
+)
+def test_counts_are_written_alike(count, bytes_, operations):
+    assert (size(count), amount(count)) == (bytes_, operations)

@@ -14,7 +14,7 @@ import torch
 from triton.compiler import ASTSource
 
 from tilewright import registry, source
-from tilewright.errors import NoSuchCode
+from tilewright.errors import FileBroken, NoSuchCode
 from tilewright.hardware import datasheet
 from tilewright.spec import Cost
 from tilewright.tools.inspect import Inspection, Refused, Work, inspect_cuda_file, inspect_kernel, inspect_launch
@@ -336,13 +336,25 @@ def test_no_work_is_shared_out_among_no_programs():
     kernel = replace(op.kernels["triton"], fn=lambda x: registry.launcher(FILE, "copy_on_grid")(x, 0))
     (found,) = inspect_kernel(op, kernel, op.bench[0].with_dtype("float32"), datasheet("h200"))
     assert found.launch.programs == 0
-    assert found.work is None
+    assert found.work.bytes_each is None
 
 
 def test_work_is_held_against_the_ridge():
     work = Work(Cost(read=600, written=400, flops={"fp32": 5000.0, "special": 10.0}), datasheet("h200"), 10)
     assert (work.unit, work.intensity, work.bytes_each, work.flops_each) == ("fp32", 5.0, 100, 501)
     assert work.ridge == pytest.approx(66.9e12 / 4.8e12)
+
+
+def test_what_several_launches_share_is_of_the_call():
+    op = registry.load("sum")
+    found = [*inspect_kernel(op, op.kernels["triton"], op.bench[0].with_dtype("float32"), datasheet("h200"))]
+    assert len(found) > 1
+    for one in found:
+        assert (one.work.bytes_each, one.work.flops_each) == (None, None)
+        said = one.as_json()["work"]
+        assert said["bytes"] == one.work.cost.bytes
+        assert said["flops"] > 0
+        assert said["intensity"] < said["ridge"]
 
 
 def test_a_difference_of_configurations():
@@ -352,7 +364,9 @@ def test_a_difference_of_configurations():
     other = Difference(first, Variant.parse("copy:BLOCK=256,num_warps=8").applied([first]))
     assert other.numbers["BLOCK"] == ("1024", "256")
     assert other.numbers["blocks an SM"] == (16, 8)
-    assert any(line.startswith("+") for line in other.code("ttgir"))
+    lines = other.code("ttgir", ("before", "after"))
+    assert lines[:2] == ["--- before", "+++ after"]
+    assert any(line.startswith("+ ") for line in lines[2:])
 
 
 def test_a_difference_of_languages_has_no_figures_that_one_has_not():
@@ -396,3 +410,15 @@ def test_a_cuda_file(tmp_path, monkeypatch):
     assert refused.error.line == 2
     (refused,) = inspect_cuda_file(file, datasheet("mi300x"), 512, 0)
     assert "NVIDIA" in str(refused.error)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+def test_a_cuda_file_of_any_bytes(tmp_path, monkeypatch):
+    monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
+    file = tmp_path / "bytes.cu"
+    file.write_bytes(b"__global__ void f(float* x) {\n  // \xe9\n  x[0] = \xe9;\n}\n")
+    (refused,) = inspect_cuda_file(file, datasheet("h200"), 512, 0)
+    assert refused.error.line == 3
+    file.write_bytes(bytes(range(256)))
+    with pytest.raises(FileBroken, match="it is not text"):
+        list(inspect_cuda_file(file, datasheet("h200"), 512, 0))

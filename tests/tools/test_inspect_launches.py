@@ -120,8 +120,9 @@ def test_a_search_shows_its_first_configuration_and_says_so():
 
 def test_a_call_that_needs_values_is_known_as_far_as_it_goes():
     (launch,) = launches("until_a_value", 4096)
-    assert "the last launch that is known" in launch.note
-    with pytest.raises(LauncherFailed, match="of_values fails before it launches"):
+    why = "the call looks at its data on the host"
+    assert launch.note == f"the last launch that is known: then {why}, so what comes after is not known here"
+    with pytest.raises(LauncherFailed, match=rf"of_values fails before it launches \({why}\)"):
         launches("of_values", 4096)
 
 

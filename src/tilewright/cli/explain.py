@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright import source
-from tilewright.cli.inspect import THREADS, Chosen
+from tilewright.cli.inspect import THREADS, Chosen, of_name
 from tilewright.cli.shared import (
     AsJson,
     CaseText,
@@ -25,11 +25,14 @@ from tilewright.cli.shared import (
     SharedBytes,
     Threads,
     console,
+    kind_of,
     progress,
     recorded,
+    refuse,
+    refuse_of_another_kind,
     say_next,
 )
-from tilewright.errors import CompilerRefused, FileMissing, NothingLaunched, NoTimings, UnknownKernel, UnknownOp
+from tilewright.errors import CompilerRefused, FileMissing, NothingLaunched, NothingToPredict, UnknownKernel, UnknownOp
 
 if TYPE_CHECKING:
     from tilewright.hardware import GPU
@@ -42,6 +45,7 @@ WAYS = ("forward", "backward")
 
 
 def explain(
+    ctx: typer.Context,
     target: Annotated[
         str | None, typer.Argument(metavar="OP|FILE", help="An operation, or a .py or .cu file with kernels.")
     ] = None,
@@ -66,30 +70,28 @@ def explain(
     """Why is it slow, and what next? What binds, how far from the ceiling, and eight points with their numbers."""
     from tilewright import hardware
 
+    if "," in gpu:
+        raise typer.BadParameter("--gpu: explain is of one GPU at a time; inspect takes several.")
     sheet = hardware.datasheet(gpu)
     if direction not in WAYS:
         raise typer.BadParameter(f"'{direction}' is neither of {' and '.join(WAYS)}.")
-    if record and not predict:
-        raise typer.BadParameter("--record is for --predict: a diagnosis is for its reader.")
-    is_file = target is not None and target not in source.op_files() and target.endswith((".py", ".cu"))
-    if is_file and (kernel or case or dtype or files or predict or direction != "forward"):
-        options = "--kernel, --case, --dtype, --direction, --predict and more files"
-        raise typer.BadParameter(f"{options} are for an OP: a FILE has --input.")
-    if not is_file and (function or given):
-        raise typer.BadParameter("--function and --input are for a FILE: an operation has its own inputs.")
-    if predict and (case or dtype or files or direction != "forward"):
-        options = "--case, --dtype, --direction and more files"
-        raise typer.BadParameter(f"{options} are not for --predict, which takes the calls of the records.")
-    if target is None and not predict:
-        raise typer.BadParameter("name an operation or a file, or give --predict.")
+    if not predict:
+        refuse(ctx, {"record"}, "for --predict; a diagnosis is for its reader")
+        if target is None:
+            raise typer.BadParameter("name an operation or a file, or give --predict.")
+    kind = kind_of(target) if target else "op"
+    refuse_of_another_kind(ctx, kind)
+    if predict:
+        unheeded = {"files", "case", "dtype", "direction"}
+        refuse(ctx, unheeded, "not for --predict, which takes the calls of the records")
     with recorded() as records:
         if predict:
             _predict(target, kernel or [], sheet, records, record, as_json)
             return
         assert target
-        if is_file and target.endswith(".cu"):
-            jobs = [lambda: _of_cuda_file(Path(target), sheet, threads, shared, records)]
-        elif is_file:
+        if kind == "cu":
+            jobs = [lambda: _of_cuda_file(Path(target), function, sheet, threads, shared, records)]
+        elif kind == "py":
             jobs = [lambda: [_of_file(Path(target), function, given or [], sheet, records)]]
         else:
             chosen = Chosen(target, files or [], case, dtype, (direction,))
@@ -156,15 +158,21 @@ def _of_file(path: Path, name: str | None, given: list[str], gpu: GPU, records: 
 
     source.require_python_file(path)
     title = f"{path.name}{f', {name}' if name else ''}({', '.join(given)})"
-    return of_function(lambda: registry.launcher(path, name), given, title, gpu, records)
+    try:
+        return of_function(lambda: registry.launcher(path, name), given, title, gpu, records)
+    except NothingLaunched:
+        raise NothingLaunched(str(path), is_file=True) from None
 
 
-def _of_cuda_file(path: Path, gpu: GPU, threads: int, shared: int, records: Records) -> list[Evidence]:
+def _of_cuda_file(
+    path: Path, name: str | None, gpu: GPU, threads: int, shared: int, records: Records
+) -> list[Evidence]:
     from tilewright.tools.explain.evidence import of_cuda_file
 
     if not path.is_file():
         raise FileMissing(path, "a CUDA C++ file")
-    return of_cuda_file(path, gpu, threads, shared, records)
+    found = of_cuda_file(path, gpu, threads, shared, records)
+    return of_name(path, name, found, lambda one: one.launches[0].name)
 
 
 def _predict(
@@ -183,7 +191,7 @@ def _predict(
             raise UnknownKernel(target, name, source.kernels(target))
     timings = predictable(records, gpu, [target] if target else [*source.op_files()], kernels)
     if not timings:
-        raise NoTimings(f"results/{gpu.name}", f"tilewright explain {target or 'OP'} --gpu {gpu.name} predicts a call")
+        raise NothingToPredict(gpu.name, target, kernels)
     found, skipped = [], []
     with progress("predicting", len(timings)) as advance:
         for timing in timings:

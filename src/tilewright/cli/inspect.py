@@ -6,7 +6,7 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,16 +26,28 @@ from tilewright.cli.shared import (
     cases_of,
     console,
     dtypes_of,
+    kind_of,
     load_op,
     progress,
+    refuse,
+    refuse_of_another_kind,
     say_next,
 )
-from tilewright.errors import FileMissing, NotAnOp, NothingLaunched
+from tilewright.errors import (
+    FileMissing,
+    NoGradient,
+    NotAnOp,
+    NotCompiled,
+    NothingLaunched,
+    UnknownFunction,
+    UnknownKernel,
+)
 
 if TYPE_CHECKING:
     from tilewright.hardware import GPU
-    from tilewright.spec import Kernel, Op
+    from tilewright.spec import Case, Kernel, Op
     from tilewright.tools.inspect import Inspection, Refused
+    from tilewright.tools.inspect.difference import Difference
 
     Found = list[Inspection | Refused]
 
@@ -44,6 +56,7 @@ THREADS = 256  # of a block, where a .cu file is read without a launch
 
 
 def inspect(
+    ctx: typer.Context,
     target: Annotated[
         str | None, typer.Argument(metavar="OP|FILE", help="An operation, or a .py or .cu file with kernels.")
     ] = None,
@@ -63,7 +76,9 @@ def inspect(
     sass: Annotated[bool, typer.Option("--sass", help="Machine code.")] = False,
     diff: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="A B", help="What changes between two kernels of OP, as triton triton:num_warps=8."),
+        typer.Option(
+            metavar="A B", help="What changes between two kernels, as triton triton:num_warps=8 or triton mine.py."
+        ),
     ] = None,
     everywhere: Annotated[
         bool, typer.Option("--everywhere", help="Instead: every Triton kernel, for a GPU of each architecture.")
@@ -77,28 +92,30 @@ def inspect(
     from tilewright import hardware
     from tilewright.report import inspection as report
 
-    if record and not everywhere:
-        raise typer.BadParameter("--record is for --everywhere: a launch is for its reader.")
-    if everywhere and any((target, files, kernel, case, dtype, function, given, diff)):
-        raise typer.BadParameter("--everywhere is of all operations, on cases of their own.")
     if everywhere:
+        others = {p.name for p in ctx.command.params} - {"everywhere", "record", "as_json"}
+        refuse(ctx, others, "not with --everywhere, which is of all operations, on cases and GPUs of its own")
         _everywhere(record, as_json)
         return
+    refuse(ctx, {"record"}, "for --everywhere; a launch is for its reader")
     if target is None:
         raise typer.BadParameter("name an operation or a file, or give --everywhere.")
-    path = Path(target)
-    gpus = [hardware.datasheet(name.strip()) for name in gpu.split(",")]
+    path, kind = Path(target), kind_of(target)
+    refuse_of_another_kind(ctx, kind)
+    if as_json:
+        refuse(ctx, {"ttgir", "llir", "ptx", "sass"}, "not with --json, which has no code")
+    if diff:
+        refuse(ctx, {"kernel"}, "not with --diff, which names its two kernels")
+        if len(case or ()) > 1 or len(dtype or ()) > 1 or direction == "both":
+            raise typer.BadParameter("--diff is of one call: name one --case, one --dtype and one --direction.")
+    named = [hardware.datasheet(name.strip()) for name in gpu.split(",")]
+    gpus = list({one.name: one for one in named}.values())
     forms = [name for name, wanted in (("ttgir", ttgir), ("llir", llir), ("ptx", ptx), ("sass", sass)) if wanted]
     if direction not in DIRECTIONS:
         raise typer.BadParameter(f"'{direction}' is none of {', '.join(DIRECTIONS)}.")
-    is_file = target not in source.op_files() and target.endswith((".py", ".cu"))
-    if is_file and (kernel or case or dtype or files or diff):
-        raise typer.BadParameter("--kernel, --case, --dtype, --diff and more files are for an OP: a FILE has --input.")
-    if not is_file and (function or given):
-        raise typer.BadParameter("--function and --input are for a FILE: an operation has its own inputs.")
-    if target.endswith(".cu") and is_file:
-        jobs = [lambda one=one: _of_cuda_file(path, one, threads, shared) for one in gpus]
-    elif is_file:
+    if kind == "cu":
+        jobs = [lambda one=one: _of_cuda_file(path, function, one, threads, shared) for one in gpus]
+    elif kind == "py":
         jobs = [lambda one=one: _of_file(path, function, given or [], one) for one in gpus]
     else:
         chosen = Chosen(target, files or [], case, dtype, DIRECTIONS[direction])
@@ -111,7 +128,7 @@ def inspect(
         ]
     found = _run(jobs)
     if not found:
-        raise NothingLaunched(target)
+        raise NothingLaunched(target, is_file=kind != "op")
     if as_json:
         for one in found:
             print(json.dumps(one.as_json()))
@@ -190,9 +207,11 @@ class Chosen:
     def __init__(
         self, name: str, files: list[Path], cases: list[str] | None, dtypes: list[str] | None, directions: tuple
     ):
-        if Path(name).exists() and name not in source.op_files():
+        if kind_of(name) != "op":
             raise NotAnOp(name)
         self.op: Op = load_op(name, files)
+        if directions == ("backward",) and self.op.backward_cost is None:
+            raise NoGradient(name)
         self.files, self.directions = files, directions
         wanted = dtypes_of(self.op, dtypes) or [self.op.bench_dtype]
         self.cases = [case.with_dtype(d) for case in cases_of(self.op, cases) or [] for d in wanted]
@@ -200,13 +219,35 @@ class Chosen:
 
     def kernels(self, names: list[str] | None) -> list[Kernel]:
         """Those named, those of files, or all that are compiled."""
+        from tilewright import registry
+
+        picked = registry.pick(self.op, names or []) if names or not self.files else []
+        known = [one for one in picked if names or (one.language in ("triton", "cuda") and not one.is_baseline)]
+        return [*map(self._compiled, known), *self._mine()]
+
+    def pair(self, names: Sequence[str]) -> list[Kernel]:
+        """The two of these names, of the operation or of files."""
+        from tilewright import registry
+
+        known = registry.named(self.op) | {kernel.name: kernel for kernel in self._mine()}
+        for name in names:
+            if name not in known:
+                raise UnknownKernel(self.op.name, name, known)
+        return [self._compiled(known[name]) for name in names]
+
+    def _compiled(self, kernel: Kernel) -> Kernel:
+        if whose := _whose(kernel, self.directions):
+            raise NotCompiled(self.op.name, kernel.name, whose)
+        return kernel
+
+    def _mine(self) -> list[Kernel]:
         from tilewright import hardware, registry
         from tilewright.tools.inspect.stand_in import standing_in
 
-        picked = registry.pick(self.op, names or []) if names or not self.files else []
+        if self.files and self.directions == ("backward",):
+            raise typer.BadParameter("--direction: of a file's kernel only the forward direction is compiled.")
         with standing_in(hardware.datasheet("h200")):  # a file may ask for a GPU when it is read
-            mine = [registry.load_file(path, self.op) for path in self.files]
-        return [*(k for k in picked if names or k.language in ("triton", "cuda")), *mine]
+            return [registry.load_file(path, self.op) for path in self.files]
 
     def inspected(self, kernel: Kernel, gpu: GPU) -> Found:
         """On the cases asked for, or on the first of the op's own that the kernel takes."""
@@ -218,6 +259,19 @@ class Chosen:
             if found and not self.cases:
                 break
         return found
+
+
+def _whose(kernel: Kernel, directions: Sequence[str]) -> str | None:
+    """Who makes a kernel's machine code, where it is not to be had here."""
+    from tilewright.registry import SEARCHED
+
+    if kernel.language == "numba":
+        return "compiled by numba, when it runs"
+    if kernel.name == SEARCHED:
+        return "found by a search on the GPU, which begins with what compile shows"
+    if kernel.name == "compile":
+        return None if "forward" in directions else "written by torch.compile, whose backward is not to be had here"
+    return "torch's own, which is not compiled here" if kernel.is_baseline and kernel.language != "peer" else None
 
 
 def _of_file(path: Path, name: str | None, given: list[str], gpu: GPU) -> Found:
@@ -233,25 +287,56 @@ def _of_file(path: Path, name: str | None, given: list[str], gpu: GPU) -> Found:
     return [inspect_launch(launch, title) for launch in of_call(load, gpu)]
 
 
-def _of_cuda_file(path: Path, gpu: GPU, threads: int, shared: int) -> Found:
-    from tilewright.tools.inspect import inspect_cuda_file
+def _of_cuda_file(path: Path, name: str | None, gpu: GPU, threads: int, shared: int) -> Found:
+    from tilewright.tools.inspect import Refused, inspect_cuda_file
 
     if not path.is_file():
         raise FileMissing(path, "a CUDA C++ file")
-    return list(inspect_cuda_file(path, gpu, threads, shared))
+    found = list(inspect_cuda_file(path, gpu, threads, shared))
+    if any(isinstance(one, Refused) for one in found):
+        return found
+    return of_name(path, name, found, lambda one: one.name)
+
+
+def of_name(path: Path, name: str | None, found: Sequence[Any], called: Callable[[Any], str]) -> list[Any]:
+    """Of a file's kernels the one of that name, whatever its namespace, or all instances of a template; all unless
+    told."""
+    if name is None:
+        return list(found)
+    chosen = [one for one in found if name in _names(called(one))]
+    if not chosen:
+        raise UnknownFunction(path, name, map(called, found))
+    return chosen
+
+
+def _names(called: str) -> tuple[str, ...]:
+    template = called.partition("<")[0]
+    return called, template, template.rpartition("::")[2]
 
 
 def _show_difference(chosen: Chosen, gpu: GPU, names: tuple[str, str], forms: list[str], as_json: bool) -> None:
     from tilewright.report import inspection as report
+
+    with contextlib.redirect_stdout(sys.stderr):  # what a launcher prints is not ours to say
+        case, found = _compared(chosen, gpu, names)
+    if as_json:
+        on = {"gpu": gpu.name, "case": dict(case.point), "dtype": case.dtype}
+        print(json.dumps({**on, "a": names[0], "b": names[1], **found.as_json()}))
+    else:
+        title = f"{chosen.op.name}, {case} {case.dtype}, {gpu.name}"
+        console().print(report.difference(found, title, names, forms))
+
+
+def _compared(chosen: Chosen, gpu: GPU, names: tuple[str, str]) -> tuple[Case, Difference]:
+    """On the first case that both kernels take."""
+    from tilewright.tools.inspect import inspect_kernel
     from tilewright.tools.inspect.difference import Difference, Variant
 
-    sides = []
-    for name in names:
-        variant = Variant.parse(name)
-        (kernel,) = chosen.kernels([variant.kernel])
-        sides.append(variant.applied(chosen.inspected(kernel, gpu)))
-    found = Difference(*sides)
-    if as_json:
-        print(json.dumps({"gpu": gpu.name, "a": names[0], "b": names[1], **found.as_json()}))
-    else:
-        console().print(report.difference(found, names, gpu, forms))
+    variants = [Variant.parse(name) for name in names]
+    kernels = chosen.pair([variant.kernel for variant in variants])
+    for case in chosen.cases or chosen.defaults:
+        sides = [list(inspect_kernel(chosen.op, one, case, gpu, chosen.directions)) for one in kernels]
+        if all(sides):
+            a, b = (variant.applied(side) for variant, side in zip(variants, sides, strict=True))
+            return case, Difference(a, b)
+    raise NothingLaunched(f"{names[0]} or {names[1]}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright import settings, source
-from tilewright.errors import BadCase, CorruptRecords, SameName, UnknownDtype, UnknownOp, first_line
+from tilewright.errors import (
+    ADirectory,
+    BadCase,
+    CorruptRecords,
+    NotAnOp,
+    SameName,
+    UnknownDtype,
+    UnknownOp,
+    first_line,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,13 +32,16 @@ if TYPE_CHECKING:
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 LARGEST_CASE = 2**34  # elements: beyond, the inputs alone pass any GPU's memory
 KINDS = ("timing", "audit", "verdict", "sweep", "trap", "counters", "prediction", "flaw", "resources")
+OF_AN_OP = {"files", "kernel", "case", "dtype", "direction", "diff", "predict"}
 
 OpName = Annotated[str, typer.Argument(metavar="OP", help="An operation; `tilewright ops` lists them.")]
 Files = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Kernels of your own, one a file.")]
 Kernels = Annotated[list[str] | None, typer.Option("--kernel", "-k", help="Only this kernel; may be repeated.")]
 CaseText = Annotated[list[str] | None, typer.Option("--case", "-c", help="Sizes, as M=64,N=1000; may be repeated.")]
 OwnKernels = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your kernels of OP.")]
-FunctionName = Annotated[str | None, typer.Option("--function", "-f", help="Of FILE: the one to call.")]
+FunctionName = Annotated[
+    str | None, typer.Option("--function", "-f", help="Of FILE: the one to call; of a .cu file the kernel.")
+]
 Inputs = Annotated[
     list[str] | None, typer.Option("--input", "-i", help="Of FILE: 64x1000:bfloat16, 7 or 0.5; may be repeated.")
 ]
@@ -50,6 +62,46 @@ def load_op(name: str, files: list[Path] | None) -> Op:
     from tilewright import registry
 
     return registry.load(name)
+
+
+def kind_of(target: str) -> str:
+    """What is named: "op", or a file that is "py" or "cu"."""
+    path = Path(target)
+    if target in source.op_files():
+        return "op"
+    if path.is_dir():
+        raise ADirectory(path)
+    if target.endswith((".py", ".cu")):
+        return target[-2:]
+    if path.exists():
+        raise NotAnOp(path)
+    return "op"
+
+
+def refuse(ctx: typer.Context, unheeded: Collection[str], why: str) -> None:
+    """Parameters that were given, and would change nothing."""
+    given = [p for p in ctx.command.params if p.name in unheeded and _is_given(ctx, p.name)]
+    if given:
+        names = (p.opts[0] if p.param_type_name == "option" else (p.metavar or "").strip("[].") for p in given)
+        raise typer.BadParameter(f"{', '.join(names)}: {why}.")
+
+
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    origin = ctx.get_parameter_source(name)
+    return origin is not None and origin.name == "COMMANDLINE"
+
+
+def refuse_of_another_kind(ctx: typer.Context, kind: str) -> None:
+    """Of an operation, a Python file or a CUDA C++ file, what is for one of the others."""
+    if kind == "op":
+        refuse(ctx, {"function", "given"}, "for a FILE; an operation has its own inputs")
+    else:
+        own = "--input and --function" if kind == "py" else "--function and --threads"
+        refuse(ctx, OF_AN_OP, f"for an OP; a .{kind} FILE has {own}")
+    if kind == "cu":
+        refuse(ctx, {"given"}, "for a .py FILE; a .cu FILE is compiled and not called")
+    else:
+        refuse(ctx, {"threads", "shared"}, "for a .cu FILE; others say it themselves")
 
 
 def op_names(text: str | None) -> list[str]:

@@ -34,6 +34,9 @@ def overview(found: Diagnosis) -> Group:
 
 def _sentences(found: Diagnosis) -> Iterator[str]:
     known, made = found.evidence, found.prediction
+    for one in known.launches:
+        if one.launch and one.launch.note:
+            yield f"{one.name}: {one.launch.note}."
     if found.binding:
         yield f"Binds: {found.binding.what} ({found.binding.why}; {found.binding.source})."
     else:

@@ -13,13 +13,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.cost import size
-from tilewright.tools.inspect import Inspection, Refused
+from tilewright.cost import amount, size
+from tilewright.tools.inspect import Inspection, Refused, Work
 from tilewright.tools.inspect.instructions import MOVES
 from tilewright.tools.inspect.listing import Place, listing
 
 if TYPE_CHECKING:
-    from tilewright.hardware import GPU
     from tilewright.tools.inspect.difference import Difference
 
 BAD = "bold red"
@@ -50,7 +49,8 @@ def overview(found: Sequence[Inspection | Refused]) -> Group:
         for name in dict.fromkeys(one.name for one in good):
             parts += ["", _instructions([one for one in good if one.name == name])]
         parts += [part for one in good if one.shared_accesses for part in ("", _shared_accesses(one))]
-        parts += ["", *(Text(line) for one in good for line in _sentences(one))]
+        said = [line for one in good for line in _sentences(one)] + [_of_work(one) for one in good]
+        parts += ["", *map(Text, dict.fromkeys(said))]  # what launches share, once
         parts += [Text(f"{one.gpu.name}: {one.error}", BAD) for one in group if isinstance(one, Refused)]
     return Group(*parts)
 
@@ -146,14 +146,33 @@ def _sentences(one: Inspection) -> Iterator[str]:
         yield f"{who}: a thread moves {' and '.join(widths)}; the widest access is 16 B."
     if one.shared_accesses is None and one.resources.shared:
         yield f"{who}: bank conflicts are not known, as there is no PTX to follow."
-    if (work := one.work) and work.unit:
-        side = "below" if work.intensity < work.ridge else "above"
-        binds = "memory" if work.intensity < work.ridge else work.unit
-        yield (
-            f"{who}: at least {size(work.bytes_each)} and {work.flops_each:.4g} operations a program; "
-            f"{work.intensity:.3g} operations a byte on {work.unit}, {side} the ridge of {work.ridge:.3g}: "
-            f"{binds} binds."
-        )
+
+
+def _of_work(one: Inspection) -> str:
+    """The least work, of a program where that is known, and what it asks for most."""
+    if (work := one.work) is None:
+        count = "" if one.launch is None else "; tilewright explain counts the bytes of Triton kernels"
+        return f"The least bytes and operations are not known, as a file does not say what it computes{count}."
+    if work.bytes_each is not None and work.flops_each is not None:
+        who, least = f"{one.name} on {one.gpu.name}", f"{_least(work.bytes_each, work.flops_each)} a program"
+    else:
+        is_forward = one.launch is None or one.launch.direction == "forward"
+        who = f"The {'' if is_forward else 'backward '}call on {one.gpu.name}"
+        least = f"{_least(work.cost.bytes, work.flops)}, of which the share of a launch is not known"
+    return f"{who}: at least {least}; {_binds(work)}."
+
+
+def _least(count: float, flops: float) -> str:
+    return f"{size(count)} and {amount(flops) if flops else 'no'} operations"
+
+
+def _binds(work: Work) -> str:
+    if work.unit is None:
+        rates = f"{work.gpu.name} has no known rate of {' and '.join(work.cost.flops)}"
+        return rates if work.cost.flops else "memory binds"
+    side, binds = ("below", "memory") if work.intensity < work.ridge else ("above", work.unit)
+    intensity = f"{work.intensity:.3g} operations a byte on {work.unit}"
+    return f"{intensity}, {side} the ridge of {work.ridge:.3g}: {binds} binds"
 
 
 def code(found: Inspection | Refused, forms: Sequence[str]) -> Group:
@@ -183,9 +202,9 @@ def _coloured(text: str) -> Text:
     return shown
 
 
-def difference(found: Difference, names: tuple[str, str], gpu: GPU, forms: Sequence[str]) -> Group:
+def difference(found: Difference, title: str, names: tuple[str, str], forms: Sequence[str]) -> Group:
     """What is not the same, by name; of the code, where asked for, the lines."""
-    table = Table(title=Text(f"{gpu.name}: what differs", "bold"), title_justify="left", box=None, pad_edge=False)
+    table = Table(title=Text(f"{title}: what differs", "bold"), title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     for name in names:
         table.add_column(name, justify="right")
@@ -195,5 +214,5 @@ def difference(found: Difference, names: tuple[str, str], gpu: GPU, forms: Seque
             change = f"{b - a:+d}" if isinstance(a, int) and isinstance(b, int) else ""
             table.add_row(name, *("" if side is None else str(side) for side in (a, b)), change)
     colours = {"+": "green", "-": "red", "@": "dim"}
-    lines = [Text(line, colours.get(line[:1], "")) for form in forms for line in found.code(form)]
-    return Group(table if table.row_count else Text("Nothing differs."), *lines)
+    lines = [Text(line, colours.get(line[:1], "")) for form in forms for line in found.code(form, names)]
+    return Group(table if table.row_count else Text(f"{title}: nothing differs."), *lines)

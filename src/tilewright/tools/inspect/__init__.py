@@ -13,7 +13,7 @@ from tilewright.errors import CompilerRefused, NoCudaKernel
 from tilewright.hardware import GPU, MOST_BLOCKS
 from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.tools.inspect.banks import SharedAccess, shared_memory
-from tilewright.tools.inspect.compiling import Compiled, compiled, cuda_file, readable
+from tilewright.tools.inspect.compiling import NVIDIAS, Compiled, compiled, cuda_file, readable
 from tilewright.tools.inspect.instructions import Mix, mix
 from tilewright.tools.inspect.launches import Launch, of_kernel
 from tilewright.tools.inspect.occupancy import MOST_THREADS, Occupancy, occupancy
@@ -24,19 +24,23 @@ MOST_THREADS_OF_AMD_GRID = 2**32 - 1  # HIP: in each direction
 
 @dataclass(frozen=True)
 class Work:
-    """The least work of a call, shared out among the programs of its one launch, and what of a GPU it asks for."""
+    """The least work of a call, and what of a GPU it asks for."""
 
     cost: Cost
     gpu: GPU
-    programs: int
+    programs: int | None  # among which it is shared out, where the call is one launch and no more
 
     @property
-    def bytes_each(self) -> float:
-        return self.cost.bytes / self.programs
+    def flops(self) -> float:
+        return sum(self.cost.flops.values())
 
     @property
-    def flops_each(self) -> float:
-        return sum(self.cost.flops.values()) / self.programs
+    def bytes_each(self) -> float | None:
+        return self.cost.bytes / self.programs if self.programs else None
+
+    @property
+    def flops_each(self) -> float | None:
+        return self.flops / self.programs if self.programs else None
 
     @property
     def unit(self) -> str | None:
@@ -56,7 +60,8 @@ class Work:
         return self.gpu.rates()[self.unit] / self.gpu.bandwidth if self.unit else math.inf
 
     def as_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("bytes_each", "flops_each", "unit", "intensity", "ridge")}
+        names = ("flops", "bytes_each", "flops_each", "unit", "intensity", "ridge")
+        return {"bytes": self.cost.bytes} | {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -178,9 +183,10 @@ def inspect_kernel(
     args = op.make(case, device="meta")
     for launch in launches:
         same = [one for one in launches if one.direction == launch.direction]
-        alone = same == [launch] and launch.times == 1 and launch.is_all and launch.programs > 0
+        alone = same == [launch] and launch.times == 1 and launch.is_all
         cost = op.cost if launch.direction == "forward" else op.backward_cost
-        yield inspect_launch(launch, title, Work(cost(*args), gpu, launch.programs) if alone and cost else None)
+        work = Work(cost(*args), gpu, launch.programs if alone else None) if cost else None
+        yield inspect_launch(launch, title, work)
 
 
 def inspect_launch(launch: Launch, title: str, work: Work | None = None) -> Inspection | Refused:
@@ -192,10 +198,10 @@ def inspect_launch(launch: Launch, title: str, work: Work | None = None) -> Insp
 
 def inspect_cuda_file(path: Path, gpu: GPU, threads: int, shared: int) -> Iterator[Inspection | Refused]:
     """Every kernel of a `.cu` file, as if launched with so many threads and bytes of shared memory."""
-    title = f"{path.name}, {threads} threads a block"
+    title = f"{path.name}, {threads} thread{'' if threads == 1 else 's'} a block"
     try:
         if gpu.is_amd:
-            raise CompilerRefused(path, None, "CUDA C++ is NVIDIA's", gpu.arch)
+            raise CompilerRefused(path, None, NVIDIAS, gpu.arch)
         made = cuda_file(path, gpu.arch, threads, shared)
         if not made:
             raise NoCudaKernel(path)

@@ -25,7 +25,7 @@ from triton.compiler.errors import CompilationError
 from triton.experimental.gluon._runtime import GluonASTSource
 
 import tilewright
-from tilewright.errors import CompilerRefused, MissingTool, TilewrightError, first_line
+from tilewright.errors import CompilerRefused, FileBroken, MissingTool, TilewrightError, first_line
 from tilewright.ops._cuda import _compiler_version
 from tilewright.tools.inspect.code import CudaCode, TritonCode
 from tilewright.tools.inspect.kept import kept
@@ -37,6 +37,8 @@ DIAGNOSTIC = re.compile(
 PTXAS_DIAGNOSTIC = re.compile(r"^ptxas (?P<file>\S+), line (?P<line>\d+); error\s*: (?P<what>.+)$", re.M)
 # LLVM's has no place. An instruction that its assembler does not know is on the next line.
 LLVM_DIAGNOSTIC = re.compile(r"^(?:LLVM ERROR|error): (?P<what>.+)(?:\n\s+(?P<code>\S.*)\n\s*\^)?", re.M)
+
+NVIDIAS = "CUDA C++ is NVIDIA's"
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ def _key_by_place(source: Any, file: str) -> None:
 
 
 def _by_nvrtc(code: CudaCode) -> Compiled:
+    if code.arch.startswith("gfx"):
+        raise CompilerRefused(code.file, None, NVIDIAS, code.arch)
     binary, symbols = code.source.cubin(code.arch, (code.instance,))
     identity = [*_with_includes(Path(code.file))], code.file, code.instance, code.arch, _compiler_version()
     texts = {"ptx": kept(repr(identity).encode(), "ptx", lambda: _ptx_by_nvrtc(code)).decode()}
@@ -145,20 +149,31 @@ def _ptx_by_nvrtc(code: CudaCode) -> bytes:
 
 def cuda_file(path: Path, arch: str, threads: int, shared: int) -> list[Compiled]:
     """Every kernel of a `.cu` file, compiled by nvcc as if launched with so many threads and bytes."""
+    if b"\0" in path.read_bytes():
+        raise FileBroken(path, None, "it is not text, as it holds null bytes")
     question = repr(([*_with_includes(path)], str(path.resolve()), arch, _nvcc_version())).encode()
     ptx = kept(question, "ptx", lambda: _by_nvcc(path, arch, "ptx"))
     binary = kept(question, "cubin", lambda: _by_nvcc(path, arch, "cubin", ptx))
-    names = re.findall(rb"\0\.text\.(\w+)", binary)
-    return [
-        Compiled(n.decode(), binary, arch, threads, shared, texts={"ptx": ptx.decode()}) for n in dict.fromkeys(names)
-    ]
+    text = ptx.decode()
+    return [Compiled(name, binary, arch, threads, shared, texts={"ptx": text}) for name in _kernels_of(text)]
+
+
+def _kernels_of(ptx: str) -> list[str]:
+    """As they follow each other in the source: each begins with its first line there."""
+    _, *parts = re.split(r"^(?:\.visible |\.weak )?\.entry ", ptx, flags=re.M)
+
+    def place(part: str) -> tuple[int, ...]:
+        found = re.search(r"^\s*\.loc\s+(\d+)\s+(\d+)", part, re.M)
+        return tuple(map(int, found.groups())) if found else ()
+
+    return [part.partition("(")[0].strip() for part in sorted(parts, key=place)]
 
 
 def _with_includes(path: Path) -> Iterator[bytes]:
     text = path.read_bytes()
     yield text
     for name in re.findall(rb'^\s*#\s*include\s+"([^"]+)"', text, re.M):
-        included = path.parent / name.decode()
+        included = path.parent / os.fsdecode(name)
         if included.is_file() and included.resolve() != path.resolve():
             yield from _with_includes(included)
 
@@ -167,7 +182,7 @@ def readable(symbol: str) -> str:
     """A C++ name as it was written, where there is a tool that knows."""
     if not symbol.startswith("_Z") or not (tool := shutil.which("cu++filt") or shutil.which("c++filt")):
         return symbol
-    return subprocess.run([tool, symbol], capture_output=True, text=True, check=False).stdout.partition("(")[0].strip()
+    return subprocess.run([tool, "-p", symbol], capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _by_nvcc(path: Path, arch: str, form: str, ptx: bytes | None = None) -> bytes:
@@ -178,7 +193,7 @@ def _by_nvcc(path: Path, arch: str, form: str, ptx: bytes | None = None) -> byte
             given = Path(folder) / "given.ptx"
             given.write_bytes(ptx)
         command = ["nvcc", f"-{form}", "-lineinfo", "-std=c++17", f"-arch={arch}", "-o", str(made), str(given)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode:
             found = DIAGNOSTIC.search(done.stderr)
             what = found["what"] if found else done.stderr.strip().partition("\n")[0]

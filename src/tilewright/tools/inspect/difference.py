@@ -57,10 +57,10 @@ class Difference:
         left, right = _counts(self.a), _counts(self.b)
         return figures | {name: (left.get(name, 0), right.get(name, 0)) for name in dict.fromkeys([*left, *right])}
 
-    def code(self, form: str) -> list[str]:
+    def code(self, form: str, names: tuple[str, str]) -> list[str]:
         """As `diff -u` shows it."""
         a, b = ([line.code for line in listing(one.made, form)] for one in (self.a, self.b))
-        return list(difflib.unified_diff(a, b, "A", "B", lineterm="", n=2))
+        return list(difflib.unified_diff(a, b, *names, lineterm="", n=2))
 
     def as_json(self) -> dict[str, Any]:
         return {"numbers": {name: list(pair) for name, pair in self.numbers.items()}}

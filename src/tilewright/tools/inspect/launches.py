@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -81,7 +82,15 @@ def of_kernel(
                 results = flat(outputs)
                 backward(results, [leaves[n] for n in needs], [torch.empty_like(o) for o in results if _is_float(o)])
     behind = [] if split is None else [replace(launch, direction="backward") for launch in found[split:]]
-    return _counted([*(found[:split] if "forward" in directions else []), *behind])
+    known = _counted([*(found[:split] if "forward" in directions else []), *behind])
+    return [*map(_instead_of_cuda, known)] if kernel.language == "cuda" and gpu.is_amd else known
+
+
+def _instead_of_cuda(launch: Launch) -> Launch:
+    if isinstance(launch.code, CudaCode):
+        return launch
+    note = f"CUDA C++ does not run on {launch.gpu.name}; this is what a call launches there instead"
+    return replace(launch, note=f"{note}; {launch.note}" if launch.note else note)
 
 
 def _generated(op: Op, case: Case, gpu: GPU) -> list[Launch]:
@@ -151,9 +160,15 @@ def _failures(name: str, found: list[Launch]) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         if not found:
-            raise LauncherFailed(name, first_line(error)) from error
-        note = f"the last launch that is known: then {first_line(error)}"
+            raise LauncherFailed(name, _said(error)) from error
+        note = f"the last launch that is known: then {_said(error)}, so what comes after is not known here"
         found[-1] = replace(found[-1], note=note, is_all=False)
+
+
+def _said(error: BaseException) -> str:
+    """In plain words, where it is that our stand-ins have no values."""
+    is_of_values = re.search(r"\bmeta (tensor|device)|register_meta|with Meta tensors", str(error))
+    return "the call looks at its data on the host" if is_of_values else first_line(error)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.errors import NoSuchCode
-from tilewright.tools.inspect.compiling import Compiled
+from tilewright.tools.inspect.compiling import Compiled, readable
 from tilewright.tools.inspect.resources import disassembly
 
 FORMS = ("ttir", "ttgir", "llir", "ptx", "sass")
@@ -28,7 +28,7 @@ def listing(made: Compiled, form: str) -> list[Line]:
     if form == "sass":
         return list(_sass(_of_function(disassembly(made), made.symbol)))
     if form not in made.texts:
-        raise NoSuchCode(made.symbol, form, forms(made))
+        raise NoSuchCode(readable(made.symbol), form, forms(made))
     return list(_READERS[form](made.texts[form]))
 
 
