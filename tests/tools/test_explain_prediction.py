@@ -13,8 +13,7 @@ from tilewright.report import accuracy, markdown
 from tilewright.spec import Case
 from tilewright.tools.explain.against import compared, predictable
 from tilewright.tools.explain.ceilings import Ceilings, ceilings
-from tilewright.tools.explain.evidence import of_op
-from tilewright.tools.explain.evidence import BESIDES
+from tilewright.tools.explain.evidence import BESIDES, of_op
 from tilewright.tools.explain.prediction import START_US, _overlapped, predicted, works
 
 H200 = datasheet("h200")

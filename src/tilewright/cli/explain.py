@@ -132,9 +132,9 @@ def _show(found: list[Diagnosis], as_json: bool) -> None:
         else:
             console().print(report.overview(one))
             print()
-    failed = [point for one in found for point in one.failed]
+    moves = [one.binding.move for one in found if one.binding] + [point.move for one in found for point in one.failed]
     if found and not as_json:
-        say_next(failed[0].move if failed else shlex.join(["tilewright", "inspect", *sys.argv[2:], "--sass"]))
+        say_next(next(filter(None, moves), shlex.join(["tilewright", "inspect", *sys.argv[2:], "--sass"])))
 
 
 def _of_kernel(chosen: Chosen, kernel: Any, gpu: GPU, records: Records, direction: str) -> list[Evidence]:

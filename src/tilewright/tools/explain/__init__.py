@@ -23,6 +23,8 @@ UNITS = {
     "special": "compute: special functions",
     "tensor": "compute: tensor cores",
 }
+STAY = "leave tensors on the GPU, or move them while it computes: pinned memory, and a stream of their own"
+FEWER = "more work for each launch, or fewer: one launch for several, or a CUDA graph of them"
 UNTOLD = 1.5  # times the longest that the units could take: what no unit accounts for
 
 
@@ -33,6 +35,7 @@ class Binding:
     what: str
     why: str
     source: str
+    move: str = ""  # what to try next, where it is not the kernel's to mend
 
 
 @dataclass(frozen=True)
@@ -100,10 +103,10 @@ def _binding(known: Known) -> Binding | None:
         return None
     if found is None or way.us > found.us:
         why = f"{way.bytes} B by {', '.join(dict.fromkeys(way.moves))} take {way.us:.1f} us at PCIe's best"
-        return Binding("data movement between host and device", why, CALCULATED)
+        return Binding("data movement between host and device", why, CALCULATED, STAY)
     if timing and timing["host_us"] and timing["host_us"] > timing["median_us"]:
         why = f"a call takes the host {timing['host_us']:.1f} us and the GPU {timing['median_us']:.1f} us"
-        return Binding("host overhead", why, MEASURED)
+        return Binding("host overhead", why, MEASURED, FEWER)
     if known.evidence.rest:
         return _by_counters(known, found) or Binding("not known", f"{known.evidence.rest} takes time, too", COMPILED)
     if timing and timing["median_us"] > UNTOLD * found.high:
@@ -117,7 +120,7 @@ def _binding(known: Known) -> Binding | None:
     term = found.terms[found.binds]
     source = COMPILED if found.binds in ("latency", "start") else term.source
     why = f"{term.us:.1f} of {found.us:.1f} us as predicted"
-    return Binding(UNITS[found.binds.partition(".")[0]], why, source)
+    return Binding(UNITS[found.binds.partition(".")[0]], why, source, FEWER if found.binds == "start" else "")
 
 
 def _by_counters(known: Known, found: Prediction) -> Binding | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import triton
 
-from tilewright.cost import size
+from tilewright.cost import amount, size
 from tilewright.interpreter.observed import SECTOR, Traffic
 from tilewright.tools.explain.evidence import AUDITED, CALCULATED, COMPILED, MEASURED, Audited, meeting
 from tilewright.tools.explain.known import Known
@@ -110,10 +110,19 @@ def occupancy(known: Known) -> Point:
         return Point(name, FAIL, [Fact(f"it cannot be launched: {one.obstacle}", COMPILED)], move=move)
     warps = work.resident * one.made.threads / one.gpu.warp
     limit = f", limited by {held.limiter}" if held.limiter else ""
-    facts = [Fact(f"an SM holds {held.blocks} blocks, {held.warps} of {one.gpu.warps_per_sm} warps{limit}", COMPILED)]
+    facts = [
+        Fact(
+            f"an SM holds {_counted(held.blocks, 'block')}, {held.warps} of {one.gpu.warps_per_sm} warps{limit}",
+            COMPILED,
+        )
+    ]
     if one.launch is None:
         return Point(name, UNKNOWN, facts, move=NO_GRID)
-    facts.append(Fact(f"{one.launch.blocks} blocks on {one.gpu.sms} SMs: {warps:.3g} warps an SM at a time", COMPILED))
+    facts.append(
+        Fact(
+            f"{_counted(one.launch.blocks, 'block')} on {one.gpu.sms} SMs: {warps:.3g} warps an SM at a time", COMPILED
+        )
+    )
     if known.prediction is None or not work.moved:
         return _unknown(known, name, *facts)
     if known.is_short:
@@ -171,7 +180,8 @@ def divergence(known: Known) -> Point:
     if not found:
         return Point(name, PASS, [Fact("no branch at which the lanes of a warp part", COMPILED)])
     worst = max(found, key=lambda parting: parting.share)
-    text = f"lanes may part at {len(found)} branches, the largest before {worst.share:.0%} of the instructions"
+    where = _counted(len(found), "branch", "branches")
+    text = f"lanes may part at {where}, the largest before {worst.share:.0%} of the instructions"
     if worst.share < PARTED:
         return Point(name, PASS, [Fact(text, COMPILED)])
     move = "give all lanes of a warp the same way: one thread for a pair of elements, or elements sorted by their way"
@@ -186,7 +196,7 @@ def reuse(known: Known) -> Point:
     used = audited.found.traffic
     times = sum(t.loaded for t in used) / max(1, sum(t.distinct_read for t in used))
     where = f" on {audited.case}" if audited.case else ""
-    facts = [Fact(f"a byte that is read is read {times:.3g} times{where}", AUDITED)]
+    facts = [Fact(f"a byte that is read is read {_times(times)}{where}", AUDITED)]
     if times < REPEATED:
         return Point(name, NOT_APPLICABLE, facts)
     facts.append(Fact(f"that adds {known.repeats_us:.1f} us to a floor of {known.floor_us:.1f} us", AUDITED))
@@ -194,7 +204,7 @@ def reuse(known: Known) -> Point:
     if known.prediction.terms["memory"].us <= (1 + WAITING) * known.floor_us or known.is_short:
         return Point(name, PASS, facts)
     worst = max(used, key=lambda t: t.loaded - t.distinct_read)
-    facts.append(Fact(f"`{worst.name}` is read {worst.reads_per_element:.3g} times", AUDITED))
+    facts.append(Fact(f"`{worst.name}` is read {_times(worst.reads_per_element)}", AUDITED))
     move = f"keep what is loaded of `{worst.name}` on the chip for all who need it: larger tiles, or fewer passes"
     return Point(name, FAIL, facts, _line_of(known, worst.name), move)
 
@@ -205,7 +215,7 @@ def privatisation(known: Known) -> Point:
     atomics = {work.one.name: work.one.mix.kinds.get("atomic", 0) for work in known.works}
     if not any(atomics.values()):
         return Point(name, NOT_APPLICABLE, [Fact("no atomics", COMPILED)])
-    facts = [Fact(f"{n} atomic instructions in {kernel}", COMPILED) for kernel, n in atomics.items() if n]
+    facts = [Fact(f"{_counted(n, 'atomic instruction')} in {kernel}", COMPILED) for kernel, n in atomics.items() if n]
     audited = known.evidence.audited
     if audited is None or known.floor_us is None:
         return _unknown(known, name, *facts)
@@ -215,7 +225,7 @@ def privatisation(known: Known) -> Point:
     worst = max(used, key=meeting)
     each = meeting(worst) * audited.scale
     us = each / known.evidence.gpu.clock_mhz
-    text = f"{each:.3g} atomics of warps on each address of `{worst.name}`, one a clock: {us:.1f} us"
+    text = f"{amount(each)} atomics of warps on each address of `{worst.name}`, one a clock: {us:.1f} us"
     facts.append(Fact(f"{text}, where the floor is {known.floor_us:.1f} us", AUDITED))
     if us <= known.floor_us or us < START_US:
         return Point(name, PASS, facts)
@@ -239,7 +249,9 @@ def coarsening(known: Known) -> Point:
     if one.launch is None:
         return Point(name, UNKNOWN, facts, move=NO_GRID)
     waves = one.waves or 0.0
-    facts.append(Fact(f"{one.launch.blocks} blocks of {one.made.threads} threads, {waves:.1f} waves", COMPILED))
+    facts.append(
+        Fact(f"{_counted(one.launch.blocks, 'block')} of {one.made.threads} threads, {waves:.1f} waves", COMPILED)
+    )
     if loops or width > THIN or waves < MANY:
         return Point(name, PASS, facts)
     facts.append(_on_their_way(known))
@@ -292,6 +304,14 @@ _POINTS: tuple[Callable[[Known], Point], ...] = (
 
 def _unknown(known: Known, name: str, *facts: Fact) -> Point:
     return Point(name, UNKNOWN, facts, move=f"not known: {known.evidence.unaudited}; {COUNT}")
+
+
+def _counted(count: int, what: str, several: str = "") -> str:
+    return f"{count} {what if count == 1 else several or what + 's'}"
+
+
+def _times(count: float) -> str:
+    return "once" if round(count, 2) == 1 else f"{count:.1f} times" if count < 10 else f"{count:.0f} times"
 
 
 def _is_triton(one: Inspection) -> bool:
@@ -412,5 +432,5 @@ def _without_matrix_unit(work: Work) -> Waste | None:
     if not work.products or work.has_matrix_unit or work.one.gpu.is_amd:
         return None
     unit, count = max(work.products.items(), key=lambda pair: pair[1])
-    text = f"{count:.3g} operations of products run as multiply-adds, and {unit} is idle"
+    text = f"{amount(count)} operations of products run as multiply-adds, and {unit} is idle"
     return Fact(text, COMPILED), ("fp32",), "tl.dot, or wmma or mma in CUDA C++: the matrix unit multiplies tiles"

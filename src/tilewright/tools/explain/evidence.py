@@ -292,7 +292,8 @@ def _audited(launches: Sequence[Inspection], run: Callable[[], Audited]) -> tupl
             return None, f"{fault}; tilewright audit tells more"
     names, ran = {one.name for one in launches}, {one.kernel for one in done.found.launches}
     if names != ran:
-        return None, f"on {done.case or 'the CPU'} it launches {', '.join(sorted(ran)) or 'nothing'} instead"
+        others = f"other kernels ({', '.join(sorted(ran))})" if ran else "torch's own operators"
+        return None, f"{done.case or 'the call'}, which was interpreted, takes {others}"
     asked = {name: sum(_programs(one) for one in launches if one.name == name) for name in names}
     there = {name: sum(one.programs for one in done.found.launches if one.kernel == name) for name in names}
     return replace(done, grown={name: asked[name] / there[name] for name in names}), ""
@@ -321,7 +322,7 @@ def _audited_op(
 
 
 def _on_itself(op: Op, kernel: Kernel, case: Case, cost: Cost) -> Audited:
-    """By some of its programs: of a product, how often bytes are read again depends on all sizes."""
+    """By some of its programs. Of a product, how often bytes are read again depends on all sizes."""
     args = [torch.zeros_like(a, device="cpu") if isinstance(a, Tensor) else a for a in op.make(case, device="meta")]
     found = audit(lambda *a: forward(kernel.fn, a, ())[1], *args, cost=cost, elements=MOST, lanes=LANES)
     return Audited(found)

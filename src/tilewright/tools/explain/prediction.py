@@ -191,8 +191,8 @@ def _with_words(found: Prediction, known: Evidence) -> Prediction:
         lacks.append("where integers of the inputs lead, if to addresses: small ones were drawn, or zeros")
     if known.rest:
         lacks.append(known.rest)
-    accesses = [a for one in known.launches for a in one.shared_accesses or () if a.wavefronts and a.ideal]
-    if any(a.wavefronts > CONFLICT * a.ideal for a in accesses):
+    accesses = [a for one in known.launches for a in one.shared_accesses or ()]
+    if any(a.wavefronts > CONFLICT * a.ideal for a in accesses if a.wavefronts and a.ideal):
         lacks.append("waiting for banks of shared memory")
     busy = _busy(known, found, found.us - known.ceilings.timer_us)
     return replace(found, rates=known.ceilings.source, lacks=tuple(lacks), busy=busy)
