@@ -16,6 +16,7 @@ from tilewright.spec import Case
 from tilewright.tools.explain import diagnosed, work
 from tilewright.tools.explain.checklist import FAIL, NOT_APPLICABLE, PASS, UNKNOWN
 from tilewright.tools.explain.evidence import of_cuda_file, of_function, of_op
+from tilewright.tools.explain.prediction import works
 
 H200 = datasheet("h200")
 ROOT = Path(__file__).parent.parent.parent
@@ -291,6 +292,17 @@ def summed(x):
     _sum[(x.numel() // 1024,)](x, y, 1024)
     return y
 
+@triton.jit
+def _wide(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs) + tl.load(x_ptr + offs + BLOCK) * tl.load(x_ptr + offs + 2 * BLOCK)
+    tl.store(y_ptr + offs, x)
+
+def wide(x):
+    y = torch.empty_like(x)
+    _wide[(x.numel() // 16384 - 2,)](x, y, 16384, num_warps=4)
+    return y
+
 def too_high(x):
     _each[(1, 2**17)](x, x, x, x.numel(), 1024)
     return x
@@ -335,6 +347,8 @@ def test_products_of_a_files_call_are_those_of_its_code(written, monkeypatch):
     rate = found.evidence.ceilings.rates["tensor.bfloat16"]
     assert found.floor_us == pytest.approx(operations / rate * 1e6, rel=0.05)
     assert found.prediction.us > found.floor_us
+    assert found.binding.what == "compute: tensor cores", "tiles that SMs copy ahead are asked of the L2 once"
+    assert found.prediction.terms["memory"].us < found.floor_us < found.prediction.high / 2
     monkeypatch.setattr(work, "_PRODUCT", re.compile("of a unit that is not known"))
     unread = diagnosed(found.evidence)
     assert unread.prediction is None
@@ -392,6 +406,27 @@ def test_how_often_a_products_bytes_are_read_is_that_of_the_call():
     (launch,) = [one.launch for one in found.evidence.launches]
     tiles = launch.programs**0.5  # square ones, of a square result
     assert f"read {tiles:.0f} times" in point(found, "tiling and reuse").facts[0].text
+
+
+def test_loads_on_their_way_have_registers_to_go_to(written):
+    found = written("wide", "4194304:fp32")
+    (one,) = works(found.evidence)
+    assert one.in_flight == H200.registers_per_sm * 4
+
+
+def test_weights_that_stay_as_large_do_not_make_a_call_move_less_than_it_must():
+    op = registry.load("bias_activation")
+    found = diagnosed(of_op(op, op.kernels["triton"], op.bench[0].with_dtype("bfloat16"), H200, MEASURED))
+    assert "memory moves 1.00 times" in point(found, "better mathematics").facts[-1].text
+
+
+def test_waiting_for_banks_is_said_not_to_be_in_a_time():
+    op = registry.load("transpose")
+    known = [
+        of_op(op, op.kernels[name], op.bench[1].with_dtype("float32"), H200, []) for name in ("cuda", "cuda-padded")
+    ]
+    lacks = [diagnosed(one).prediction.lacks for one in known]
+    assert ["waiting for banks of shared memory" in one for one in lacks] == [True, False]
 
 
 def test_small_tensors_count_together():

@@ -170,9 +170,7 @@ def _binds(work: Work) -> str:
     if work.unit is None:
         rates = f"{work.gpu.name} has no known rate of {' and '.join(work.cost.flops)}"
         return rates if work.cost.flops else "memory binds"
-    side, binds = ("below", "memory") if work.intensity < work.ridge else ("above", work.unit)
-    intensity = f"{work.intensity:.3g} operations a byte on {work.unit}"
-    return f"{intensity}, {side} the ridge of {work.ridge:.3g}: {binds} binds"
+    return f"{work.beside_the_ridge}: {'memory' if work.intensity < work.ridge else work.unit} binds"
 
 
 def code(found: Inspection | Refused, forms: Sequence[str]) -> Group:

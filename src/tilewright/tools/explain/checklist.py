@@ -149,9 +149,7 @@ def bound(known: Known) -> Point:
     facts = []
     work = known.longest.one.work
     if work and work.unit:
-        side = "below" if work.intensity < work.ridge else "above"
-        text = f"{work.intensity:.3g} operations a byte on {work.unit}, {side} the ridge of {work.ridge:.3g}"
-        facts.append(Fact(text, CALCULATED))
+        facts.append(Fact(work.beside_the_ridge, CALCULATED))
     us, source = known.evidence.measured_us, MEASURED
     if us is None:
         us, source = found.us, "predicted"
@@ -238,12 +236,13 @@ def coarsening(known: Known) -> Point:
     """Does a thread do enough for what it costs to start it?"""
     name, work = "coarsening", known.longest
     one = work.one
-    width = sum(s.instruction.width for s in work.steps if s.instruction.kind in (*LOADS, "global store"))
-    loops = any(s.in_loop and s.instruction.width for s in work.steps)
-    facts = [Fact(f"a thread moves {width} B" + (" each round of its loop" if loops else ""), COMPILED)]
-    if work.moved and not one.gpu.is_amd:  # the code may have ways that are not gone
-        width, loops = work.moved.asked / (work.programs * work.warps * one.gpu.warp), False
+    width, loops = work.thread_bytes, False
+    if width is not None:
         facts = [Fact(f"a thread moves {width:.0f} B", AUDITED if known.evidence.audited else CALCULATED)]
+    else:  # then by its code, which may have ways that are not gone
+        width = sum(s.instruction.width for s in work.steps if s.instruction.kind in (*LOADS, "global store"))
+        loops = any(s.in_loop and s.instruction.width for s in work.steps)
+        facts = [Fact(f"a thread moves {width} B" + (" each round of its loop" if loops else ""), COMPILED)]
     if "bulk copy" in one.mix.kinds or not width:
         return Point(name, NOT_APPLICABLE, [Fact("the data does not go through a thread's loads", COMPILED)])
     if one.launch is None:

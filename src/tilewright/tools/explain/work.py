@@ -49,6 +49,11 @@ class Work:
         """Of a program."""
         return self.one.made.threads * self.one.made.cluster / self.one.gpu.warp
 
+    @property
+    def thread_bytes(self) -> float | None:
+        """That a thread asks memory for, in all; None where that of the launch is not known."""
+        return self.moved.asked / (self.programs * self.warps * self.one.gpu.warp) if self.moved else None
+
     @cached_property
     def trips(self) -> tuple[float, float]:
         """How often code outside of loops, and inside, runs in a program: so often that it moves the bytes, or does

@@ -59,6 +59,12 @@ class Work:
         """The intensity at which that unit and memory take the same time: below it, memory binds."""
         return self.gpu.rates()[self.unit] / self.gpu.bandwidth if self.unit else math.inf
 
+    @property
+    def beside_the_ridge(self) -> str:
+        """Its intensity, in words; of what has a unit."""
+        side = "below" if self.intensity < self.ridge else "above"
+        return f"{self.intensity:.3g} operations a byte on {self.unit}, {side} the ridge of {self.ridge:.3g}"
+
     def as_json(self) -> dict[str, Any]:
         names = ("flops", "bytes_each", "flops_each", "unit", "intensity", "ridge")
         return {"bytes": self.cost.bytes} | {name: getattr(self, name) for name in names}
