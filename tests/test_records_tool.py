@@ -136,3 +136,12 @@ def test_bad_input_is_told_in_one_line(tool, words, said, monkeypatch, capsys):
         tool.main()
     assert left.value.code == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_timing_of_another_dtype_is_another(tool, ops):
+    """AdamW is benched with parameters of two."""
+    adamw = ops[1]
+    found = [timing("adamw", name, case) for name in adamw.kernels for case in adamw.bench]
+    assert "bench adamw" in commands(tool, "timings", [adamw], found)[0]
+    found += [one | {"dtype": "float32"} for one in found]
+    assert commands(tool, "timings", [adamw], found) == []

@@ -301,6 +301,12 @@ def test_another_gpu_has_its_floor_and_its_own_records(command, results):
     assert "80.0 us" in command("softmax", "--gpu", "H200").stdout
 
 
+def test_without_a_dtype_all_that_are_benched_are_told(command, results):
+    done = command("adamw", "--gpu", "a100-80gb", "--json")
+    dtypes = [json.loads(line)["dtype"] for line in done.stdout.splitlines()]
+    assert set(dtypes) == {"bfloat16", "float32"}
+
+
 def test_floors_as_json_lines(command, results):
     done = command("softmax", "--gpu", "a100-80gb", "--json", "--case", "M=1024,N=1024", "-d", "float32")
     (floor,) = map(json.loads, done.stdout.splitlines())
