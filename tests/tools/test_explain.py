@@ -303,6 +303,17 @@ def wide(x):
     _wide[(x.numel() // 16384 - 2,)](x, y, 16384, num_warps=4)
     return y
 
+@triton.jit
+def _square(x_ptr, y_ptr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    x = tl.load(x_ptr + offs)
+    tl.store(y_ptr + offs, tl.dot(x, tl.trans(x)))
+
+def too_large(x):
+    y = torch.empty_like(x)
+    _square[(1,)](x, y, x.shape[0])
+    return y
+
 def too_high(x):
     _each[(1, 2**17)](x, x, x, x.numel(), 1024)
     return x
@@ -385,10 +396,11 @@ def test_atomics_of_different_programs_are_not_one(written):
 
 
 def test_a_launch_that_a_gpu_refuses_has_no_time(written):
-    found = written("too_high", "4096:fp32")
-    assert found.binding.what == "nothing, as it cannot be launched"
-    assert "131072" in found.binding.why
-    assert found.prediction is None
+    for name, given, why in (("too_high", "4096:fp32", "131072"), ("too_large", "256x256:fp32", "shared memory")):
+        found = written(name, given)
+        assert found.binding.what == "nothing, as it cannot be launched"
+        assert why in found.binding.why
+        assert found.prediction is None
 
 
 def test_what_torch_compile_leaves_to_a_library_is_not_charged_to_its_launches():
