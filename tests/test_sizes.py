@@ -5,7 +5,7 @@ from pathlib import Path
 import triton
 
 from tilewright import ops
-from tilewright.ops._sizes import cdiv, next_power_of_2
+from tilewright.ops._sizes import FEW, cdiv, next_power_of_2, rows_each
 
 
 def test_they_are_tritons():
@@ -19,3 +19,12 @@ def test_no_op_calls_tritons():
         text = path.read_text()
         assert "triton.cdiv" not in text, path.name
         assert "triton.next_power_of_2" not in text, path.name
+
+
+def test_few_rows_are_spread_over_more_programs():
+    config = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}
+    assert rows_each(64 * FEW, config) == 64, "as configured"
+    assert rows_each(64 * FEW - 64, config) == 32
+    assert rows_each(8 * FEW, config) == 8
+    assert rows_each(1, config) == 8, "a thread has some to do"
+    assert rows_each(1, {"BLOCK_M": 4, "BLOCK_N": 1024, "num_warps": 4}) == 1

@@ -255,10 +255,10 @@ _launch_bias_bwd = Launcher(_bias_activation_bwd)
 _launch_sum = Launcher(_sum_parts)
 
 
-def _default(form: str, *_: object) -> dict[str, int]:
+def _default(form: str, *rest: object) -> dict[str, int]:
     config = {"block": 2048, "num_warps": 4}
     if form == "bias-fwd":
-        return config | {"columns": 1024}
+        return config | ({"block": 512, "columns": 512} if rest[-1] == "small" else {"columns": 1024})
     if form == "bias-bwd":
         return {"block": 1024, "columns": 1024, "programs": 1056, "ahead": 1, "num_warps": 4}
     return config
@@ -267,7 +267,9 @@ def _default(form: str, *_: object) -> dict[str, int]:
 def _choices(form: str, *_: object) -> list[dict[str, int]]:
     blocks = [{"block": block, "num_warps": warps} for block in (1024, 2048, 4096, 8192) for warps in (4, 8)]
     if form == "bias-fwd":
-        return [config | {"columns": columns} for config in blocks[2:6] for columns in (256, 1024, 2048)]
+        some = ({"block": 512, "num_warps": 4}, blocks[0], *blocks[2:6])
+        found = [config | {"columns": columns} for config in some for columns in (256, 512, 1024, 2048)]
+        return [config for config in found if config["columns"] <= config["block"]]
     if form == "bias-bwd":  # 5, 8 and 10 programs for each of an H200's 132 multiprocessors
         return [
             config | {"columns": columns, "programs": programs, "ahead": ahead}

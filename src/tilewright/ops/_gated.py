@@ -122,12 +122,13 @@ def _gated_bwd(
         _gate_tile_back(gate_ptrs, up_ptrs, dy_ptrs, dgate_ptrs, dup_ptrs, mask, ACT)
 
 
-def _default(*_: object) -> dict[str, int]:
-    return {"block": 2048, "num_warps": 4}
+def _default(*key: object) -> dict[str, int]:
+    return {"block": 512 if key[-1] == "small" else 2048, "num_warps": 4}
 
 
-def _choices(*_: object) -> list[dict[str, int]]:
-    return [{"block": block, "num_warps": warps} for block in (1024, 2048, 4096, 8192) for warps in (4, 8)]
+def _choices(*key: object) -> list[dict[str, int]]:
+    blocks = (256, 512, 1024, 2048) if key[-1] == "small" else (1024, 2048, 4096, 8192)
+    return [{"block": block, "num_warps": warps} for block in blocks for warps in (4, 8)]
 
 
 CONFIG = Tuned("gated.json", _default, _choices)

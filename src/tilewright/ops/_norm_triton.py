@@ -15,7 +15,7 @@ import triton.language as tl
 
 from tilewright.ops._follow import await_leader, following
 from tilewright.ops._launch import Launcher, Prepared, shared_memory
-from tilewright.ops._sizes import cdiv, next_power_of_2
+from tilewright.ops._sizes import cdiv, next_power_of_2, rows_each
 from tilewright.ops._tuned import Config, Tuned
 
 LONGEST_ROW = 32768  # elements that one program can hold in registers
@@ -439,6 +439,7 @@ def forward_by_programs(
         held = shared_memory(device) // (read * config["CHUNK"] * dtype.itemsize)
         config["STAGES"] = min(config["STAGES"], 1 + held)
         return _launch_fwd_long.prepare((M,), N, eps, offset, **config)
+    config["BLOCK_M"] = rows_each(M, config)
     return _launch_fwd.prepare((cdiv(M, config["BLOCK_M"]),), M, N, eps, offset, **config)
 
 

@@ -21,7 +21,7 @@ from tilewright.ops._follow import can_follow, following
 from tilewright.ops._launch import Launcher
 from tilewright.ops._operator import contiguous_like, is_differentiated, operator
 from tilewright.ops._reduce_kernels import _reduce_bwd, _reduce_columns, _reduce_long, _reduce_pieces, _reduce_tile
-from tilewright.ops._sizes import cdiv, next_power_of_2
+from tilewright.ops._sizes import cdiv, next_power_of_2, rows_each
 from tilewright.ops._tuned import Config, Tuned, planned
 from tilewright.spec import Cost, points
 
@@ -119,7 +119,7 @@ def _long_default(form: str, how: str, size: int, length: int) -> Config:
 
 def _long_choices(form: str, how: str, size: int, length: int) -> list[Config]:
     blocks = [n for n in (512, 1024, 2048, 4096, 8192, 16384) if n <= length // 2]
-    found = [(n, n // (32 * each)) for n in blocks for each in (8, 16, 32)]
+    found = [(n, n // (32 * each)) for n in blocks for each in (4, 8, 16, 32)]
     return [{"BLOCK_N": n, "num_warps": warps} for n, warps in found if 1 <= warps <= 16]
 
 
@@ -177,6 +177,7 @@ def _launch_of(outer: int, N: int, inner: int, dtype: torch.dtype, device: int, 
     group = 16 // size if kind.how in GROUPED else 1  # what a thread reads at once
     if inner == 1 and N <= LONGEST_TILE:
         config = dict(TILE(device, "tile", kind.how, size, max(group, next_power_of_2(N))))
+        config["BLOCK_M"] = rows_each(outer, config)
         programs = min(config.pop("programs"), cdiv(outer, config["BLOCK_M"]))
         how |= {"LAST": kind.last, "GROUP": group, "FILLED": config["BLOCK_N"] == N and outer % config["BLOCK_M"] == 0}
         return _tile_launch.prepare((programs,), outer, N, p, **how, **config)
