@@ -46,7 +46,7 @@ def _finite(m):
 def _term(x, p, TERM: tl.constexpr):
     x = x.to(tl.float32)
     if TERM == "negated":
-        x = -x
+        x *= -1.0  # free in machine code, as 0 - x, which Triton makes of -x, is not
     elif TERM == "abs":
         x = tl.abs(x)
     elif TERM == "-abs":
