@@ -26,6 +26,7 @@ from tilewright.ops._tuned import Config, Tuned, planned
 from tilewright.spec import Cost, points
 
 PROGRAMS = 4224  # 32 for each of an H200's 132 multiprocessors
+ROWS = PROGRAMS // 4  # enough to fill the GPU: fewer are cut into pieces
 LONGEST_TILE = 8192  # elements of a row that one program takes whole
 EVERY = 2**31 - 1  # programs: one for each tile
 COLUMN_TILE = 8192  # elements of columns that one program takes at a time
@@ -77,15 +78,15 @@ KEEPING = {  # how terms are put together where backward needs more of a row tha
 OF_ITSELF = ("sum", "mean", "logsumexp", "norm1", "norm2", "normp")  # of groups it is that of all, with its gradient
 
 
-def split(M: int, N: int, block: int) -> tuple[int, int]:
+def split(M: int, N: int, block: int, programs: int = PROGRAMS) -> tuple[int, int]:
     """The length of the pieces that programs take of a row of N, and their number.
 
     Shapes alone decide, so that the order of summation, and with it every bit of the result, is always the same.
     """
-    if M >= PROGRAMS // 4:  # the rows are enough to fill the GPU
+    if M >= ROWS:
         return N, 1
     blocks = cdiv(N, block)
-    each = cdiv(M * blocks, PROGRAMS)
+    each = cdiv(M * blocks, programs)
     return each * block, cdiv(blocks, each)
 
 
@@ -113,14 +114,20 @@ def _tile_choices(form: str, how: str, size: int, block: int) -> list[Config]:
 
 def _long_default(form: str, how: str, size: int, length: int) -> Config:
     if length < 16384:
-        return {"BLOCK_N": length // 4, "num_warps": max(1, length // 2048)}
-    return {"BLOCK_N": 4096 if Kind(how).has_two else 8192, "num_warps": 8}
+        found = {"BLOCK_N": length // 4, "num_warps": max(1, length // 2048)}
+    else:
+        found = {"BLOCK_N": 4096 if Kind(how).has_two else 8192, "num_warps": 8}
+    return found | ({"programs": PROGRAMS} if form == "pieces" else {})
 
 
 def _long_choices(form: str, how: str, size: int, length: int) -> list[Config]:
     blocks = [n for n in (512, 1024, 2048, 4096, 8192, 16384) if n <= length // 2]
     found = [(n, n // (32 * each)) for n in blocks for each in (4, 8, 16, 32)]
-    return [{"BLOCK_N": n, "num_warps": warps} for n, warps in found if 1 <= warps <= 16]
+    configs = [{"BLOCK_N": n, "num_warps": warps} for n, warps in found if 1 <= warps <= 16]
+    if form == "long":
+        return configs
+    many = (PROGRAMS, 2 * PROGRAMS, 4 * PROGRAMS)
+    return [config | {"programs": n} for config in configs if config["BLOCK_N"] >= 2048 for n in many]
 
 
 def _columns_default(form: str, how: str, size: int, length: int, width: int) -> Config:
@@ -182,9 +189,10 @@ def _launch_of(outer: int, N: int, inner: int, dtype: torch.dtype, device: int, 
         how |= {"LAST": kind.last, "GROUP": group, "FILLED": config["BLOCK_N"] == N and outer % config["BLOCK_M"] == 0}
         return _tile_launch.prepare((programs,), outer, N, p, **how, **config)
     if inner == 1:
-        config = LONG(device, "long", kind.how, size, min(LONGEST_KEY, next_power_of_2(N)))
+        form = "long" if outer >= ROWS else "pieces"
+        config = dict(LONG(device, form, kind.how, size, min(LONGEST_KEY, next_power_of_2(N))))
         how["GROUP"] = group
-        chunk, pieces = split(outer, N, config["BLOCK_N"])
+        chunk, pieces = split(outer, N, config["BLOCK_N"], config.pop("programs", PROGRAMS))
         launcher, grid, given = _long_launch, (outer, pieces), (N, chunk, p)
     else:
         length, width = (next_power_of_2(min(n, most)) for n, most in ((N, COLUMN_TILE), (inner, 1024)))
