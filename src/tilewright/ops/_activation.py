@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 from torch import Tensor
+from triton.language.extra import libdevice
 
 from tilewright.ops._dispatch import FLOATS, filling, has_at_least, is_quiet, is_ready, runs_here
 from tilewright.ops._flat import bucket, may_change, takes, tile, tiles
@@ -262,7 +262,7 @@ _launch_sum = Launcher(_sum_parts)
 def _default(form: str, *rest: object) -> dict[str, int]:
     config = {"block": 2048, "num_warps": 4}
     if form == "bias-fwd":
-        return config | ({"block": 512, "columns": 512} if rest[-1] == "small" else {"columns": 1024})
+        return config | ({"block": 1024, "columns": 512} if rest[-1] == "small" else {"columns": 1024})
     if form == "bias-bwd":
         return {"block": 1024, "columns": 1024, "programs": 1056, "ahead": 1, "num_warps": 4}
     return config

@@ -13,7 +13,7 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length() if n else 0
 
 
-FEW = 256  # programs: about two for each multiprocessor of a large GPU
+FEW = 512  # programs: about four for each multiprocessor of a large GPU
 ELEMENTS = 128  # of a warp, at least
 
 
