@@ -159,7 +159,7 @@ class _Launch:
         slots = [ctypes.addressof(self._values) + 8 * n for n in range(len(self._values))]
         for slot, number in zip(slots[tensors:], of.numbers, strict=True):
             kind = ctypes.c_float if isinstance(number, float) else ctypes.c_int64
-            kind.from_address(slot).value = number
+            kind.from_address(slot).value = number  # pyright: ignore[reportAttributeAccessIssue]
         self._slots = (ctypes.c_void_p * len(slots))(*slots)
         self._run, self._args = (
             driver.cuLaunchKernelEx,

@@ -236,7 +236,8 @@ def _reduce_tile(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Whole rows, BLOCK_M at a time. If they are FILLED, tiles have neither rows nor columns to spare."""
-    HINT: tl.constexpr = "" if HOW == "index" else ONCE  # the place of an extreme is found by a second read
+    # The place of an extreme is found by a second read.
+    HINT: tl.constexpr = "" if HOW == "index" else ONCE  # pyright: ignore[reportAssignmentType]
     offs_n = tl.arange(0, BLOCK_N)[None, :]
     for tile in range(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.num_programs(0)):
         offs_m = tile.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: M * N may pass 2**31
