@@ -30,10 +30,12 @@ few_of_each = settings(few_examples, max_examples=6, suppress_health_check=list(
 
 @pytest.fixture
 def few_programs(monkeypatch):
-    """Rows are cut into pieces of several blocks, or into many pieces, however short they are."""
+    """So many programs, or rows, fill the GPU: fewer rows are cut into pieces, however short they are."""
 
-    def fill(programs: int) -> None:
+    def fill(programs: int, rows: int | None = None) -> None:
         monkeypatch.setattr(_reduce, "PROGRAMS", programs)
+        monkeypatch.setattr(_reduce, "ROWS", programs // 4 if rows is None else rows)
+        monkeypatch.setattr(_reduce.split, "__defaults__", (programs,))
         monkeypatch.setattr(_reduce, "LONGEST_TILE", 512)
         monkeypatch.setattr(_reduce, "COLUMN_TILE", 256)
         monkeypatch.setattr(_reduce.LONG, "default", lambda *_: {"BLOCK_N": 512, "num_warps": 4})

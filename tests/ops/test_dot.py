@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
+from reduction_laws import few_programs as few_programs
 from support import (
     LAYOUTS,
     assert_compiles,
@@ -15,7 +16,7 @@ from support import (
     laid_out,
     layouts,
 )
-from tilewright.ops import _numba, _reduce
+from tilewright.ops import _numba
 from tilewright.ops import dot as module
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -62,16 +63,19 @@ def test_every_element_counts_once(form, N, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["contiguous", "offset"])
 @pytest.mark.parametrize(
-    ("N", "programs"),
+    ("N", "programs", "rows"),
     [
-        (4096, 4224),
-        (20011, 2),  # pieces of several blocks
-        (20011, 4224),  # as many pieces as there are blocks
-        (8192 * 3, 3),
+        (4096, 4224, 1056),
+        (20011, 1, 1),  # one piece
+        (20011, 2, 2),  # pieces of several blocks
+        (20011, 4224, 1056),  # as many pieces as there are blocks
+        (8192 * 3, 3, 2),
     ],
 )
-def test_every_element_counts_once_in_every_piece(form, dtype, layout, N, programs, device, monkeypatch):
-    monkeypatch.setattr(_reduce, "PROGRAMS", programs)
+def test_every_element_counts_once_in_every_piece(
+    form, dtype, layout, N, programs, rows, device, monkeypatch, few_programs
+):
+    few_programs(programs, rows)
     monkeypatch.setattr(module, "CUDA_BLOCK", 1024)
     x = laid_out((N,), layout, device=device, dtype=dtype).mul(2).round()
     y = laid_out((N,), "contiguous", device=device, dtype=dtype, seed=1).round()

@@ -48,18 +48,20 @@ def test_every_element_counts_once(form, M, N, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layout", ["contiguous", "offset"])
 @pytest.mark.parametrize(
-    ("M", "N", "programs"),
+    ("M", "N", "programs", "rows"),
     [
-        (700, 9, 4224),  # short rows, several to a program
-        (3, 2048, 4224),
-        (3, 12289, 4),  # long rows of odd length, each by one program in a loop
-        (2, 4096, 4),
-        (1, 20011, 2),  # one long row, cut into pieces of several blocks
-        (2, 20011, 4224),  # and into as many pieces as there are blocks
+        (700, 9, 4224, 1056),  # short rows, several to a program
+        (3, 2048, 4224, 1056),
+        (3, 12289, 4, 1),  # long rows of odd length, each by one program in a loop
+        (2, 4096, 4, 1),
+        (1, 20011, 3, 2),  # one long row, cut into pieces of several blocks
+        (2, 20011, 4224, 1056),  # and into as many pieces as there are blocks
     ],
 )
-def test_every_element_counts_once_in_every_regime(dtype, layout, M, N, programs, device, monkeypatch):
-    monkeypatch.setattr(_reduce, "PROGRAMS", programs)
+def test_every_element_counts_once_in_every_regime(
+    dtype, layout, M, N, programs, rows, device, monkeypatch, few_programs
+):
+    few_programs(programs, rows)
     monkeypatch.setattr(module, "CUDA_BLOCK", 1024)
     x = laid_out((M, N), layout, device=device, dtype=dtype).mul(3).round()
     same(module.sum_rows(x, "cuda"), x.double().sum(-1).to(dtype))
@@ -74,6 +76,11 @@ def test_pieces_cover_a_row_and_fill_the_gpu(M, N, block):
         assert chunk % block == 0
     if M * triton.cdiv(N, block) >= _reduce.PROGRAMS:  # there is enough to do for all
         assert _reduce.PROGRAMS // 4 <= M * chunks <= max(M, 2 * _reduce.PROGRAMS)
+
+
+def test_more_programs_take_shorter_pieces():
+    assert [_reduce.split(1, 2**28, 8192, programs) for programs in (4096, 16384)] == [(2**16, 4096), (2**14, 16384)]
+    assert _reduce.split(_reduce.ROWS, 2**28, 8192, 16384) == (2**28, 1), "the rows fill the GPU"
 
 
 @pytest.mark.gpu
