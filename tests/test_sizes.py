@@ -1,11 +1,15 @@
-"""Sizes on the host are Triton's, without its cost."""
+"""Sizes on the host are Triton's, without its cost; and how few rows are shared out."""
 
 from pathlib import Path
 
+import pytest
 import triton
 
-from tilewright import ops
+from tilewright import ops, registry
+from tilewright.hardware import datasheet
 from tilewright.ops._sizes import FEW, cdiv, next_power_of_2, rows_each
+from tilewright.spec import Case
+from tilewright.tools.inspect.launches import of_kernel
 
 
 def test_they_are_tritons():
@@ -28,3 +32,14 @@ def test_few_rows_are_spread_over_more_programs():
     assert rows_each(8 * FEW, config) == 8
     assert rows_each(1, config) == 8, "a thread has some to do"
     assert rows_each(1, {"BLOCK_M": 4, "BLOCK_N": 1024, "num_warps": 4}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "point", "programs"),
+    [("sum", {"M": 2048, "N": 64}, 128), ("add_rms_norm", {"M": 8, "N": 1024, "weight": "same"}, 8)],
+)
+def test_small_inputs_are_launched_so(name, point, programs):
+    op = registry.load(name)
+    case = Case(tuple(point.items()), "bfloat16")
+    (launch,) = of_kernel(op, op.kernels["triton"], case, datasheet("h200"), ("forward",))
+    assert launch.programs == programs
