@@ -3,6 +3,7 @@
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from tilewright.ops import _cuda
 
 pytest.importorskip("cuda.core")
-from cuda.bindings import driver
+from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
 
 STREAM, OTHER_STREAM, KERNEL = 0x5500, 0x6600, 0x7700
 
@@ -34,7 +35,7 @@ def launched(monkeypatch):
 
 
 def prepared(cluster: int = 1) -> _cuda.Prepared:
-    source = SimpleNamespace(_kernel=lambda *_: SimpleNamespace(handle=KERNEL))
+    source: Any = SimpleNamespace(_kernel=lambda *_: SimpleNamespace(handle=KERNEL))
     return _cuda.Prepared(source, "f", torch.float32, 0, (3, 2), 128, (-7, 0.5), 16, cluster)
 
 

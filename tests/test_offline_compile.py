@@ -49,7 +49,7 @@ class Untouched(Draw):
 for name in sys.argv[1:]:
     op = registry.load(name)
     before = launches
-    cases = [case.with_dtype(op.bench_dtype) for case in op.bench]
+    cases = op.benched(op.bench_dtype)
     cases += [case.with_dtype(dtype) for case in (op.check[0], op.check[-1]) for dtype in op.dtypes]
     for kernel in op.kernels.values():
         for case in cases:

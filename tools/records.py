@@ -72,7 +72,7 @@ def _timings(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
         wanted = [*BASELINES, source.PUBLIC] if op.shipped else [*op.kernels]
         for direction in ["both"] if op.is_one_pass else _directions(op):
             timed = [r for r in fresh if r["kind"] == "timing" and not r.get("sized") and r["direction"] == direction]
-            if names := [name for name in wanted if _misses(_timed(op), op, name, timed)]:
+            if names := [name for name in wanted if _misses(op.benched(), op, name, timed)]:
                 groups[direction, op.shipped is not None, names == [source.PUBLIC]][op.name] = names
     for (direction, *_), lacks in groups.items():
         names = dict.fromkeys(name for names in lacks.values() for name in names)
@@ -84,7 +84,7 @@ def _counters(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
     for direction in ("forward", "backward"):
         counted = [r for r in fresh if r["kind"] == "counters" and r.get("direction") == direction]
         of = [op for op in ops if op.shipped and direction in _directions(op)]
-        names = [op.name for op in of if _misses(_seen(op), op, source.PUBLIC, counted)]
+        names = [op.name for op in of if _misses(op.benched(op.bench_dtype), op, source.PUBLIC, counted)]
         for n in range(0, len(names), COUNTED):
             some = ",".join(names[n : n + COUNTED])
             yield Step(("profile", some, "-s", "ncu", "--direction", direction), "counters.jsonl")
@@ -103,17 +103,8 @@ def _sizes(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
 
 def _directions(op: Op) -> list[str]:
     """Backward where it moves anything: some gradients are the incoming one itself, looked at otherwise."""
-    moves = any(cost_of(op, case, "backward").bytes for case in _seen(op))
+    moves = any(cost_of(op, case, "backward").bytes for case in op.benched(op.bench_dtype))
     return ["forward", "backward"] if moves else ["forward"]
-
-
-def _timed(op: Op) -> list[Case]:
-    return [case.with_dtype(dtype) for dtype in op.bench_dtypes for case in op.bench]
-
-
-def _seen(op: Op) -> list[Case]:
-    """The bench cases as tools see them that look at one dtype."""
-    return [case.with_dtype(op.bench_dtype) for case in op.bench]
 
 
 def _misses(cases: Iterable[Case], op: Op, kernel: str, found: Records) -> bool:
@@ -161,7 +152,7 @@ def warm(name: str, kind: str) -> None:
             gradients(returned, wanted, [torch.ones_like(r) for r in returned])
 
     with any_number_of_graphs():
-        for case in op.sizes() if kind == "sizes" else _timed(op):
+        for case in op.sizes() if kind == "sizes" else op.benched():
             with contextlib.suppress(torch.cuda.OutOfMemoryError):  # then `bench` compiles it
                 compile(case)
             torch.cuda.empty_cache()

@@ -239,6 +239,10 @@ class Op:
     def bench_dtype(self) -> str:
         return self.bench_dtypes[0]
 
+    def benched(self, *dtypes: str) -> list[Case]:
+        """The bench cases in these dtypes, or in all that are benched."""
+        return [case.with_dtype(dtype) for dtype in dtypes or self.bench_dtypes for case in self.bench]
+
     def sizes(self) -> list[Case]:
         """The bench case that can be the smallest, as inputs and results of about 1 KiB, 4 KiB, … 4 GiB in all."""
         grows = self.grows or self.batch
@@ -251,7 +255,7 @@ class Op:
             moved = (*args, *(results if isinstance(results, tuple) else (results,)))
             return sum(a.nbytes for a in moved if isinstance(a, Tensor))
 
-        base = min((case.with_dtype(self.bench_dtype).with_size(grows, 1) for case in self.bench), key=size)
+        base = min((case.with_size(grows, 1) for case in self.benched(self.bench_dtype)), key=size)
         each = size(base.with_size(grows, 2)) - size(base)
         lengths = [1 + (2**power - size(base)) / each for power in range(10, 33, 2)]
         return [base.with_size(grows, 2 ** round(math.log2(length))) for length in lengths if length >= 1]

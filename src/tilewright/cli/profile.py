@@ -140,7 +140,7 @@ def _of_ops(ops: list[Op], direction: str) -> tuple[list[Call], list[dict[str, l
     for op in ops:
         kernel = op.shipped
         if kernel and (direction == "forward" or kernel.differentiable):
-            calls += [_call(op.name, kernel.name, case.with_dtype(op.bench_dtype), direction) for case in op.bench]
+            calls += [_call(op.name, kernel.name, case, direction) for case in op.benched(op.bench_dtype)]
     return calls, [{} for _ in calls]
 
 
