@@ -65,6 +65,30 @@ def test_dtypes_other_than_the_usual_are_named():
         assert "| N=1 float32 |" in filled
 
 
+def test_what_is_slower_than_what_one_had_is_listed_and_counted():
+    public = source.PUBLIC
+    records = [
+        *(timing(name, us, case=1, host_us=4.0) for name, us in (("eager", 9.0), ("compile", 5.0))),
+        timing(public, 5.2, case=1, host_us=8.0),
+        *(timing(name, us, case=2, sized=True) for name, us in (("eager", 9.0), ("compile", 5.0), (public, 5.09))),
+        *(timing(name, us, case=3) for name, us in (("compile", 5.0), (public, 9.0))),
+        timing("eager", 5.0, case=4, direction="backward"),
+        timing(public, 8.0, case=4, direction="backward", is_torchs=True),
+        *(timing(name, us, case=5) for name, us in (("eager", 5.0), ("triton", 9.0))),
+        timing("eager", 5.0, case=6),
+        timing(public, 9.0, case=6) | {"source": "another"},
+    ]
+    page = "<!-- records: slower -->\n<!-- end -->"
+    filled = markdown.fill(page, records)
+    assert "| softmax | N=1 bfloat16 | 9.00 us | 5.00 us | 5.20 us | 1.040 |" in filled
+    assert "| softmax | N=3 bfloat16 |  | 5.00 us | 9.00 us | 1.800 |" in filled
+    assert filled.count("| softmax |") == 2, "within 2 %, by torch, no user's call, of older code"
+    assert "These 2 of 4 calls are slower by more than 2% and ours.\n1 more" in filled
+    assert "1.50 times as long as torch's own in the median of 2, no more than 1.5 times in 50%" in filled
+    assert "Backward" not in filled, "that one is torch's"
+    assert "These 0 of 0 calls" in markdown.fill(page, [timing("eager", 1.0)])
+
+
 def test_the_summary_says_what_is_no_difference():
     eager = timing("eager", 2.1, interval_us=[1.9, 2.3])
     filled = markdown.fill(SUMMARY, [eager, timing("triton", 2.0, interval_us=[1.9, 2.1])])

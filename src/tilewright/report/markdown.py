@@ -17,7 +17,7 @@ from tilewright import source
 from tilewright.cost import DIRECTIONS, size
 from tilewright.counters import Counters
 from tilewright.record import is_stale
-from tilewright.report import accuracy, portability
+from tilewright.report import accuracy, portability, slower
 from tilewright.report.provenance import told
 from tilewright.report.rows import Row, rows
 
@@ -239,6 +239,7 @@ PARTS: dict[str, tuple[Callable[[dict[str, Any], str], bool], Callable[[Records]
     "portability": (lambda r, _: r["kind"] == "resources", portability.table),
     "predictions": (lambda r, _: r["kind"] == "prediction", accuracy.predictions),
     "sizes": (lambda r, _: r["kind"] == "timing" and bool(r.get("sized")), _sizes),
+    "slower": (lambda r, _: r["kind"] == "timing", slower.table),
     "submissions": (lambda r, _: r["kind"] == "verdict" and "file" in r, _verdicts),
     "traps": (lambda r, _: r["kind"] == "trap", _traps),
     "verdicts": (lambda r, _: r["kind"] == "verdict" and "file" not in r, _verdicts),
