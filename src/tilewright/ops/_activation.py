@@ -177,7 +177,7 @@ def _bias_activation_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    start_m, start_n = tile(M, N, BLOCK_M, BLOCK_N)
+    start_m, start_n = tile(M, BLOCK_M, BLOCK_N)
     offs_m = start_m + tl.arange(0, BLOCK_M)[:, None]
     offs_n = start_n + tl.arange(0, BLOCK_N)[None, :]
     offs = offs_m * N + offs_n
@@ -311,8 +311,9 @@ def _plan_bias(act: str, M: int, N: int, device: int, dtype: torch.dtype, _: tor
     config = CONFIG(device, "bias-fwd", act, dtype.itemsize, bucket(M * N))
     BLOCK_M, BLOCK_N = _several_rows(config, N)
     blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "num_warps": config["num_warps"]}
-    filled = M % BLOCK_M == 0 and N % BLOCK_N == 0
-    return _launch_bias_fwd.prepare(tiles(M, N, BLOCK_M, BLOCK_N), M, N, ACT=act, FILLED=filled, **blocks)
+    grid = across, down, steps = tiles(M, N, BLOCK_M, BLOCK_N)
+    filled = across * BLOCK_N == N and down * steps * BLOCK_M == M
+    return _launch_bias_fwd.prepare(grid, M, N, ACT=act, FILLED=filled, **blocks)
 
 
 def _activate(x: Tensor, y: Tensor, act: str) -> None:

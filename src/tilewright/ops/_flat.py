@@ -16,6 +16,7 @@ from tilewright.ops._sizes import cdiv, next_power_of_2
 NARROWEST = 256  # columns of a tile where rows are longer: 512 bytes in a run, and little is lost where a row ends
 OVERLAPS = 1  # as torch says that elements of a tensor share memory
 LARGE = 2**23  # elements; above, a call is many waves of programs
+MOST_DOWN = 2**16 - 1  # programs along the second dimension of a grid
 
 
 def takes(smallest: float, *tensors: Any) -> bool:
@@ -61,17 +62,19 @@ def tile_shape(M: int, N: int, block: int) -> tuple[int, int]:
     return max(1, block // columns), columns
 
 
-def tiles(M: int, N: int, BLOCK_M: int, BLOCK_N: int) -> tuple[int]:
-    """The grid for `tile`."""
-    return (cdiv(M, BLOCK_M) * cdiv(N, BLOCK_N),)
+def tiles(M: int, N: int, BLOCK_M: int, BLOCK_N: int) -> tuple[int, int, int]:
+    """The grid for `tile`: across and, in as many steps as a launch needs, down."""
+    down = cdiv(M, BLOCK_M)
+    steps = next_power_of_2(cdiv(down, MOST_DOWN))
+    return cdiv(N, BLOCK_N), cdiv(down, steps), steps
 
 
 @triton.jit
-def tile(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Where this program's tile of [M, N] begins."""
-    pid = tl.program_id(0)
-    if M == 1:  # known to the compiler: nothing is divided, and N may be long
-        return pid.to(tl.int64) * 0, pid.to(tl.int64) * BLOCK_N
+def tile(M, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Where this program's tile of [M, N] begins. Nothing is divided, which would take longer than some activations."""
+    start_n = tl.program_id(0).to(tl.int64) * BLOCK_N
+    if M == 1:  # known to the compiler
+        return start_n * 0, start_n
     else:
-        across = tl.cdiv(N, BLOCK_N)
-        return (pid // across).to(tl.int64) * BLOCK_M, (pid % across).to(tl.int64) * BLOCK_N
+        row = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+        return row.to(tl.int64) * BLOCK_M, start_n
