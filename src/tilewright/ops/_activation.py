@@ -16,6 +16,7 @@ from triton.language.extra import libdevice
 
 from tilewright.ops._dispatch import FLOATS, filling, has_at_least, is_quiet, is_ready, runs_here
 from tilewright.ops._flat import bucket, may_change, takes, tile, tiles
+from tilewright.ops._follow import await_leader, can_follow, following, let_follow
 from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._operator import contiguous_like, operator
 from tilewright.ops._sizes import cdiv, next_power_of_2
@@ -207,11 +208,13 @@ def _bias_activation_bwd(
     rows,
     ACT: tl.constexpr,
     AHEAD: tl.constexpr,
+    LEADS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """A program takes so many rows of its columns, and leaves the sum of their gradients in part [programs, N]. While
     some are computed, the next are on their way, or if it is AHEAD by 2 those after them too."""
+    let_follow(LEADS)
     across = tl.cdiv(N, BLOCK_N)
     piece = (tl.program_id(0) // across).to(tl.int64)
     offs_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
@@ -242,8 +245,9 @@ def _bias_activation_bwd(
 
 
 @triton.jit
-def _sum_parts(part_ptr, out_ptr, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _sum_parts(part_ptr, out_ptr, M, N, FOLLOWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """out [N] = the sums of the columns of part [M, N]."""
+    await_leader(FOLLOWS)
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for m in range(0, M, BLOCK_M):
@@ -400,8 +404,9 @@ def _plan_bias_backward(
     rows = cdiv(M, max(1, config["programs"] // across))  # shapes decide, so that sums are always the same
     pieces = cdiv(M, rows)
     blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "num_warps": config["num_warps"]}
-    pull_back = _launch_bias_bwd.prepare((pieces * across,), M, N, rows, ACT=act, AHEAD=config["ahead"], **blocks)
-    add_up = _launch_sum.prepare((cdiv(N, 32),), pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4)
+    how = {"ACT": act, "AHEAD": config["ahead"], "LEADS": can_follow(device)}
+    pull_back = _launch_bias_bwd.prepare((pieces * across,), M, N, rows, **how, **blocks)
+    add_up = _launch_sum.prepare((cdiv(N, 32),), pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4, **following(device))
 
     def launch(x: Tensor, bias: Tensor | None, dy: Tensor, dx: Tensor, dbias: Tensor) -> None:
         part = x.new_empty(pieces, N, dtype=torch.float32)
