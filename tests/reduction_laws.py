@@ -35,7 +35,6 @@ def few_programs(monkeypatch):
     def fill(programs: int, rows: int | None = None) -> None:
         monkeypatch.setattr(_reduce, "PROGRAMS", programs)
         monkeypatch.setattr(_reduce, "ROWS", programs // 4 if rows is None else rows)
-        monkeypatch.setattr(_reduce.split, "__defaults__", (programs,))
         monkeypatch.setattr(_reduce, "LONGEST_TILE", 512)
         monkeypatch.setattr(_reduce, "COLUMN_TILE", 256)
         monkeypatch.setattr(_reduce.LONG, "default", lambda *_: {"BLOCK_N": 512, "num_warps": 4})

@@ -105,9 +105,7 @@ def activated(x, ACT: tl.constexpr, BITS: tl.constexpr = 32):
         x = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
         return x * x
     elif ACT == "silu":
-        return libdevice.fast_dividef(
-            x, 1.0 + tl.exp2(-1.442695 * x)
-        )  # where the exponential overflows, zero, as it should be
+        return libdevice.fast_dividef(x, 1.0 + tl.exp2(-1.442695 * x))  # zero where the exponential overflows
     elif ACT == "gelu_tanh":
         return libdevice.fast_dividef(x, 1.0 + tl.exp2(-_tanh_odds(x)))
     elif BITS == 16:

@@ -72,7 +72,9 @@ class Source:
     ) -> int:
         """How many clusters of such blocks the GPU has at a time."""
         with torch.cuda.device(device):
-            stream = _stream(device, torch._C._cuda_getCurrentRawStream(device), threading.get_ident())
+            here = _core().Device(device)
+            here.set_current()
+            stream = here.create_stream(_TorchStream(torch._C._cuda_getCurrentRawStream(device)))
             found = self._kernel(kernel, dtype, device, shared, cluster).occupancy
             if cluster > 1:
                 return found.max_active_clusters(_config((1,), block, shared, cluster), stream=stream)
@@ -161,15 +163,8 @@ class _Launch:
             kind = ctypes.c_float if isinstance(number, float) else ctypes.c_int64
             kind.from_address(slot).value = number  # pyright: ignore[reportAttributeAccessIssue]
         self._slots = (ctypes.c_void_p * len(slots))(*slots)
-        self._run, self._args = (
-            driver.cuLaunchKernelEx,
-            (
-                config,
-                driver.CUfunction(kernel),
-                ctypes.addressof(self._slots),
-                0,
-            ),
-        )
+        self._args = config, driver.CUfunction(kernel), ctypes.addressof(self._slots), 0
+        self._run = driver.cuLaunchKernelEx
 
     def __call__(self, tensors: tuple[Tensor | None, ...]) -> None:
         values = self._values
@@ -241,11 +236,3 @@ class _TorchStream:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self._handle
-
-
-@functools.lru_cache(1024)  # torch keeps its streams
-def _stream(device: int, handle: int, thread: int) -> Any:
-    """Torch's stream. A thread that torch made for gradients may have no context yet, so each is given it once."""
-    here = _core().Device(device)
-    here.set_current()
-    return here.create_stream(_TorchStream(handle))

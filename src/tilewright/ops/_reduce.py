@@ -26,7 +26,7 @@ from tilewright.ops._tuned import Config, Tuned, planned
 from tilewright.spec import Cost, points
 
 PROGRAMS = 4224  # 32 for each of an H200's 132 multiprocessors
-ROWS = PROGRAMS // 4  # enough to fill the GPU: fewer are cut into pieces
+ROWS = 1056  # 8 for each: enough to fill the GPU, and fewer are cut into pieces
 LONGEST_TILE = 8192  # elements of a row that one program takes whole
 EVERY = 2**31 - 1  # programs: one for each tile
 COLUMN_TILE = 8192  # elements of columns that one program takes at a time
@@ -78,7 +78,7 @@ KEEPING = {  # how terms are put together where backward needs more of a row tha
 OF_ITSELF = ("sum", "mean", "logsumexp", "norm1", "norm2", "normp")  # of groups it is that of all, with its gradient
 
 
-def split(M: int, N: int, block: int, programs: int = PROGRAMS) -> tuple[int, int]:
+def split(M: int, N: int, block: int, programs: int | None = None) -> tuple[int, int]:
     """The length of the pieces that programs take of a row of N, and their number.
 
     Shapes alone decide, so that the order of summation, and with it every bit of the result, is always the same.
@@ -86,7 +86,7 @@ def split(M: int, N: int, block: int, programs: int = PROGRAMS) -> tuple[int, in
     if M >= ROWS:
         return N, 1
     blocks = cdiv(N, block)
-    each = cdiv(M * blocks, programs)
+    each = cdiv(M * blocks, programs or PROGRAMS)
     return each * block, cdiv(blocks, each)
 
 
@@ -192,7 +192,7 @@ def _launch_of(outer: int, N: int, inner: int, dtype: torch.dtype, device: int, 
         form = "long" if outer >= ROWS else "pieces"
         config = dict(LONG(device, form, kind.how, size, min(LONGEST_KEY, next_power_of_2(N))))
         how["GROUP"] = group
-        chunk, pieces = split(outer, N, config["BLOCK_N"], config.pop("programs", PROGRAMS))
+        chunk, pieces = split(outer, N, config["BLOCK_N"], config.pop("programs", None))
         launcher, grid, given = _long_launch, (outer, pieces), (N, chunk, p)
     else:
         length, width = (next_power_of_2(min(n, most)) for n, most in ((N, COLUMN_TILE), (inner, 1024)))

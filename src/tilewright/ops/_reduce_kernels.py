@@ -14,9 +14,7 @@ from triton.language.extra import libdevice
 from tilewright.ops._exp import LOG2_E, exp
 from tilewright.ops._follow import await_leader, let_follow
 
-ONCE = tl.constexpr(
-    "evict_first"  # what is read once leaves the L2 first, so that what was written may stay
-)
+ONCE = tl.constexpr("evict_first")  # what is read once leaves the L2 first, so that what was written may stay
 
 
 @triton.jit
