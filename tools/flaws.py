@@ -5,7 +5,6 @@ python tools/flaws.py results/h200/flaws.jsonl     appends a record for each of 
 
 import ctypes
 import sys
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tilewright import hardware, registry, source
-from tilewright.ops._cuda import _core, _stream
+from tilewright.ops._cuda import _core
 from tilewright.record import append, stamp
 from tilewright.timer import Timer
 from tilewright.tools.audit.inputs import make
@@ -48,11 +47,13 @@ def of_cuda(path: Path) -> Calls:
         grids = dict.fromkeys(SIDES, (SIDE // TILE) ** 2)
     core, (major, minor) = _core(), torch.cuda.get_device_capability()
     options = core.ProgramOptions(arch=f"sm_{major}{minor}", std="c++17")
+    here = core.Device(0)
+    here.set_current()
+    stream = here.create_stream(torch.cuda.current_stream())
     module = core.Program(path.read_text(), "c++", options).compile("cubin", name_expressions=SIDES)
 
     def call(side: str) -> Tensor:
         y = torch.empty_like(x)
-        stream = _stream(0, torch._C._cuda_getCurrentRawStream(0), threading.get_ident())
         config = core.LaunchConfig(grid=grids[side], block=THREADS)
         core.launch(stream, config, module.get_kernel(side), x.data_ptr(), y.data_ptr(), size)
         return y

@@ -188,13 +188,6 @@ def _bias_activation_fwd(
 
 
 @triton.jit
-def _load_pair(x_ptr, dy_ptr, offs_m, offs_n, end, N):
-    mask = (offs_m < end) & (offs_n < N)
-    x = tl.load(x_ptr + offs_m * N + offs_n, mask=mask, eviction_policy="evict_last")
-    return x, tl.load(dy_ptr + offs_m * N + offs_n, mask=mask, eviction_policy="evict_last")
-
-
-@triton.jit
 def _bias_activation_bwd(
     x_ptr,
     bias_ptr,
@@ -205,41 +198,36 @@ def _bias_activation_bwd(
     N,
     rows,
     ACT: tl.constexpr,
-    AHEAD: tl.constexpr,
+    FILLED: tl.constexpr,
+    STAGES: tl.constexpr,
     LEADS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A program takes so many rows of its columns, and leaves the sum of their gradients in part [programs, N]. While
-    some are computed, the next are on their way, or if it is AHEAD by 2 those after them too."""
+    """A program takes so many rows of its columns, and leaves the sum of their gradients in part [programs, N]. In
+    several STAGES, what comes next is on its way to shared memory."""
     let_follow(LEADS)
-    across = tl.cdiv(N, BLOCK_N)
-    piece = (tl.program_id(0) // across).to(tl.int64)
-    offs_n = (tl.program_id(0) % across) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    columns = None if FILLED else offs_n < N
     if bias_ptr is not None:
-        bias = tl.load(bias_ptr + offs_n, mask=offs_n < N).to(tl.float32)
-    end = tl.minimum((piece + 1) * rows, M)
+        bias = tl.load(bias_ptr + offs_n, mask=columns).to(tl.float32)
+    piece = tl.program_id(1).to(tl.int64)
+    start = piece * rows
+    count = tl.minimum(M - start, rows).to(tl.int32)
+    offs_m = tl.arange(0, BLOCK_M)[:, None]
+    first = (start + offs_m) * N + offs_n
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    offs_m = piece * rows + tl.arange(0, BLOCK_M)[:, None]
-    next_x, next_dy = _load_pair(x_ptr, dy_ptr, offs_m, offs_n, end, N)
-    last_x, last_dy = next_x, next_dy
-    if AHEAD == 2:
-        last_x, last_dy = _load_pair(x_ptr, dy_ptr, offs_m + BLOCK_M, offs_n, end, N)
-    for _ in range(piece * rows, end, BLOCK_M):
-        x, dy = next_x.to(tl.float32), next_dy.to(tl.float32)
-        if AHEAD == 2:
-            next_x, next_dy = last_x, last_dy
-        last_x, last_dy = _load_pair(x_ptr, dy_ptr, offs_m + AHEAD * BLOCK_M, offs_n, end, N)
-        if AHEAD == 1:
-            next_x, next_dy = last_x, last_dy
+    for m in tl.range(0, rows if FILLED else count, BLOCK_M, num_stages=STAGES):
+        offs = first + m.to(tl.int64) * N
+        mask = None if FILLED else (m + offs_m < count) & columns
+        x = tl.load(x_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
+        dy = tl.load(dy_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
         if bias_ptr is not None:
             x += bias
         _, dx = pulled_back(x, dy, ACT)
-        mask = (offs_m < end) & (offs_n < N)
-        tl.store(dx_ptr + offs_m * N + offs_n, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        total += tl.where(mask, dx, 0.0)
-        offs_m += BLOCK_M
-    tl.store(part_ptr + piece * N + offs_n, tl.sum(total, axis=0)[None, :], mask=offs_n < N)
+        tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+        total += dx if FILLED else tl.where(mask, dx, 0.0)
+    tl.store(part_ptr + piece * N + offs_n, tl.sum(total, axis=0)[None, :], mask=columns)
 
 
 @triton.jit
@@ -266,7 +254,7 @@ def _default(form: str, *rest: object) -> dict[str, int]:
     if form == "bias-fwd":
         return config | ({"block": 1024, "columns": 512} if rest[-1] == "small" else {"columns": 1024})
     if form == "bias-bwd":
-        return {"block": 1024, "columns": 1024, "programs": 1056, "ahead": 1, "num_warps": 4}
+        return {"block": 1024, "columns": 1024, "programs": 1024, "stages": 1, "num_warps": 8}
     return config
 
 
@@ -276,13 +264,13 @@ def _choices(form: str, *_: object) -> list[dict[str, int]]:
         some = ({"block": 512, "num_warps": 4}, blocks[0], *blocks[2:6])
         found = [config | {"columns": columns} for config in some for columns in (256, 512, 1024, 2048)]
         return [config for config in found if config["columns"] <= config["block"]]
-    if form == "bias-bwd":  # 5, 8 and 10 programs for each of an H200's 132 multiprocessors
+    if form == "bias-bwd":  # powers of two, which pieces of as many rows fill; 1024 fill an H200 once
+        shapes = [(1024, 1024, 8), (1024, 1024, 4), (2048, 256, 4), (2048, 2048, 4), (2048, 1024, 4), (2048, 1024, 8)]
         return [
-            config | {"columns": columns, "programs": programs, "ahead": ahead}
-            for config in (blocks[0], blocks[2], blocks[3])
-            for columns in (256, 1024)
-            for programs in (660, 1056, 1320)
-            for ahead in (1, 2)
+            {"block": block, "columns": columns, "programs": programs, "stages": stages, "num_warps": warps}
+            for block, columns, warps in shapes
+            for programs in (512, 1024, 2048)
+            for stages in (1, 3)
         ]
     return blocks
 
@@ -401,9 +389,10 @@ def _plan_bias_backward(
     across = cdiv(N, BLOCK_N)
     rows = cdiv(M, max(1, config["programs"] // across))  # shapes decide, so that sums are always the same
     pieces = cdiv(M, rows)
+    filled = across * BLOCK_N == N and pieces * rows == M and rows % BLOCK_M == 0
     blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "num_warps": config["num_warps"]}
-    how = {"ACT": act, "AHEAD": config["ahead"], "LEADS": can_follow(device)}
-    pull_back = _launch_bias_bwd.prepare((pieces * across,), M, N, rows, **how, **blocks)
+    how = {"ACT": act, "FILLED": filled, "STAGES": config["stages"], "LEADS": can_follow(device)}
+    pull_back = _launch_bias_bwd.prepare((across, pieces), M, N, rows, **how, **blocks)
     add_up = _launch_sum.prepare((cdiv(N, 32),), pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4, **following(device))
 
     def launch(x: Tensor, bias: Tensor | None, dy: Tensor, dx: Tensor, dbias: Tensor) -> None:

@@ -74,7 +74,7 @@ class Source:
         with torch.cuda.device(device):
             here = _core().Device(device)
             here.set_current()
-            stream = here.create_stream(_TorchStream(torch._C._cuda_getCurrentRawStream(device)))
+            stream = here.create_stream(torch.cuda.current_stream())
             found = self._kernel(kernel, dtype, device, shared, cluster).occupancy
             if cluster > 1:
                 return found.max_active_clusters(_config((1,), block, shared, cluster), stream=stream)
@@ -228,11 +228,3 @@ def _write(path: Path, data: bytes) -> None:
     part = path.with_name(f"{path.name}.{hashlib.sha256(data).hexdigest()[:8]}.part")
     part.write_bytes(data)
     part.replace(path)
-
-
-class _TorchStream:
-    def __init__(self, handle: int):
-        self._handle = handle
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, self._handle
