@@ -199,13 +199,11 @@ def _bias_activation_bwd(
     rows,
     ACT: tl.constexpr,
     FILLED: tl.constexpr,
-    STAGES: tl.constexpr,
     LEADS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A program takes so many rows of its columns, and leaves the sum of their gradients in part [programs, N]. In
-    several STAGES, what comes next is on its way to shared memory."""
+    """A program takes so many rows of its columns, and leaves the sum of their gradients in part [programs, N]."""
     let_follow(LEADS)
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     columns = None if FILLED else offs_n < N
@@ -217,7 +215,7 @@ def _bias_activation_bwd(
     offs_m = tl.arange(0, BLOCK_M)[:, None]
     first = (start + offs_m) * N + offs_n
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for m in tl.range(0, rows if FILLED else count, BLOCK_M, num_stages=STAGES):
+    for m in range(0, rows if FILLED else count, BLOCK_M):
         offs = first + m.to(tl.int64) * N
         mask = None if FILLED else (m + offs_m < count) & columns
         x = tl.load(x_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
@@ -254,7 +252,7 @@ def _default(form: str, *rest: object) -> dict[str, int]:
     if form == "bias-fwd":
         return config | ({"block": 1024, "columns": 512} if rest[-1] == "small" else {"columns": 1024})
     if form == "bias-bwd":
-        return {"block": 1024, "columns": 1024, "programs": 1024, "stages": 1, "num_warps": 8}
+        return {"block": 1024, "columns": 1024, "programs": 1024, "num_warps": 8}
     return config
 
 
@@ -267,10 +265,9 @@ def _choices(form: str, *_: object) -> list[dict[str, int]]:
     if form == "bias-bwd":  # powers of two, which pieces of as many rows fill; 1024 fill an H200 once
         shapes = [(1024, 1024, 8), (1024, 1024, 4), (2048, 256, 4), (2048, 2048, 4), (2048, 1024, 4), (2048, 1024, 8)]
         return [
-            {"block": block, "columns": columns, "programs": programs, "stages": stages, "num_warps": warps}
+            {"block": block, "columns": columns, "programs": programs, "num_warps": warps}
             for block, columns, warps in shapes
             for programs in (512, 1024, 2048)
-            for stages in (1, 3)
         ]
     return blocks
 
@@ -391,7 +388,7 @@ def _plan_bias_backward(
     pieces = cdiv(M, rows)
     filled = across * BLOCK_N == N and pieces * rows == M and rows % BLOCK_M == 0
     blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "num_warps": config["num_warps"]}
-    how = {"ACT": act, "FILLED": filled, "STAGES": config["stages"], "LEADS": can_follow(device)}
+    how = {"ACT": act, "FILLED": filled, "LEADS": can_follow(device)}
     pull_back = _launch_bias_bwd.prepare((across, pieces), M, N, rows, **how, **blocks)
     add_up = _launch_sum.prepare((cdiv(N, 32),), pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4, **following(device))
 
