@@ -1,5 +1,7 @@
 """What the documentation says of the committed records is so."""
 
+from statistics import median
+
 import pytest
 
 from tilewright import record, settings, source
@@ -57,17 +59,17 @@ def test_all_that_bench_times_without_a_search_is_fresh(op):
 
 SHARES = {  # of the copy bandwidth of the same run, by columns: what was measured, not always the goal
     ("softmax", "forward"): (0.86, 0.97, 0.98, 1.01, 1.0, 1.01, 1.01, 0.93),
-    ("softmax", "backward"): (0.94, 1.02, 1.03, 1.02, 1.03, 1.03, 1.03, 0.97),
+    ("softmax", "backward"): (0.94, 1.03, 1.04, 1.03, 1.03, 1.04, 1.04, 0.97),
     ("log_softmax", "forward"): (0.85, 0.98, 0.98, 1.0, 1.0, 1.01, 1.01, 0.97),
-    ("rms_norm", "forward"): (0.98, 0.97, 0.98, 1.0, 0.98, 0.98),
-    ("rms_norm", "backward"): (0.84, 0.92, 0.92, 0.98, 0.96, 0.94),
+    ("rms_norm", "forward"): (0.98, 0.98, 0.97, 1.0, 0.99, 0.98),
+    ("rms_norm", "backward"): (0.84, 0.92, 0.93, 0.99, 0.96, 0.94),
     ("layer_norm", "forward"): (0.95, 0.98, 0.98, 0.98, 0.96, 0.93),
-    ("layer_norm", "backward"): (0.81, 0.9, 0.9, 0.94, 0.93, 0.83),
-    ("add_rms_norm", "forward"): (0.98, 1.0, 0.99, 1.0, 1.0, 0.99),
+    ("layer_norm", "backward"): (0.82, 0.9, 0.9, 0.94, 0.93, 0.83),
+    ("add_rms_norm", "forward"): (0.98, 1.0, 1.0, 1.0, 1.0, 0.99),
     ("add_rms_norm", "backward"): (0.87, 0.96, 0.96, 0.98, 0.98, 0.97),
-    ("add_layer_norm", "forward"): (0.97, 0.99, 0.99, 1.0, 0.97, 0.92),
+    ("add_layer_norm", "forward"): (0.99, 0.99, 0.99, 1.0, 0.98, 0.92),
     ("add_layer_norm", "backward"): (0.87, 0.95, 0.96, 0.98, 0.99, 0.94),
-    ("cross_entropy", "both"): (0.95, 0.77, 0.95),
+    ("cross_entropy", "both"): (0.95, 0.76, 0.95),
 }
 
 
@@ -88,6 +90,12 @@ def test_the_traps_are_traps():
     assert ratio["warm cache"] > 1.2
     assert ratio["dirty flush"] < 0.9
     assert ratio["unqueued"] < 0.5
+
+
+def test_that_lines_stay_in_the_cache_does_not_slow_down_what_runs_next():
+    for r in records("hints.jsonl"):
+        kept, plain = ([median(us[side]) for us in r["us"].values()] for side in ("kept", "plain"))
+        assert all(a < 1.02 * b for a, b in zip(kept, plain, strict=True)), f"{r['op']} {r['case']}"
 
 
 def test_the_sweep_turns_from_memory_to_arithmetic():

@@ -1,6 +1,5 @@
 """tools/records.py: what is to be measured again, and where its records go."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -15,13 +14,7 @@ OPS = ("gelu", "adamw", "cross_entropy", "unique")
 
 @pytest.fixture(scope="module")
 def tool():
-    path = Path(__file__).parent.parent / "tools" / "records.py"
-    spec = importlib.util.spec_from_file_location("records_tool", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return registry.load_module(Path(__file__).parent.parent / "tools" / "records.py")
 
 
 @pytest.fixture(scope="module")

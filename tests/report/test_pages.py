@@ -89,6 +89,14 @@ def test_what_is_slower_than_what_one_had_is_listed_and_counted():
     assert "These 0 of 0 calls" in markdown.fill(page, [timing("eager", 1.0)])
 
 
+def test_hints_are_a_table_of_calls_and_what_runs_next():
+    us = {"nothing": {"kept": [1.0, 2.0, 9.0], "plain": [3.0]}, "sum": {"kept": [4.0], "plain": [5.0]}}
+    about = {"device": {"gpu": "h200", "name": "NVIDIA H200"}, "versions": {"torch": "2.11", "triton": "3.6.0"}}
+    one = record.stamp("hint", "silu", source.PUBLIC, "of another day", case={"N": 8}, dtype="bfloat16", us=us, **about)
+    page = markdown.fill("<!-- records: hints -->\n<!-- end -->", [one])
+    assert "| call, then | nothing | sum |\n|---|--:|--:|\n| silu N=8, stale | 2.0 / 3.0 us | 4.0 / 5.0 us |" in page
+
+
 def test_the_summary_says_what_is_no_difference():
     eager = timing("eager", 2.1, interval_us=[1.9, 2.3])
     filled = markdown.fill(SUMMARY, [eager, timing("triton", 2.0, interval_us=[1.9, 2.1])])

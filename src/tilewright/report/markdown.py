@@ -221,6 +221,18 @@ def _traps(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *told("Measured on", records, "torch")]) + "\n"
 
 
+def _hints(records: Sequence[dict[str, Any]]) -> str:
+    """Each call, alone and with what runs next: loads whose lines stay in the L2 beside loads without that hint."""
+    nexts = list(dict.fromkeys(what for r in records for what in r["us"]))
+    lines = [f"| call, then | {' | '.join(nexts)} |", "|---" + "|--:" * len(nexts) + "|"]
+    for r in records:
+        case = ",".join(f"{name}={value}" for name, value in r["case"].items())
+        pairs = [[median(r["us"][what][side]) for side in ("kept", "plain")] for what in nexts]
+        cells = [f"{kept:.1f} / {plain:.1f} us" for kept, plain in pairs]
+        lines.append(f"| {r['op']} {case}{', stale' if is_stale(r) else ''} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *told("Measured on", records, "torch", "triton")]) + "\n"
+
+
 def _provenance(records: Sequence[dict[str, Any]]) -> str:
     """Where, when and with what: one line a combination."""
     lines = (told("Measured on", [r], "torch", "triton", end=f", {r['dtype']}.") for r in records)
@@ -236,6 +248,7 @@ PARTS: dict[str, tuple[Callable[[dict[str, Any], str], bool], Callable[[Records]
         accuracy.bottlenecks,
     ),
     "flaws": (lambda r, _: r["kind"] == "flaw", accuracy.flaws),
+    "hints": (lambda r, _: r["kind"] == "hint", _hints),
     "portability": (lambda r, _: r["kind"] == "resources", portability.table),
     "predictions": (lambda r, _: r["kind"] == "prediction", accuracy.predictions),
     "sizes": (lambda r, _: r["kind"] == "timing" and bool(r.get("sized")), _sizes),
