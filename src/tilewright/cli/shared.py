@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 LARGEST_CASE = 2**34  # elements: beyond, the inputs alone pass any GPU's memory
-KINDS = ("timing", "audit", "verdict", "sweep", "trap", "counters", "prediction", "flaw", "resources")
+KINDS = ("timing", "audit", "verdict", "sweep", "trap", "counters", "prediction", "flaw", "hint", "resources")
 OF_AN_OP = {"files", "kernel", "case", "dtype", "direction", "diff", "predict"}
 
 OpName = Annotated[str, typer.Argument(metavar="OP", help="An operation; `tilewright ops` lists them.")]
