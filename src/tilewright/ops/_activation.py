@@ -216,7 +216,7 @@ def _bias_activation_bwd(
     first = (start + offs_m) * N + offs_n
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for m in range(0, rows if FILLED else count, BLOCK_M):
-        offs = first + m.to(tl.int64) * N
+        offs = first + m.to(tl.int64) * N  # pyright: ignore[reportAttributeAccessIssue]
         mask = None if FILLED else (m + offs_m < count) & columns
         x = tl.load(x_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
         dy = tl.load(dy_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
