@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -184,6 +184,11 @@ def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if key not in newest or record["date"] >= newest[key]["date"]:
             newest[key] = record
     yield from newest.values()
+
+
+def spelled(case: Mapping[str, Any]) -> str:
+    """A record's case in the form `--case` takes."""
+    return ",".join(f"{name}={value}" for name, value in case.items())
 
 
 def is_stale(record: dict[str, Any]) -> bool:

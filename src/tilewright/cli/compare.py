@@ -14,6 +14,7 @@ import typer
 from tilewright import source
 from tilewright.cli.shared import console, say_next
 from tilewright.errors import CorruptRecords, NewerRecords, NothingInCommon, NoTimings
+from tilewright.record import spelled
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,7 +79,7 @@ def _table(changes: list[Change], title: str) -> Table:
     for column in ("kernel", "op and case", ""):
         table.add_column(column, overflow="fold")
     for change in changes:
-        where = [change.op, _case(change).replace(",", ", "), change.dtype]
+        where = [change.op, spelled(change.case).replace(",", ", "), change.dtype]
         where += [change.direction] if change.direction != "forward" else []
         cells = [
             "not right" if change.now else change.verdict,
@@ -97,12 +98,8 @@ def _table(changes: list[Change], title: str) -> Table:
 def _bench_again(change: Change) -> str:
     is_ours = change.kernel in (*source.kernels(change.op), *source.peer_files())
     kernel = ["-k", change.kernel] if is_ours else [change.kernel]  # else a user's file
-    case = ["--case", _case(change), "--dtype", change.dtype, "--direction", change.direction]
+    case = ["--case", spelled(change.case), "--dtype", change.dtype, "--direction", change.direction]
     return shlex.join(["tilewright", "bench", change.op, *kernel, *case])
-
-
-def _case(change: Change) -> str:
-    return ",".join(f"{name}={value}" for name, value in change.case.items())
 
 
 def _us(us: float | None) -> str:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 LARGEST_CASE = 2**34  # elements: beyond, the inputs alone pass any GPU's memory
-KINDS = ("timing", "audit", "verdict", "sweep", "trap", "counters", "prediction", "flaw", "hint", "resources")
 OF_AN_OP = {"files", "kernel", "case", "dtype", "direction", "diff", "predict"}
 
 OpName = Annotated[str, typer.Argument(metavar="OP", help="An operation; `tilewright ops` lists them.")]
@@ -144,7 +143,7 @@ def recorded() -> Iterator[list[dict[str, Any]]]:
         for number in file.newer:
             newer = "was written by a newer version of Tilewright; skipped: update to read it"
             print(f"tilewright: {file.path}, line {number} {newer}", file=sys.stderr)
-    yield list(latest([r for file in found for r in file.records if r["kind"] in KINDS]))
+    yield list(latest([r for file in found for r in file.records]))
     for file in found:
         if file.corrupt:
             raise CorruptRecords(file.path, file.corrupt)

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from tilewright.counters import Counters
-from tilewright.record import is_stale
+from tilewright.record import is_stale, spelled
 from tilewright.report.provenance import told
 
 Record = dict[str, Any]
@@ -56,7 +56,7 @@ def bottlenecks(records: Sequence[Record]) -> str:
         way = "" if direction == "forward" else f" {direction}"
         lines.append(f"| {op}{way} | {kernel} | {len(named)} | {len(named) - len(parted)} | {names} | {stale} |")
         others += [
-            f"- {op}{way}, {kernel}, {','.join(f'{k}={v}' for k, v in r['case'].items())} {r['dtype']}: ncu names "
+            f"- {op}{way}, {kernel}, {spelled(r['case'])} {r['dtype']}: ncu names "
             f"{name} (memory {found.memory:.0%} busy, SMs {found.sm:.0%}), predicted: {guess['binds']}"
             for r, name, found, guess in parted
         ]

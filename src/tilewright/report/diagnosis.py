@@ -87,7 +87,7 @@ def predictions(found: Sequence[Compared]) -> Group:
         table.add_column(name)
     for one in found:
         made, timing = one.prediction, one.timing
-        case = ",".join(f"{name}={value}" for name, value in timing["case"].items())
+        case = record.spelled(timing["case"])
         numbers = [f"{us:.1f}" for us in (made.us, made.low, made.high, timing["median_us"])]
         way = "" if timing["direction"] == "forward" else f" {timing['direction']}"
         stale = "the timing is of older code" if record.is_stale(dict(timing)) else ""

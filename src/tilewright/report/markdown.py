@@ -16,7 +16,7 @@ from typing import Any
 from tilewright import source
 from tilewright.cost import DIRECTIONS, size
 from tilewright.counters import Counters
-from tilewright.record import is_stale
+from tilewright.record import is_stale, spelled
 from tilewright.report import accuracy, portability, slower
 from tilewright.report.provenance import told
 from tilewright.report.rows import Row, rows
@@ -164,7 +164,7 @@ def _audits(records: Sequence[dict[str, Any]]) -> str:
             near = f"{counted / expected:.3f}x" if expected >= 1e6 else ""
             cells += [f"{expected / 1e6:.1f}", f"{counted / 1e6:.1f}", near]
         called = r["call"]
-        what = called.get("inputs") or [",".join(f"{k}={v}" for k, v in called["case"].items()), called["dtype"]]
+        what = called.get("inputs") or [spelled(called["case"]), called["dtype"]]
         name = f"`{called['file']}`" if "file" in called else f"{called['op']}, {called['kernel']}"
         stale = ", stale" if is_stale(r) else ""
         lines.append(f"| {name}, {' '.join(what)}{stale} | {r['moved'] / 1e6:.1f} | {' | '.join(cells)} |")
@@ -183,10 +183,9 @@ def _banks(records: Sequence[dict[str, Any]]) -> str:
             predicted = r["predicted"].get(kind)
             cells += [f"{predicted[0]:.2f}" if predicted else "", f"{value:.2f}" if value else ""]
         conflicts = (counted.load_conflicts or 0) + (counted.store_conflicts or 0)
-        case = ",".join(f"{name}={value}" for name, value in r["case"].items())
         stale = ", stale" if is_stale(r) else ""
         lines.append(
-            f"| {r['kernel']}{stale} | {case} {r['dtype']} | {' | '.join(cells)} | {conflicts:,.0f} "
+            f"| {r['kernel']}{stale} | {spelled(r['case'])} {r['dtype']} | {' | '.join(cells)} | {conflicts:,.0f} "
             f"| {counted.us or 0:.1f} us |"
         )
     return "\n".join([*lines, "", *told("Counted by ncu on", records, "triton")]) + "\n"
@@ -226,10 +225,9 @@ def _hints(records: Sequence[dict[str, Any]]) -> str:
     nexts = list(dict.fromkeys(what for r in records for what in r["us"]))
     lines = [f"| call, then | {' | '.join(nexts)} |", "|---" + "|--:" * len(nexts) + "|"]
     for r in records:
-        case = ",".join(f"{name}={value}" for name, value in r["case"].items())
         pairs = [[median(r["us"][what][side]) for side in ("kept", "plain")] for what in nexts]
         cells = [f"{kept:.1f} / {plain:.1f} us" for kept, plain in pairs]
-        lines.append(f"| {r['op']} {case}{', stale' if is_stale(r) else ''} | {' | '.join(cells)} |")
+        lines.append(f"| {r['op']} {spelled(r['case'])}{', stale' if is_stale(r) else ''} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *told("Measured on", records, "torch", "triton")]) + "\n"
 
 

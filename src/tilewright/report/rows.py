@@ -48,7 +48,7 @@ class Row:
 
     @property
     def case(self) -> str:
-        return ",".join(f"{name}={value}" for name, value in self.point.items())
+        return record.spelled(self.point)
 
     @property
     def arithmetic(self) -> str | None:
