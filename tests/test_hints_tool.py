@@ -6,6 +6,7 @@ import pytest
 
 import tilewright
 from tilewright import registry
+from tilewright.timer import Sample
 
 
 @pytest.fixture(scope="module")
@@ -30,3 +31,29 @@ def test_the_copy_has_the_same_code_without_the_hint(tool, tmp_path):
 def test_calls_are_cases_of_operations(tool):
     for name, text in tool.CALLS:
         assert str(tool.parsed(name, text)) == text
+
+
+def test_pairs_follow_each_other_and_those_that_were_not_queued_in_time_have_no_time(tool):
+    done = []
+
+    class Written:
+        """A clock that writes down what it is to time."""
+
+        def __init__(self, is_queued):
+            self.is_queued = is_queued
+
+        def sample(self, calls, ahead, fill=lambda: None, then=None):
+            fill()
+            done.append("start")
+            for call in calls:
+                call()
+            return Sample(7.0, self.is_queued)
+
+    def call():
+        done.append("call")
+        return "result"
+
+    assert tool.paired(Written(True), call, done.append) == 7.0
+    assert done == ["call", "result"] * tool.INPUTS + ["start"] + ["call", "result"] * tool.PAIRS
+    with pytest.raises(SystemExit, match="before all was queued"):
+        tool.paired(Written(False), call, done.append)

@@ -6,7 +6,6 @@ Two processes take turns on the GPU in hand: one has the package as it is, one a
 What a call leaves in the cache is there when the next begins, as in a model.
 """
 
-import ctypes
 import functools
 import json
 import os
@@ -26,6 +25,7 @@ import tilewright
 from tilewright import hardware, registry, source
 from tilewright.record import append, stamp
 from tilewright.spec import Case
+from tilewright.timer import Clock, Timer
 
 CALLS = (
     *(("silu", f"N={N}") for N in (2**24, 2**28)),
@@ -40,7 +40,7 @@ SERVE = "--serve"
 SIDE = 4096  # of the square matrices that are multiplied
 TURNS, PAIRS = 9, 6
 INPUTS = 3  # in turn, so that what is read is not still in the cache
-HEAD_START = 2_000_000  # cycles: the host has queued all pairs before the GPU begins
+HEAD_START = 2e-3  # seconds: the host has queued all pairs before the GPU begins
 
 
 def parsed(name: str, text: str) -> Case:
@@ -55,9 +55,23 @@ def called(name: str, text: str) -> Callable[[], torch.Tensor]:
     return lambda: fn(*next(inputs))
 
 
+def paired(clock: Clock, call: Callable[[], torch.Tensor], following: Callable[[torch.Tensor], Any]) -> float:
+    """Microseconds of a call and what follows it, one such pair after the other."""
+
+    def pair() -> None:
+        following(call())
+
+    def before() -> None:
+        for _ in range(INPUTS):
+            pair()
+
+    taken = clock.sample([pair] * PAIRS, HEAD_START, before)
+    return taken.us if taken.is_queued else sys.exit("the GPU began before all was queued: is the host busy?")
+
+
 def served() -> None:
     """Answers to each line, an operation and a case, with microseconds by what runs next."""
-    driver = ctypes.CDLL("libcuda.so.1")
+    clock = Timer(flush="none")
     a, b = torch.randn(2, SIDE, SIDE, device="cuda", dtype=getattr(torch, DTYPE))
     nexts: dict[str, Callable[[torch.Tensor], Any]] = {
         "nothing": lambda y: None,
@@ -65,21 +79,9 @@ def served() -> None:
         "matrix product": lambda y: a @ b,
     }
 
-    def us(call: Callable[[], torch.Tensor], following: Callable[[torch.Tensor], Any]) -> float:
-        driver.cuCtxResetPersistingL2Cache()
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for pair in range(-2, PAIRS):
-            if pair == 0:
-                torch.cuda._sleep(HEAD_START)
-                start.record()
-            following(call())
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e3 / PAIRS
-
     for line in sys.stdin:
         call = called(*line.split())
-        print(json.dumps({what: us(call, following) for what, following in nexts.items()}), flush=True)
+        print(json.dumps({what: paired(clock, call, following) for what, following in nexts.items()}), flush=True)
 
 
 def server(package: Path) -> subprocess.Popen[str]:
@@ -125,4 +127,6 @@ def main(record: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python tools/hints.py FILE.jsonl")
+    if not hardware.has_gpu():
+        sys.exit("this machine has no GPU to measure on")
     served() if sys.argv[1] == SERVE else main(Path(sys.argv[1]))
