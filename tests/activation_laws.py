@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support import LAYOUTS, assert_compiles, assert_gradients_match, assert_right, laid_out
-from tilewright.ops import _activation, _gated
+from tilewright.ops import _activation, _flat, _gated
 
 inf, nan = float("inf"), float("nan")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -191,6 +191,14 @@ class GatedLaws:
             assert got.is_contiguous()
             assert_right(got, self.torchs, *args)
             assert_gradients_match(self.mine, self.torchs, *args)
+
+    @pytest.mark.parametrize("M", [16, 21])
+    def test_more_rows_than_a_grid_is_high(self, M, device, monkeypatch):
+        """Tiles of two rows, three of which a launch takes in a step."""
+        monkeypatch.setattr(_flat, "MOST_DOWN", 3)
+        packed = torch.randn(M, 520, device=device)
+        assert_right(self.mine(packed), self.torchs, packed)
+        assert_gradients_match(self.mine, self.torchs, packed)
 
     def test_a_gradient_alone(self, device):
         gate, up = torch.randn(2, 5, 8, device=device)

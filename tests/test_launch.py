@@ -136,10 +136,17 @@ def test_the_way_past_tritons_launcher_tells_the_same():
 
 
 @pytest.mark.parametrize(("gpu", "can"), [("h200", True), ("b200", True), ("a100", False), ("mi300x", False)])
-def test_a_kernel_follows_where_the_gpu_has_that(gpu, can):
-    op = registry.load("sum")
-    case = Case((("M", 1), ("N", 2**24)), "bfloat16")
-    leader, follower = of_kernel(op, op.kernels["triton"], case, datasheet(gpu))
+@pytest.mark.parametrize(
+    ("name", "point", "direction"),
+    [
+        ("sum", {"M": 1, "N": 2**24}, "forward"),
+        ("bias_activation", {"M": 4096, "N": 1024, "act": "silu"}, "backward"),
+    ],
+)
+def test_a_kernel_follows_where_the_gpu_has_that(name, point, direction, gpu, can):
+    op = registry.load(name)
+    case = Case(tuple(point.items()), "bfloat16")
+    leader, follower = of_kernel(op, op.kernels["triton"], case, datasheet(gpu), (direction,))
     names = [*leader.code.signature], [*follower.code.signature]
     assert leader.code.constants[(names[0].index("LEADS"),)] is can
     assert follower.code.constants[(names[1].index("FOLLOWS"),)] is can

@@ -7,7 +7,7 @@ import torch
 
 from activation_laws import FLOATS, nan
 from support import LAYOUTS, assert_compiles, assert_gradients_match, assert_right, laid_out
-from tilewright.ops import _activation
+from tilewright.ops import _activation, _flat
 from tilewright.ops import bias_activation as module
 
 every = pytest.mark.parametrize("act", _activation.FORMULAS)
@@ -36,12 +36,28 @@ def test_zero_bias_changes_nothing_and_nan_stays_in_its_column(act, device):
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 64), (4, 16)])
 def test_programs_with_many_rows(rows, columns, device):
-    """More than they take at a time, with and without a rest."""
+    """More than they take at a time, with and without a rest of rows, of columns and of both."""
     config = {"block": rows * columns, "columns": columns, "programs": 3, "num_warps": 1}
-    for M, N in ((37, 50), (24, 64)):
+    for M, N in ((37, 50), (37, 64), (24, 50), (24, 64)):
         x, bias = torch.randn(M, N, device=device), torch.randn(N, device=device)
         with _activation.CONFIG.trying(("bias-bwd", "silu", 4, "small"), config):
             assert_gradients_match(partial(module.public, act="silu"), partial(module.reference, act="silu"), x, bias)
+
+
+@pytest.mark.parametrize("M", [16, 21])
+def test_more_rows_than_a_grid_is_high(M, device, monkeypatch):
+    """Tiles of two rows, three of which a launch takes in a step."""
+    monkeypatch.setattr(_flat, "MOST_DOWN", 3)
+    x, bias = torch.randn(M, 512, device=device), torch.randn(512, device=device)
+    assert_right(module.public(x, bias, "silu"), module.reference, x, bias, "silu")
+
+
+def test_a_grid_is_as_high_as_a_launch_takes():
+    for down in (1, 65535, 65536, 10**6):
+        across, high, steps = _flat.tiles(4 * down - 3, 1000, 4, 256)
+        assert (across, steps & (steps - 1)) == (4, 0)
+        assert high <= 65535
+        assert down <= high * steps < down + steps
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

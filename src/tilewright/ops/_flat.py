@@ -65,7 +65,7 @@ def tile_shape(M: int, N: int, block: int) -> tuple[int, int]:
 def tiles(M: int, N: int, BLOCK_M: int, BLOCK_N: int) -> tuple[int, int, int]:
     """The grid for `tile`: across and, in as many steps as a launch needs, down."""
     down = cdiv(M, BLOCK_M)
-    steps = next_power_of_2(cdiv(down, MOST_DOWN))
+    steps = next_power_of_2(cdiv(down, MOST_DOWN))  # which tiles of many rows fill, if anything does
     return cdiv(N, BLOCK_N), cdiv(down, steps), steps
 
 
