@@ -196,28 +196,25 @@ def _bias_activation_bwd(
     part_ptr,
     M,
     N,
-    rows,
     ACT: tl.constexpr,
     FILLED: tl.constexpr,
     LEADS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A program takes so many rows of its columns, and leaves the sum of their gradients in part [programs, N]."""
+    """A program takes rows of its columns at a fixed distance, so that all of them together go through memory from its
+    start to its end, and leaves the sum of their gradients in part [programs, N]."""
     let_follow(LEADS)
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     columns = None if FILLED else offs_n < N
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + offs_n, mask=columns).to(tl.float32)
     piece = tl.program_id(1).to(tl.int64)
-    start = piece * rows
-    count = tl.minimum(M - start, rows).to(tl.int32)
-    offs_m = tl.arange(0, BLOCK_M)[:, None]
-    first = (start + offs_m) * N + offs_n
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for m in range(0, rows if FILLED else count, BLOCK_M):
-        offs = first + m.to(tl.int64) * N  # pyright: ignore[reportAttributeAccessIssue]
-        mask = None if FILLED else (m + offs_m < count) & columns
+    for m in range(piece * BLOCK_M, M, tl.num_programs(1) * BLOCK_M):
+        offs_m = m + tl.arange(0, BLOCK_M)[:, None]
+        offs = offs_m * N + offs_n
+        mask = None if FILLED else (offs_m < M) & columns
         x = tl.load(x_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
         dy = tl.load(dy_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
         if bias_ptr is not None:
@@ -252,7 +249,7 @@ def _default(form: str, *rest: object) -> dict[str, int]:
     if form == "bias-fwd":
         return config | ({"block": 1024, "columns": 512} if rest[-1] == "small" else {"columns": 1024})
     if form == "bias-bwd":
-        return {"block": 1024, "columns": 1024, "programs": 1024, "num_warps": 8}
+        return {"block": 1024, "columns": 1024, "programs": 1056, "num_warps": 8}
     return config
 
 
@@ -262,12 +259,12 @@ def _choices(form: str, *_: object) -> list[dict[str, int]]:
         some = ({"block": 512, "num_warps": 4}, blocks[0], *blocks[2:6])
         found = [config | {"columns": columns} for config in some for columns in (256, 512, 1024, 2048)]
         return [config for config in found if config["columns"] <= config["block"]]
-    if form == "bias-bwd":  # powers of two, which pieces of as many rows fill; 1024 fill an H200 once
+    if form == "bias-bwd":  # 1056 of 8 warps fill an H200 once
         shapes = [(1024, 1024, 8), (1024, 1024, 4), (2048, 256, 4), (2048, 2048, 4), (2048, 1024, 4), (2048, 1024, 8)]
         return [
             {"block": block, "columns": columns, "programs": programs, "num_warps": warps}
             for block, columns, warps in shapes
-            for programs in (512, 1024, 2048)
+            for programs in (528, 1056, 2112)
         ]
     return blocks
 
@@ -384,12 +381,11 @@ def _plan_bias_backward(
     config = CONFIG(device, "bias-bwd", act, dtype.itemsize, bucket(M * N))
     BLOCK_M, BLOCK_N = _several_rows(config, N)
     across = cdiv(N, BLOCK_N)
-    rows = cdiv(M, max(1, config["programs"] // across))  # shapes decide, so that sums are always the same
-    pieces = cdiv(M, rows)
-    filled = across * BLOCK_N == N and pieces * rows == M and rows % BLOCK_M == 0
+    pieces = min(cdiv(M, BLOCK_M), max(1, config["programs"] // across))  # shapes decide, so sums are always the same
+    filled = across * BLOCK_N == N and M % BLOCK_M == 0
     blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "num_warps": config["num_warps"]}
     how = {"ACT": act, "FILLED": filled, "LEADS": can_follow(device)}
-    pull_back = _launch_bias_bwd.prepare((across, pieces), M, N, rows, **how, **blocks)
+    pull_back = _launch_bias_bwd.prepare((across, pieces), M, N, **how, **blocks)
     add_up = _launch_sum.prepare((cdiv(N, 32),), pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4, **following(device))
 
     def launch(x: Tensor, bias: Tensor | None, dy: Tensor, dx: Tensor, dbias: Tensor) -> None:
