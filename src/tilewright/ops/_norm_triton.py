@@ -74,22 +74,23 @@ def _norm_fwd(
     mask = (offs_m < M)[:, None]
     if not FILLED:
         mask = mask & (offs_n < N)[None, :]
-    x = tl.load(x_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    if r_ptr is not None:
-        r = tl.load(r_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last")
-        s = (x + r.to(tl.float32)).to(s_ptr.dtype.element_ty)
-        tl.store(s_ptr + offs, s, mask=mask)
-        x = s.to(tl.float32)
-    # Before the sums: the weights come while those wait for each other.
+    # First, so that the weights come with the rows: the compiler would put them off.
     w = _scaled(tl.full([1, BLOCK_N], 1.0, tl.float32), w_ptr, offs_n, N, offset, FILLED)
     b = _moved(tl.zeros([1, BLOCK_N], tl.float32), b_ptr, offs_n, N, FILLED)
+    x = tl.load(x_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    if r_ptr is not None:
+        r = tl.load(r_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    if r_ptr is not None:
+        s = (x + r).to(s_ptr.dtype.element_ty)
+        tl.store(s_ptr + offs, s, mask=mask)
+        x = s.to(tl.float32)
     mean = tl.zeros([BLOCK_M], tl.float32)
     if not IS_RMS:
         mean = tl.sum(x, axis=1) / N
         x -= mean[:, None]
         if not FILLED:
             x = tl.where(mask, x, 0.0)
-    rstd = 1.0 / tl.sqrt(tl.sum(x * x, axis=1) / N + eps)
+    rstd = tl.rsqrt(tl.sum(x * x, axis=1) / N + eps)
     if stats_ptr is not None:
         tl.store(stats_ptr + offs_m * 2, mean, mask=offs_m < M)
         tl.store(stats_ptr + offs_m * 2 + 1, rstd, mask=offs_m < M)
@@ -144,7 +145,7 @@ def _norm_fwd_long(
         mean = tl.sum(centre * counts, axis=0) / N
         squares += counts * (centre - mean) * (centre - mean) - totals * totals / counts
         square = tl.maximum(tl.sum(squares, axis=0) / N, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    rstd = 1.0 / tl.sqrt(square + eps)
+    rstd = tl.rsqrt(square + eps)
     if stats_ptr is not None:
         tl.store(stats_ptr + m * 2, mean)
         tl.store(stats_ptr + m * 2 + 1, rstd)
