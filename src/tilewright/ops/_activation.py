@@ -16,9 +16,10 @@ from triton.language.extra import libdevice
 
 from tilewright.ops._dispatch import FLOATS, filling, has_at_least, is_quiet, is_ready, runs_here
 from tilewright.ops._flat import bucket, may_change, takes, tile, tiles
-from tilewright.ops._follow import await_leader, can_follow, following, let_follow
+from tilewright.ops._follow import can_follow, let_follow
 from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._operator import contiguous_like, operator
+from tilewright.ops._shares import add_up
 from tilewright.ops._sizes import cdiv, next_power_of_2
 from tilewright.ops._tuned import Tuned, planned
 
@@ -176,7 +177,7 @@ def _bias_activation_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    start_m, start_n = tile(M, BLOCK_M, BLOCK_N)
+    start_m, start_n = tile(BLOCK_M, BLOCK_N)
     offs_m = start_m + tl.arange(0, BLOCK_M)[:, None]
     offs_n = start_n + tl.arange(0, BLOCK_N)[None, :]
     offs = offs_m * N + offs_n
@@ -225,23 +226,10 @@ def _bias_activation_bwd(
     tl.store(part_ptr + piece * N + offs_n, tl.sum(total, axis=0)[None, :], mask=columns)
 
 
-@triton.jit
-def _sum_parts(part_ptr, out_ptr, M, N, FOLLOWS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """out [N] = the sums of the columns of part [M, N]."""
-    await_leader(FOLLOWS)
-    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for m in range(0, M, BLOCK_M):
-        offs_m = m + tl.arange(0, BLOCK_M)[:, None]
-        total += tl.load(part_ptr + offs_m * N + offs_n[None, :], mask=(offs_m < M) & (offs_n < N)[None, :], other=0.0)
-    tl.store(out_ptr + offs_n, tl.sum(total, axis=0).to(out_ptr.dtype.element_ty), mask=offs_n < N)
-
-
 _launch_fwd = Launcher(_activation_fwd)
 _launch_bwd = Launcher(_activation_bwd)
 _launch_bias_fwd = Launcher(_bias_activation_fwd)
 _launch_bias_bwd = Launcher(_bias_activation_bwd)
-_launch_sum = Launcher(_sum_parts)
 
 
 def _default(form: str, *rest: object) -> dict[str, int]:
@@ -386,12 +374,12 @@ def _plan_bias_backward(
     blocks = {"BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "num_warps": config["num_warps"]}
     how = {"ACT": act, "FILLED": filled, "LEADS": can_follow(device)}
     pull_back = _launch_bias_bwd.prepare((across, pieces), M, N, **how, **blocks)
-    add_up = _launch_sum.prepare((cdiv(N, 32),), pieces, N, BLOCK_M=64, BLOCK_N=32, num_warps=4, **following(device))
+    sums = add_up(pieces, N, 1, device)
 
     def launch(x: Tensor, bias: Tensor | None, dy: Tensor, dx: Tensor, dbias: Tensor) -> None:
         part = x.new_empty(pieces, N, dtype=torch.float32)
         pull_back(x, bias, dy, dx, part)
-        add_up(part, dbias)
+        sums(part, dbias, None, None)
 
     return launch
 

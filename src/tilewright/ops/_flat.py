@@ -70,11 +70,7 @@ def tiles(M: int, N: int, BLOCK_M: int, BLOCK_N: int) -> tuple[int, int, int]:
 
 
 @triton.jit
-def tile(M, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def tile(BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Where this program's tile of [M, N] begins. Nothing is divided, which would take longer than some activations."""
-    start_n = tl.program_id(0).to(tl.int64) * BLOCK_N
-    if M == 1:  # known to the compiler
-        return start_n * 0, start_n
-    else:
-        row = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-        return row.to(tl.int64) * BLOCK_M, start_n
+    row = tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+    return row.to(tl.int64) * BLOCK_M, tl.program_id(0).to(tl.int64) * BLOCK_N

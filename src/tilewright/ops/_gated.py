@@ -68,7 +68,7 @@ def _gated_fwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    start_m, start_n = tile(M, BLOCK_M, BLOCK_N)
+    start_m, start_n = tile(BLOCK_M, BLOCK_N)
     offs_m = start_m + tl.arange(0, BLOCK_M)[:, None]
     offs_n = start_n + tl.arange(0, BLOCK_N)[None, :]
     gate_ptrs = gate_ptr + offs_m * stride_gm + offs_n
@@ -107,7 +107,7 @@ def _gated_bwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    start_m, start_n = tile(M, BLOCK_M, BLOCK_N)
+    start_m, start_n = tile(BLOCK_M, BLOCK_N)
     offs_m = start_m + tl.arange(0, BLOCK_M)[:, None]
     offs_n = start_n + tl.arange(0, BLOCK_N)[None, :]
     gate_ptrs = gate_ptr + offs_m * stride_gm + offs_n

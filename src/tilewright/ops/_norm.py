@@ -28,9 +28,10 @@ from torch import Tensor
 
 from tilewright.ops._dispatch import empty_like, has_at_least, has_elements, is_quiet, is_ready, runs_here
 from tilewright.ops._norm_cuda import by_clusters, wins
-from tilewright.ops._norm_triton import add_up, backward_by_programs, forward_by_programs
+from tilewright.ops._norm_triton import backward_by_programs, forward_by_programs
 from tilewright.ops._operator import contiguous_like, is_differentiated, is_seen, operator, spread
 from tilewright.ops._rows import PACK
+from tilewright.ops._shares import add_up
 from tilewright.ops._tuned import planned
 from tilewright.spec import Draw
 

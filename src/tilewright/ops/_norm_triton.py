@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.ops._follow import await_leader, following
 from tilewright.ops._launch import Launcher, Prepared, shared_memory
 from tilewright.ops._sizes import cdiv, next_power_of_2, rows_each
 from tilewright.ops._tuned import Config, Tuned
@@ -335,32 +334,6 @@ def _norm_bwd_long(
         tl.store(db_ptr + share + offs_n, db, mask=in_row)
 
 
-@triton.jit
-def _sum_shares(shares_ptr, out_ptr, P, N, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr):
-    offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    total = tl.zeros([BLOCK_P, BLOCK_N], tl.float32)
-    for start in range(0, P, BLOCK_P):
-        offs_p = start + tl.arange(0, BLOCK_P)
-        offs = offs_p[:, None].to(tl.int64) * N + offs_n[None, :]  # [BLOCK_P, BLOCK_N]
-        total += tl.load(shares_ptr + offs, mask=(offs_p < P)[:, None] & (offs_n < N)[None, :], other=0.0)
-    tl.store(out_ptr + offs_n, tl.sum(total, axis=0).to(out_ptr.dtype.element_ty), mask=offs_n < N)
-
-
-@triton.jit
-def _norm_bwd_sum(
-    shares_ptr, out_ptr, more_shares_ptr, more_out_ptr, P, N,
-    FOLLOWS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """[N] = the sum of shares [P, N], for dw and, where both are wanted, db, by programs of its own."""
-    await_leader(FOLLOWS)
-    if tl.program_id(1) == 0:
-        _sum_shares(shares_ptr, out_ptr, P, N, BLOCK_P, BLOCK_N)
-    if more_out_ptr is not None:  # noqa: SIM102  settled when compiled
-        if tl.program_id(1) == 1:
-            _sum_shares(more_shares_ptr, more_out_ptr, P, N, BLOCK_P, BLOCK_N)
-
-
-SHARES, COLUMNS = 512, 16  # at most so many shares, of so many columns, does a program add up at a time
 WAVE = 132  # programs: one for each of an H200's multiprocessors
 SHARED = 200 * 1024  # bytes that pipelined tiles may take
 
@@ -420,7 +393,6 @@ _launch_fwd = Launcher(_norm_fwd)
 _launch_fwd_long = Launcher(_norm_fwd_long)
 _launch_bwd = Launcher(_norm_bwd)
 _launch_bwd_long = Launcher(_norm_bwd_long)
-_launch_bwd_sum = Launcher(_norm_bwd_sum)
 
 
 def _config(op: str, direction: str, dtype: torch.dtype, device: int, N: int) -> Config:
@@ -457,12 +429,3 @@ def backward_by_programs(
     # Fused to dy * w - mean(dy * w), a difference that should be nothing would keep the product's rounding.
     fuses = config["IS_RMS"]
     return _launch_bwd.prepare((programs,), M, N, offset, **config, enable_fp_fusion=fuses), programs
-
-
-def add_up(shares: int, N: int, gradients: int, device: int) -> Prepared:
-    """Of shares [shares, N] of one or two gradients, each followed by its gradient: their sums."""
-    tile = min(SHARES, next_power_of_2(shares))
-    columns = COLUMNS if N > 2048 else COLUMNS // 2  # so that there are programs enough
-    grid = (cdiv(N, columns), gradients)
-    config = {"BLOCK_P": tile, "BLOCK_N": columns, "num_warps": 8, **following(device)}
-    return _launch_bwd_sum.prepare(grid, shares, N, **config)
