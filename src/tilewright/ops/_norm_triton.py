@@ -73,12 +73,12 @@ def _norm_fwd(
     mask = (offs_m < M)[:, None]
     if not FILLED:
         mask = mask & (offs_n < N)[None, :]
-    # First, so that the weights come with the rows: the compiler would put them off.
     w = _scaled(tl.full([1, BLOCK_N], 1.0, tl.float32), w_ptr, offs_n, N, offset, FILLED)
     b = _moved(tl.zeros([1, BLOCK_N], tl.float32), b_ptr, offs_n, N, FILLED)
     x = tl.load(x_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
     if r_ptr is not None:
         r = tl.load(r_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    tl.debug_barrier()  # so that the weights come with the rows: the compiler would put them off
     if r_ptr is not None:
         s = (x + r).to(s_ptr.dtype.element_ty)
         tl.store(s_ptr + offs, s, mask=mask)
