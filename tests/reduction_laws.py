@@ -36,6 +36,8 @@ def few_programs(monkeypatch):
         monkeypatch.setattr(_reduce, "PROGRAMS", programs)
         monkeypatch.setattr(_reduce, "ROWS", programs // 4 if rows is None else rows)
         monkeypatch.setattr(_reduce, "LONGEST_TILE", 512)
+        monkeypatch.setattr(_reduce, "MOST_PIECES", 4)
+        monkeypatch.setattr(_reduce, "TOGETHER", 4)
         monkeypatch.setattr(_reduce, "COLUMN_TILE", 256)
         monkeypatch.setattr(_reduce.LONG, "default", lambda *_: {"BLOCK_N": 512, "num_warps": 4})
         forget()
@@ -92,7 +94,8 @@ class ReductionLaws:
             ((200, 64), 1, 4224),  # or only the columns of these
             ((3, 1500), 1, 4),  # long rows, each by one program in a loop
             ((1, 5003), 1, 2),  # one long row, cut into pieces of several blocks
-            ((2, 4096), 1, 4224),  # as many pieces as there are blocks
+            ((2, 4096), 1, 4224),  # as many pieces as there are blocks or tiles, put together by fours
+            ((3, 1536), 1, 4224),  # rows of three
             ((2, 61, 5), 1, 4),  # columns
             ((1001, 3), 0, 16),  # and pieces of them
         ],

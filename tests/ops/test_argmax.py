@@ -33,6 +33,15 @@ def test_the_first_of_equals(dtype, programs, device, few_programs):
         same(tw.argmax(x.t().contiguous(), 0), torch.tensor([N - 1, N // 2, N // 3], device=device))
 
 
+def test_pieces_of_a_row_of_more_than_2_31_elements(device):
+    z = torch.empty(1, dtype=torch.int64, device=device)
+    put_together = _reduce._putting_together(1, 2**32, 4, 2**30, _reduce.KINDS["argmax"], 0.0, z.get_device())
+    places = torch.tensor([3, 1, 2, 0], device=device)
+    for largest, place in (([1.0, 4.0, 2.0, 4.0], 2**30 + 1), ([1.0, 4.0, 2.0, 5.0], 3 * 2**30)):
+        put_together(torch.tensor(largest, device=device), places, None, z, z, None)
+        assert z.item() == place
+
+
 def test_names_the_largest(device):
     x = laid_out((5, 700), "contiguous", device=device)
     same(x.gather(1, tw.argmax(x, 1, keepdim=True)), x.amax(1, keepdim=True))

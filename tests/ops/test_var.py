@@ -8,6 +8,7 @@ from reduction_laws import ReductionLaws, registered
 from reduction_laws import few_programs as few_programs
 from support import assert_gradients_match, laid_out
 from tilewright.ops import var as module
+from tilewright.ops._reduce import KINDS, _putting_together
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,19 @@ def test_correction(correction, device):
     assert_gradients_match(
         lambda x: tw.var(x, 1, correction=correction), lambda x: torch.var(x, 1, correction=correction), x
     )
+
+
+def test_pieces_of_a_row_of_more_than_2_31_elements(device):
+    counts = torch.tensor([2.0**30, 2.0**30, 2.0**30, 5.0], dtype=torch.float64)
+    means, squares = torch.tensor([0.0, 1.0, 5.0, 9.0]), torch.tensor([1e9, 2e9, 3e9, 7.0])
+    N = 3 * 2**30 + 5
+    y = torch.empty(1, device=device)
+    _putting_together(1, N, 4, 2**30, KINDS["var"], 1.0, y.get_device())(
+        means.to(device), squares.to(device), None, y, y, None
+    )
+    mean = (means * counts).sum() / N
+    wanted = (squares + counts * (means - mean) ** 2).sum() / (N - 1)
+    torch.testing.assert_close(y.cpu(), wanted.float().view(1))
 
 
 def test_far_from_zero(device):

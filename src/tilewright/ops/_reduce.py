@@ -3,8 +3,8 @@
 A reduction is a term of each element, a way to put terms together, and what is made of the last one: a norm is the root
 of a sum of squares. Reading the input once is all the work, so what matters is that every multiprocessor always has
 loads in flight. Short rows: several to a program, as a tile. Long rows: each is cut into pieces where there are few of
-them, and a second kernel puts the pieces together. A dimension that is not the last is reduced in columns, without a
-copy. No atomics, and shapes alone decide the order: the same input always gives the same bits.
+them, and a second kernel puts the pieces together (a third, where those are very many). A dimension that is not the
+last is reduced in columns, without a copy. No atomics, and shapes alone decide the order: the same input always gives the same bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tilewright.ops._dispatch import has_at_least, has_elements, is_quiet, is_ready, runs_here
 from tilewright.ops._follow import can_follow, following
-from tilewright.ops._launch import Launcher
+from tilewright.ops._launch import Launcher, Prepared
 from tilewright.ops._operator import contiguous_like, is_differentiated, operator
 from tilewright.ops._reduce_kernels import _reduce_bwd, _reduce_columns, _reduce_long, _reduce_pieces, _reduce_tile
 from tilewright.ops._sizes import cdiv, next_power_of_2, rows_each
@@ -29,6 +29,7 @@ PROGRAMS = 4224  # 32 for each of an H200's 132 multiprocessors
 ROWS = 1056  # 8 for each: enough to fill the GPU, and fewer are cut into pieces
 LONGEST_TILE = 8192  # elements of a row that one program takes whole
 EVERY = 2**31 - 1  # programs: one for each tile
+MOST_PIECES, TOGETHER = 16896, 256  # pieces that one program puts together at most; if there are more, so many
 COLUMN_TILE = 8192  # elements of columns that one program takes at a time
 LONGEST_KEY = 65536  # elements: rows of more are configured alike
 GROUPED = ("index", "logsumexp")  # whose steps cost more than a load, unless they take neighbours together
@@ -104,7 +105,7 @@ def _tile_choices(form: str, how: str, size: int, block: int) -> list[Config]:
     found = {}
     for tile in (4096, 8192, 16384):
         rows = max(1, tile // block)
-        for each in (16, 32):
+        for each in (16, 32, 64):
             for programs in (PROGRAMS, EVERY):
                 warps = _warps(rows * block, each)
                 config = {"BLOCK_M": rows, "BLOCK_N": block, "programs": programs, "num_warps": warps}
@@ -182,13 +183,16 @@ def _launch_of(outer: int, N: int, inner: int, dtype: torch.dtype, device: int, 
     size = dtype.itemsize
     how: Config = {"HOW": kind.how, "TERM": kind.term}
     group = 16 // size if kind.how in GROUPED else 1  # what a thread reads at once
-    if inner == 1 and N <= LONGEST_TILE:
-        config = dict(TILE(device, "tile", kind.how, size, max(group, next_power_of_2(N))))
-        config["BLOCK_M"] = rows_each(outer, config)
-        programs = min(config.pop("programs"), cdiv(outer, config["BLOCK_M"]))
-        how |= {"LAST": kind.last, "GROUP": group, "FILLED": config["BLOCK_N"] == N and outer % config["BLOCK_M"] == 0}
-        return _tile_launch.prepare((programs,), outer, N, p, **how, **config)
-    if inner == 1:
+    if inner == 1 and (N <= LONGEST_TILE or _is_tiled(kind.how, outer, N)):
+        chunk = min(N, LONGEST_TILE)
+        pieces = N // chunk
+        rows = outer * pieces
+        config = dict(TILE(device, "tile", kind.how, size, max(group, next_power_of_2(chunk))))
+        config["BLOCK_M"] = rows_each(rows, config)
+        programs = min(config.pop("programs"), cdiv(rows, config["BLOCK_M"]))
+        how |= {"GROUP": group, "FILLED": config["BLOCK_N"] == chunk and rows % config["BLOCK_M"] == 0}
+        launcher, grid, given = _tile_launch, (programs,), (rows, chunk, p)
+    elif inner == 1:
         form = "long" if outer >= ROWS else "pieces"
         config = dict(LONG(device, form, kind.how, size, min(LONGEST_KEY, next_power_of_2(N))))
         how["GROUP"] = group
@@ -203,32 +207,59 @@ def _launch_of(outer: int, N: int, inner: int, dtype: torch.dtype, device: int, 
     if pieces == 1:
         return launcher.prepare(grid, *given, **how, LAST=kind.last, LEADS=False, **config)
     cut = launcher.prepare(grid, *given, **how, LAST="piece", LEADS=can_follow(device), **config)
-    M = outer * inner
-    block = next_power_of_2(pieces)
-    rows = max(1, 4096 // block)
-    put_together = _pieces_launch.prepare(
-        (cdiv(M, rows),), M, N, pieces, chunk, p,
-        HOW=kind.how, TWO=kind.has_two, LAST=kind.last, BLOCK_M=rows, BLOCK_N=block, num_warps=_warps(rows * block, 16),
-        **following(device),
-    )  # fmt: skip
+    return _cut_and_put_together(cut, outer * inner, N, pieces, chunk, kind, p, device)
 
-    def launch(x: Tensor, y: Tensor, z: Tensor, k: Tensor | None) -> None:
-        a = torch.empty(M, pieces, dtype=torch.float32, device=x.device)
+
+def _is_tiled(how: str, outer: int, N: int) -> bool:
+    """Whether rows longer than a tile are taken as so many tiles: if there are few, and a step in a loop is costly."""
+    return how in ("logsumexp", "var") and outer < ROWS and N % LONGEST_TILE == 0
+
+
+def _cut_and_put_together(
+    cut: Prepared, M: int, N: int, pieces: int, chunk: int, kind: Kind, p: float, device: int
+) -> Launch:
+    """Of M rows, cut into pieces. Where there are many they become larger ones first, by many programs."""
+    number = M * pieces
+    steps: list[tuple[int, Prepared]] = []
+    while pieces > MOST_PIECES and N % (chunk * TOGETHER) == 0:
+        pieces, larger = pieces // TOGETHER, chunk * TOGETHER
+        piece = kind._replace(last="piece")
+        steps.append((M * pieces, _putting_together(M * pieces, larger, TOGETHER, chunk, piece, p, device)))
+        chunk = larger
+    last = _putting_together(M, N, pieces, chunk, kind, p, device)
+
+    def parts(number: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        a = torch.empty(number, dtype=torch.float32, device=x.device)
         b = a
         if kind.has_two:
-            b = torch.empty(M, pieces, dtype=torch.int64 if kind.how == "index" else torch.float32, device=x.device)
-        c = torch.empty_like(a) if kind.how == "zeros" else None
-        cut(x, a, b, c)
-        put_together(a, b, c, y, z, k)
+            b = torch.empty(number, dtype=torch.int64 if kind.how == "index" else torch.float32, device=x.device)
+        return a, b, torch.empty_like(a) if kind.how == "zeros" else None
+
+    def launch(x: Tensor, y: Tensor, z: Tensor, k: Tensor | None) -> None:
+        held = parts(number, x)
+        cut(x, *held)
+        for fewer, step in steps:
+            found = parts(fewer, x)
+            step(*held, *found)
+            held = found
+        last(*held, y, z, k)
 
     return launch
 
 
+def _putting_together(M: int, N: int, pieces: int, chunk: int, kind: Kind, p: float, device: int) -> Prepared:
+    block = next_power_of_2(pieces)
+    rows = max(1, 4096 // block)
+    return _pieces_launch.prepare(
+        (cdiv(M, rows),), M, N, pieces, chunk, p,
+        HOW=kind.how, TWO=kind.has_two, LAST=kind.last, LEADS=kind.last == "piece" and can_follow(device),
+        BLOCK_M=rows, BLOCK_N=block, num_warps=_warps(rows * block, 16), **following(device),
+    )  # fmt: skip
+
+
 def sum_pieces(M: int, pieces: int, device: int) -> Launch:
     """Of a [M, pieces], whose rows must each fit into one program, their sums y [M]."""
-    block = next_power_of_2(pieces)
-    config = {"HOW": "sum", "TWO": False, "LAST": "x", "BLOCK_M": 1, "BLOCK_N": block, "num_warps": _warps(block, 16)}
-    launch = _pieces_launch.prepare((M,), M, pieces, pieces, 1, 0.0, **config, **following(device))
+    launch = _putting_together(M, pieces, pieces, 1, KINDS["sum"], 0.0, device)
     return lambda a, y: launch(a, a, None, y, y, None)
 
 

@@ -230,10 +230,11 @@ def _write(y_ptr, z_ptr, k_ptr, a, b, c, offs, mask, N, p, HOW: tl.constexpr, LA
 @triton.jit
 def _reduce_tile(
     x_ptr, y_ptr, z_ptr, k_ptr, M, N, p,
-    HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, FILLED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HOW: tl.constexpr, TERM: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr, GROUP: tl.constexpr,
+    FILLED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Whole rows, BLOCK_M at a time. If they are FILLED, tiles have neither rows nor columns to spare."""
+    let_follow(LEADS)
     # The place of an extreme is found by a second read.
     HINT: tl.constexpr = "" if HOW == "index" else ONCE  # pyright: ignore[reportAssignmentType]
     offs_n = tl.arange(0, BLOCK_N)[None, :]
@@ -323,7 +324,6 @@ def _reduce_long(
         a, b, c = _fold(a, b, c, HOW)
     if HOW == "index":
         b = _place_in_group(x_ptr, begin + tl.zeros([1], tl.int64), end - begin, a, b, TERM, GROUP)
-        b = piece * chunk + b
     offs = row * tl.num_programs(1) + piece + tl.arange(0, 1)
     _write(y_ptr, z_ptr, k_ptr, a, b, c, offs, None, N, p, HOW, LAST)
 
@@ -362,8 +362,6 @@ def _reduce_columns(
         a, b = _moments(a, b, near, length)
     else:
         a, b, c = _fold(a, b, c, HOW)
-    if HOW == "index":
-        b = piece * chunk + b
     offs = (outer * inner + offs_i) * tl.num_programs(1) + piece
     _write(y_ptr, z_ptr, k_ptr, a, b, c, offs, offs_i < inner, N, p, HOW, LAST)
 
@@ -371,25 +369,29 @@ def _reduce_columns(
 @triton.jit
 def _reduce_pieces(
     a_ptr, b_ptr, c_ptr, y_ptr, z_ptr, k_ptr, M, N, pieces, chunk, p,
-    HOW: tl.constexpr, TWO: tl.constexpr, LAST: tl.constexpr, FOLLOWS: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    HOW: tl.constexpr, TWO: tl.constexpr, LAST: tl.constexpr, LEADS: tl.constexpr, FOLLOWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What the pieces [M, pieces] of rows of N hold, put together."""
+    """What the pieces [M, pieces] of rows of N hold, put together: the rows, or larger pieces."""
+    let_follow(LEADS)
     await_leader(FOLLOWS)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)[None, :]
     offs = offs_m[:, None] * pieces + offs_n
     inside = (offs_m < M)[:, None] & (offs_n < pieces)
+    begin = offs_n.to(tl.int64) * chunk
     a = tl.load(a_ptr + offs, mask=inside, other=_neutral(HOW))
     c = a
     if c_ptr is not None:
         c = tl.load(c_ptr + offs, mask=inside, other=1.0)
     elif HOW == "var":
-        length = tl.minimum((offs_n + 1) * chunk, N) - offs_n * chunk
-        c = tl.where(offs_n < pieces, length, 0).to(tl.float32) + tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        length = tl.where(offs_n < pieces, tl.minimum(begin + chunk, N) - begin, 0)
+        c = length.to(tl.float32) + tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     b = a
     if TWO:
         b = tl.load(b_ptr + offs, mask=inside, other=0)
+    if HOW == "index":
+        b += begin
     a, b, c = _fold(a, b, c, HOW, 2**63 - 1)
     _write(y_ptr, z_ptr, k_ptr, a, b, c, offs_m, offs_m < M, N, p, HOW, LAST)
 

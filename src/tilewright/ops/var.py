@@ -1,8 +1,8 @@
 """Variance over dimensions: y = sum of (x - mean)^2 / (N - correction).
 
-A row that one program holds is summed twice there. Of a longer one, lanes sum distances, and their squares, from the
-mean of the first block, which is near enough that little cancels; pieces are put together by their means and counts
-(Chan).
+A row that one program holds, or a tile of a longer one, is summed twice there. Where rows are many, or tiles do not
+divide them, lanes sum distances, and their squares, from the mean of the first block, which is near enough that little
+cancels. Pieces are put together by their means and counts (Chan).
 """
 
 from __future__ import annotations
