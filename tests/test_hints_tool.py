@@ -53,7 +53,7 @@ def test_pairs_follow_each_other_and_those_that_were_not_queued_in_time_have_no_
         done.append("call")
         return "result"
 
-    assert tool.paired(Written(True), call, done.append) == 7.0
+    assert tool.pair_us(tool.paired(Written(True), call, done.append)) == 7.0
     assert done == ["call", "result"] * tool.INPUTS + ["start"] + ["call", "result"] * tool.PAIRS
     with pytest.raises(SystemExit, match="before all was queued"):
-        tool.paired(Written(False), call, done.append)
+        tool.pair_us(tool.paired(Written(False), call, done.append))

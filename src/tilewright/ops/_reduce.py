@@ -4,7 +4,8 @@ A reduction is a term of each element, a way to put terms together, and what is 
 of a sum of squares. Reading the input once is all the work, so what matters is that every multiprocessor always has
 loads in flight. Short rows: several to a program, as a tile. Long rows: each is cut into pieces where there are few of
 them, and a second kernel puts the pieces together (a third, where those are very many). A dimension that is not the
-last is reduced in columns, without a copy. No atomics, and shapes alone decide the order: the same input always gives the same bits.
+last is reduced in columns, without a copy. No atomics, and shapes alone decide the order: the same input always gives
+the same bits.
 """
 
 from __future__ import annotations
