@@ -60,7 +60,7 @@ def test_what_a_program_leaves_or_asks_again_grows_with_programs():
     """As much of it is audited on few rows, with few programs, as in the call with many rows to a program."""
     shares, cost = moved("bias_activation", "triton", {"M": 16384, "N": 8192, "act": "silu"}, "backward")
     assert cost.bytes < shares.asked < 1.05 * cost.bytes
-    first_blocks, cost = moved("var", "triton", {"M": 1, "N": 2**28})
+    first_blocks, cost = moved("var", "triton", {"M": 64, "N": 2**20 + 64})  # which no tile divides
     assert 1.01 * cost.bytes < first_blocks.asked < 1.3 * cost.bytes
 
 
