@@ -140,18 +140,22 @@ def test_the_way_past_tritons_launcher_tells_the_same():
     ("name", "point", "direction"),
     [
         ("sum", {"M": 1, "N": 2**24}, "forward"),
+        ("var", {"M": 1, "N": 2**28}, "forward"),  # three, of which the second does both
         ("bias_activation", {"M": 4096, "N": 1024, "act": "silu"}, "backward"),
     ],
 )
 def test_a_kernel_follows_where_the_gpu_has_that(name, point, direction, gpu, can):
     op = registry.load(name)
     case = Case(tuple(point.items()), "bfloat16")
-    leader, follower = of_kernel(op, op.kernels["triton"], case, datasheet(gpu), (direction,))
-    names = [*leader.code.signature], [*follower.code.signature]
-    assert leader.code.constants[(names[0].index("LEADS"),)] is can
-    assert follower.code.constants[(names[1].index("FOLLOWS"),)] is can
-    assert follower.code.options.get("launch_pdl", False) is can
-    assert not leader.code.options.get("launch_pdl", False)
+    launches = [one.code for one in of_kernel(op, op.kernels["triton"], case, datasheet(gpu), (direction,))]
+    assert len(launches) == (3 if name == "var" else 2)
+
+    def said(code, name):
+        return code.constants[([*code.signature].index(name),)]
+
+    assert all(said(leader, "LEADS") is can for leader in launches[:-1])
+    assert all(said(follower, "FOLLOWS") is can for follower in launches[1:])
+    assert [code.options.get("launch_pdl", False) for code in launches] == [False, *[can] * (len(launches) - 1)]
 
 
 def test_a_number_of_any_kind_is_no_tensor():

@@ -30,7 +30,7 @@ PROGRAMS = 4224  # 32 for each of an H200's 132 multiprocessors
 ROWS = 1056  # 8 for each: enough to fill the GPU, and fewer are cut into pieces
 LONGEST_TILE = 8192  # elements of a row that one program takes whole
 EVERY = 2**31 - 1  # programs: one for each tile
-MOST_PIECES, TOGETHER = 16896, 256  # pieces that one program puts together at most; if there are more, so many
+MOST_PIECES, TOGETHER = 16896, 256  # pieces of a row that one program puts together; of more, so many each, first
 COLUMN_TILE = 8192  # elements of columns that one program takes at a time
 LONGEST_KEY = 65536  # elements: rows of more are configured alike
 GROUPED = ("index", "logsumexp")  # whose steps cost more than a load, unless they take neighbours together
@@ -219,7 +219,7 @@ def _is_tiled(how: str, outer: int, N: int) -> bool:
 def _cut_and_put_together(
     cut: Prepared, M: int, N: int, pieces: int, chunk: int, kind: Kind, p: float, device: int
 ) -> Launch:
-    """Of M rows, cut into pieces. Where there are many they become larger ones first, by many programs."""
+    """Of M rows, cut into pieces. Where these are too many for one program, several make fewer, larger ones of them."""
     number = M * pieces
     steps: list[tuple[int, Prepared]] = []
     while pieces > MOST_PIECES and N % (chunk * TOGETHER) == 0:
