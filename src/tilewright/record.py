@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import fcntl
+import functools
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from tilewright import source
+from tilewright import settings, source
 from tilewright.cost import DIRECTIONS
 from tilewright.errors import CannotRead, CannotWrite
 
 SCHEMA = 2  # 1: timings without intervals, host time, memory and the GPU's state
 SWEEP = Path(__file__).parent / "tools" / "bench" / "sweep.py"  # what a record of kind "sweep" was measured with
+CHECK = "check"  # the call of a verdict: all of its cases
+FINGERPRINTS = "fingerprints.jsonl"  # of the current code, in the folder of each GPU
 REQUIRED = ("schema", "kind", "op", "kernel", "date", "source")
 OF_A_TIMING = (
     *("case", "dtype", "direction", "cost", "verdict", "reason", "samples_us", "median_us"),
@@ -57,6 +61,31 @@ def append(path: Path, records: list[dict[str, Any]]) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise CannotWrite(path, error.strerror or str(error)) from None
+
+
+def replace_file(path: Path, records: list[dict[str, Any]]) -> None:
+    """Write a file anew: whole, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text("".join(json.dumps(record) + "\n" for record in records))
+    part.replace(path)
+
+
+def add_fields(path: Path, fields: Mapping[str, dict[str, Any]], identity: Callable[[dict[str, Any]], str]) -> None:
+    """Add fields to the records of a file that have the given identities; every other line stays as it is."""
+    lines = path.read_text().splitlines(keepends=True)
+    changed = []
+    for line in lines:
+        try:
+            found = json.loads(line)
+            more = fields.get(identity(found)) if isinstance(found, dict) else None
+        except ValueError:  # a torn line: `read` tells
+            more = None
+        changed.append(json.dumps(found | more) + "\n" if more else line)
+    if changed != lines:
+        part = path.with_suffix(".part")
+        part.write_text("".join(changed))
+        part.replace(path)
 
 
 def require_writable(path: Path) -> None:
@@ -191,13 +220,61 @@ def spelled(case: Mapping[str, Any]) -> str:
     return ",".join(f"{name}={value}" for name, value in case.items())
 
 
-def is_stale(record: dict[str, Any]) -> bool:
-    """Whether the kernel's source has changed since; of kernels that are not here, no one knows."""
+def call_key(record: Mapping[str, Any]) -> str:
+    """Return what names a record's call among those of its kernel; a verdict covers all cases of a check."""
+    if record["kind"] == "verdict":
+        return CHECK
+    return f"{spelled(record['case'])} {record['dtype']} {record.get('direction', 'forward')}"
+
+
+def is_stale(record: Mapping[str, Any]) -> bool:
+    """Whether the code that would run now is not the code that was measured."""
+    return stale_reason(record) is not None
+
+
+def stale_reason(record: Mapping[str, Any]) -> str | None:
+    """Return why a record is stale; None if it is fresh.
+
+    A record is fresh if its source hash or its fingerprint is that of the current code. The current fingerprints are
+    those that `tilewright records verify --update` has written down for the current source hash. A record of code that
+    is not here (a user's file, a removed operation) cannot be judged, and counts as fresh.
+    """
     if record["kind"] == "sweep":
-        return source.file_hash(SWEEP) != record["source"]
+        return None if source.file_hash(SWEEP) == record["source"] else "the sweep's source changed"
     called = record.get("call", {}).get("file") or record.get("file")
     if called:
-        return Path(called).is_file() and source.file_hash(Path(called)) != record["source"]
+        changed = Path(called).is_file() and source.file_hash(Path(called)) != record["source"]
+        return f"{called} changed" if changed else None
     if record["op"] not in source.op_files():
-        return False
-    return source.kernel_hash(record["op"], record["kernel"]) != record["source"]
+        return None
+    current = source.kernel_hash(record["op"], record["kernel"])
+    if current == record["source"]:
+        return None
+    if current is None:
+        return "the kernel is gone"
+    if "launches" not in record:
+        return "the source changed, and the record has no fingerprint"
+    known = fingerprints(record.get("device", {}).get("gpu", "")).get((record["op"], record["kernel"]))
+    if known is None or known["source"] != current:
+        return "the source changed; run `tilewright records verify --update` to compare fingerprints"
+    if known["toolchain"] != record["toolchain"]:
+        return "the source changed, and fingerprints of different compilers cannot be compared"
+    if known["calls"].get(call_key(record)) != digest(record["launches"]):
+        return "the launches changed"
+    return None
+
+
+def digest(launches: list[str]) -> str:
+    """Return a short hash of a fingerprint."""
+    return hashlib.sha256("\n".join(launches).encode()).hexdigest()[:16]
+
+
+def fingerprints(gpu: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the fingerprints of the current code for a GPU, by operation and kernel."""
+    path = settings.results_dir() / gpu / FINGERPRINTS
+    return _fingerprints(path, path.stat().st_mtime_ns) if gpu and path.is_file() else {}
+
+
+@functools.lru_cache(8)
+def _fingerprints(path: Path, modified: int) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(r["op"], r["kernel"]): r for r in read(path).records if r["kind"] == "fingerprint"}

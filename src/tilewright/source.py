@@ -45,11 +45,19 @@ class OpSource:
         """Kernel names in the order a reader meets them; eager and compile stand for the reference."""
         return ["eager", "compile", *self._kernels] if "reference" in self._definitions else []
 
+    def function_hash(self, name: str) -> str | None:
+        """A short hash of the code that a module-level function runs; None if there is no such function."""
+        roots = self._definitions.get(name)
+        return self._hash(roots) if roots else None
+
     def kernel_hash(self, kernel: str) -> str:
         """A short hash of the code that this kernel, and the reference it is held against, run."""
         roots = [*self._definitions["reference"]]
         if kernel in self._kernels:
             roots.append(self._kernels[kernel])
+        return self._hash(roots)
+
+    def _hash(self, roots: list[ast.stmt]) -> str:
         reached: set[str] = set()
         seen: set[tuple[int, str]] = set()
         for root in roots:
@@ -119,7 +127,7 @@ def kernel_hash(op: str, kernel: str) -> str | None:
     """The hash of a kernel as it stands now; None if it is gone."""
     if kernel in kernels(op) or kernel.startswith("compile"):
         return read(op_files()[op]).kernel_hash(kernel)
-    return file_hash(peer_files()[kernel]) if kernel in peer_files() else None
+    return read(peer_files()[kernel]).function_hash(op) if kernel in peer_files() else None
 
 
 @functools.cache

@@ -63,12 +63,14 @@ def of_kernel(
     gpu: GPU,
     directions: Sequence[str] = ("forward",),
     reads: int | None = None,
+    computed: list[str] | None = None,
 ) -> list[Launch]:
     """The launches of one call of a kernel, in order. None where the kernel does not take the case. If it reads values
-    of tensors, they are `reads`, or the launches end there."""
+    of tensors, they are `reads`, or the launches end there. Torch functions that it calls to compute something are
+    appended to `computed`."""
     if kernel.name == "compile":
         return _generated(op, case, gpu) if "forward" in directions else []
-    with standing_in(gpu, reads), _recording(gpu) as found:
+    with standing_in(gpu, reads, computed), _recording(gpu) as found:
         args = op.make(case, device="meta")
         if not kernel.fits(*args):
             return []

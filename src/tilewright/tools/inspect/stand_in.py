@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -36,11 +37,11 @@ def target(gpu: GPU) -> GPUTarget:
 
 
 @contextmanager
-def standing_in(gpu: GPU, reads: int | None = None) -> Iterator[torch.device]:
+def standing_in(gpu: GPU, reads: int | None = None, computed: list[str] | None = None) -> Iterator[torch.device]:
     """While the context is open, `gpu` is the only GPU, and tensors made on it are meta tensors, of which all that is
-    read is `reads`."""
+    read is `reads`. Torch functions that compute something are appended to `computed`."""
     with answering(gpu) as device, ExitStack() as stack:
-        on_gpu = partial(_OnGPU, device, reads)
+        on_gpu = partial(_OnGPU, device, reads, computed)
         stack.enter_context(patch.object(CustomOpDef, "__call__", _called(on_gpu)))
         stack.enter_context(patch.object(torch.autograd, "_engine_run_backward", _backward(on_gpu)))
         stack.enter_context(patch.object(os, "_exit", _raising_exit()))
@@ -67,9 +68,10 @@ def answering(gpu: GPU, *others: Any) -> Iterator[torch.device]:
 class _OnGPU(TorchFunctionMode):
     """Meta tensors answer as tensors of the GPU do, and what is asked for on a GPU is made of meta tensors."""
 
-    def __init__(self, device: torch.device, reads: int | None):
+    def __init__(self, device: torch.device, reads: int | None, computed: list[str] | None):
         super().__init__()
         self._reads = reads
+        self._computed = computed
         where = {Tensor.is_cuda: True, Tensor.device: device}
         self._said = {getter.__get__: answer for getter, answer in where.items()} | {Tensor.get_device: device.index}
 
@@ -85,7 +87,34 @@ class _OnGPU(TorchFunctionMode):
             return args[0].to(META)
         if kwargs.get("device") is not None:
             kwargs["device"] = _really(kwargs["device"])
-        return func(*(_really(a) if isinstance(a, torch.device | str) else a for a in args), **kwargs)
+        returned = None
+        try:
+            returned = func(*(_really(a) if isinstance(a, torch.device | str) else a for a in args), **kwargs)
+        finally:
+            if self._computed is not None and (returned is None or _computes(func, (args, kwargs), returned)):
+                self._computed.append(_described(func, (args, kwargs)))  # also one that fails for want of values
+        return returned
+
+
+def _computes(func: Any, given: Any, returned: Any) -> bool:
+    """Whether a torch function would launch something: an allocation or a view would not."""
+    name = getattr(func, "__name__", "")
+    if "empty" in name or not any(isinstance(one, Tensor) for one in tree_leaves(returned)):
+        return False
+    storages = {one.untyped_storage()._cdata for one in tree_leaves(given) if isinstance(one, Tensor)}
+    is_view = all(one.untyped_storage()._cdata in storages for one in tree_leaves(returned) if isinstance(one, Tensor))
+    return not is_view or name.endswith("_")
+
+
+def _described(func: Any, given: Any) -> str:
+    """The function and its arguments, tensors by dtype, shape and strides."""
+
+    def describe(one: Any) -> str:
+        if isinstance(one, Tensor):
+            return f"{one.dtype} {[*one.shape]} {[*one.stride()]}"
+        return "device" if isinstance(one, torch.device) else repr(one)
+
+    return f"{getattr(func, '__name__', func)} {[describe(one) for one in tree_leaves(given)]}"
 
 
 def _raising_exit() -> Callable[[int], None]:
