@@ -40,7 +40,7 @@ tests: $(READY)
 	$(RUN) -m pytest -n 2 --dist loadgroup
 
 gpu-test: $(READY)
-	$(RUN) -m pytest tests/ops tests/tools tests/worker tests/test_hardware.py tests/test_launch.py tests/test_notebook.py tests/test_timer.py
+	$(RUN) -m pytest tests/ops tests/workbench tests/worker tests/test_hardware.py tests/test_launch.py tests/test_notebook.py tests/test_timer.py
 
 PAIRS := triton==3.6.0/numpy==2.4.6 triton==3.9.0/numpy==2.3.5 triton==3.9.0/numpy==2.4.6
 
@@ -49,11 +49,11 @@ pairs: $(READY)
 		folder=$(VENV)/pairs/$$(echo $$pair | tr -c 'a-z0-9.\n' -); \
 		echo "== $$pair"; \
 		test -d $$folder || $(RUN) -m pip install --quiet --no-deps --target $$folder $$(echo $$pair | tr / ' ') || exit 1; \
-		PYTHONPATH=$$folder $(RUN) -m pytest -n 2 tests/interpreter tests/ops tests/tools/test_audit.py || exit 1; \
+		PYTHONPATH=$$folder $(RUN) -m pytest -n 2 tests/interpreter tests/ops tests/workbench/test_audit.py || exit 1; \
 	done
 
 records: $(READY)
-	$(RUN) tools/records.py run
+	$(RUN) scripts/records.py run
 
 PAGES := README.md $(addprefix docs/,softmax.md speed.md audit.md check.md measuring.md reading.md banks.md portability.md)
 

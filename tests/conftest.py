@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tilewright
-from tilewright.ops._tuned import forget_plans
+from tilewright.runtime.configs import forget_plans
 
 HAS_GPU = torch.cuda.is_available()
 

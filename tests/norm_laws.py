@@ -12,7 +12,7 @@ from torch import Tensor
 
 from support import assert_compiles, assert_gradients_match, assert_right, laid_out
 from tilewright.ops import _norm, _norm_cuda, _norm_triton, add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from tilewright.ops._tuned import forget_plans
+from tilewright.runtime.configs import forget_plans
 
 NORMS = (rms_norm, layer_norm, add_rms_norm, add_layer_norm)
 inf, nan = float("inf"), float("nan")

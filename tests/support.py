@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright import record, source
-from tilewright.tools.check.budget import Mismatch, compare, expect
+from tilewright.workbench.check.budget import Mismatch, compare, expect
 from tilewright.worker import memory
 
 few_examples = settings(

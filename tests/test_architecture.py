@@ -24,36 +24,38 @@ MAY_IMPORT = {
     "spec": {"cost", "errors", "source"},
     "hardware": {"errors", "__version__"},
     "registry": {"errors", "source", "spec"},
-    "record": {"cost", "errors", "source"},
+    "record": {"cost", "errors", "settings", "source"},
     "timer": {"errors"},
     "interpreter": {"errors", "interpreter"},
     "worker": {"errors", "interpreter", "registry", "sandbox", "settings", "timer", "worker"},
     "worker.process": {"settings"},
-    "ops": {"spec", "errors", "hardware", "settings", "ops._"},
+    "runtime": {"errors", "hardware", "runtime", "settings"},
+    "ops": {"errors", "ops", "runtime", "spec"},
     "peers": set(),
-    "tools": set(),
-    "tools.check": {"errors", "registry", "sandbox", "source", "spec", "worker", "tools.check"},
-    "tools.audit": {"cost", "errors", "hardware", "interpreter", "registry", "spec", "tools.audit"},
-    "tools.inspect": {
+    "workbench": set(),
+    "workbench.fingerprints": {"hardware", "record", "registry", "settings", "source", "spec", "workbench.inspect"},
+    "workbench.check": {"errors", "registry", "sandbox", "source", "spec", "worker", "workbench.check"},
+    "workbench.audit": {"cost", "errors", "hardware", "interpreter", "registry", "spec", "workbench.audit"},
+    "workbench.inspect": {
         "errors",
         "hardware",
-        "ops._cuda",
+        "runtime.cuda",
         "settings",
         "spec",
-        "tools.inspect",
+        "workbench.inspect",
         "worker",
     },
-    "tools.profile": {
+    "workbench.profile": {
         "cost",
         "counters",
         "errors",
         "registry",
-        "tools.audit.inputs",
-        "tools.audit.nsight",
-        "tools.profile",
+        "workbench.audit.inputs",
+        "workbench.audit.nsight",
+        "workbench.profile",
         "worker",
     },
-    "tools.explain": {
+    "workbench.explain": {
         "cost",
         "counters",
         "errors",
@@ -63,13 +65,13 @@ MAY_IMPORT = {
         "registry",
         "source",
         "spec",
-        "tools.audit",
-        "tools.explain",
-        "tools.inspect",
+        "workbench.audit",
+        "workbench.explain",
+        "workbench.inspect",
         "worker",
     },
-    "tools.tune": {"ops._tuned", "spec", "timer", "tools.check", "worker"},
-    "tools.bench": {
+    "workbench.tune": {"runtime.configs", "spec", "timer", "workbench.check", "worker"},
+    "workbench.bench": {
         "errors",
         "hardware",
         "record",
@@ -77,8 +79,8 @@ MAY_IMPORT = {
         "source",
         "spec",
         "timer",
-        "tools.bench",
-        "tools.check",
+        "workbench.bench",
+        "workbench.check",
         "worker",
     },
     "report": {
@@ -90,17 +92,17 @@ MAY_IMPORT = {
         "record",
         "source",
         "spec",
-        "tools.audit",
-        "tools.check",
-        "tools.explain",
-        "tools.inspect",
-        "tools.profile",
+        "workbench.audit",
+        "workbench.check",
+        "workbench.explain",
+        "workbench.inspect",
+        "workbench.profile",
         "report",
     },
     "pytest_plugin": {"interpreter"},
-    "testing": {"registry", "spec", "tools.check", "worker"},
-    "notebook": {"errors", "hardware", "spec", "timer", "tools.bench", "tools.check", "worker"},
-    "__init__": {"interpreter", "notebook", "ops", "spec", "testing", "tools.audit"},
+    "testing": {"registry", "spec", "workbench.check", "worker"},
+    "notebook": {"errors", "hardware", "spec", "timer", "workbench.bench", "workbench.check", "worker"},
+    "__init__": {"interpreter", "notebook", "ops", "spec", "testing", "workbench.audit"},
     "__main__": {"cli"},
 }
 
@@ -131,7 +133,7 @@ def test_imports_point_one_way(path):
     owner = max((key for key in MAY_IMPORT if f"{name}.".startswith(f"{key}.")), key=len, default=None)
     assert owner is not None, f"{name} has no place in the architecture: give it one in MAY_IMPORT"
     for imported in _imports(path):
-        allowed = any(f"{imported}.".startswith(ok if ok.endswith("_") else f"{ok}.") for ok in MAY_IMPORT[owner])
+        allowed = any(f"{imported}.".startswith(f"{ok}.") for ok in MAY_IMPORT[owner])
         assert allowed, f"{name} may not import {imported}"
 
 
@@ -147,7 +149,7 @@ def test_only_settings_reads_the_environment(path):
 
 
 def test_every_op_has_a_test_of_its_own():
-    tests = {path.stem.removeprefix("test_") for path in (Path(__file__).parent / "ops").glob("test_*.py")}
+    tests = {path.stem.removeprefix("test_") for path in (Path(__file__).parent / "ops").rglob("test_*.py")}
     assert set(source.op_files()) == tests
 
 
@@ -175,7 +177,7 @@ def test_names_of_tilewright_are_listed_once_before_and_after_they_are_used():
 
 
 def test_importing_every_op_touches_no_gpu_and_compiles_nothing():
-    ops = "; ".join(f"import tilewright.ops.{name}" for name in source.op_files())
+    ops = "; ".join(f"import {source.module_name(path)}" for path in source.op_files().values())
     done = _python(
         f"import subprocess, sys, torch; subprocess.Popen = None; {ops}; "
         "assert not torch.cuda.is_initialized(); assert not {'numba', 'cuda.core'} & set(sys.modules)"

@@ -7,13 +7,13 @@ import torch
 
 from tilewright import registry
 from tilewright.hardware import datasheet
-from tilewright.ops._cuda import PORTABLE_CLUSTER, is_installed
-from tilewright.ops._norm_cuda import CUDA, LARGEST_BLOCK, MOST_THREADS, WARP, _cluster_choices, _cluster_default
-from tilewright.ops._rows import LINE, MOST_BLOCKS, PACK, PACKS, Rows, cluster_choices, cluster_default
+from tilewright.ops.norm._cuda import CUDA, LARGEST_BLOCK, MOST_THREADS, WARP, _cluster_choices, _cluster_default
+from tilewright.runtime.clusters import LINE, MOST_BLOCKS, PACK, PACKS, Rows, cluster_choices, cluster_default
+from tilewright.runtime.cuda import PORTABLE_CLUSTER, is_installed
 from tilewright.spec import Case
-from tilewright.tools.inspect.compiling import Compiled
-from tilewright.tools.inspect.launches import of_kernel
-from tilewright.tools.inspect.resources import resources
+from tilewright.workbench.inspect.compiling import Compiled
+from tilewright.workbench.inspect.launches import of_kernel
+from tilewright.workbench.inspect.resources import resources
 
 NORMS = [(op, way) for op in ("layer_norm", "add_rms_norm") for way in LARGEST_BLOCK]
 LENGTHS = (1, 2, 7, 8, 1000, 4096, 4097, 50257, 65535, 65536, 128256, 131072, 262144)

@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 from tilewright import source
-from tilewright.ops._cuda import Source
+from tilewright.runtime.cuda import Source
 
 ARCHITECTURES = ("sm_80", "sm_90")
 

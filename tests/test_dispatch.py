@@ -8,7 +8,7 @@ import tilewright as tw
 from support import Listening
 from tilewright.ops import cumsum, rms_norm, silu, softmax
 from tilewright.ops import sum as sum_module
-from tilewright.ops._dispatch import has_elements, is_quiet, is_ready, runs_here
+from tilewright.runtime.eligibility import has_elements, is_quiet, is_ready, runs_here
 from tilewright.worker.memory import guarded
 
 

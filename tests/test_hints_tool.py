@@ -1,4 +1,4 @@
-"""tools/hints.py: the copy of the package that it compares with, and the calls it makes."""
+"""scripts/hints.py: the copy of the package that it compares with, and the calls it makes."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tilewright.timer import Sample
 
 @pytest.fixture(scope="module")
 def tool():
-    return registry.load_module(Path(__file__).parent.parent / "tools" / "hints.py")
+    return registry.load_module(Path(__file__).parent.parent / "scripts" / "hints.py")
 
 
 def ops_text(package):

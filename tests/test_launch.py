@@ -12,11 +12,11 @@ from triton.backends.nvidia.driver import CudaLauncher
 from tilewright import registry
 from tilewright.hardware import datasheet
 from tilewright.interpreter import interpret
-from tilewright.ops._launch import Launcher, _Compiled, _specialised_on
-from tilewright.ops._reduce import reduce
-from tilewright.ops._sizes import cdiv
+from tilewright.ops.reduce._operators import reduce
+from tilewright.runtime.launch import Launcher, _Compiled, _specialised_on
+from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Case
-from tilewright.tools.inspect.launches import of_kernel
+from tilewright.workbench.inspect.launches import of_kernel
 
 
 @triton.jit

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 from tilewright import registry
 from tilewright.spec import Draw
-from tilewright.worker.stage import backward, flat, forward
+from tilewright.worker.execute import backward, flat, forward
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED = 227 * 1024

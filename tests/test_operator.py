@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from support import Listening
-from tilewright.ops._operator import contiguous_like, operator
+from tilewright.runtime.operator import contiguous_like, operator
 
 calls: list[str] = []
 

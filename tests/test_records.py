@@ -6,7 +6,7 @@ import pytest
 
 from tilewright import record, settings, source
 from tilewright.cost import Cost
-from tilewright.tools.bench.compare import compare
+from tilewright.workbench.bench.compare import compare
 
 H200 = settings.results_dir() / "h200"
 LONG_US = 20.0

@@ -1,4 +1,4 @@
-"""tools/records.py: what is to be measured again, and where its records go."""
+"""scripts/records.py: what is to be measured again, and where its records go."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ OPS = ("gelu", "adamw", "cross_entropy", "unique")
 
 @pytest.fixture(scope="module")
 def tool():
-    return registry.load_module(Path(__file__).parent.parent / "tools" / "records.py")
+    return registry.load_module(Path(__file__).parent.parent / "scripts" / "records.py")
 
 
 @pytest.fixture(scope="module")

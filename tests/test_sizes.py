@@ -7,9 +7,9 @@ import triton
 
 from tilewright import ops, registry
 from tilewright.hardware import datasheet
-from tilewright.ops._sizes import FEW, cdiv, next_power_of_2, rows_each
+from tilewright.runtime.sizes import FEW, cdiv, next_power_of_2, rows_each
 from tilewright.spec import Case
-from tilewright.tools.inspect.launches import of_kernel
+from tilewright.workbench.inspect.launches import of_kernel
 
 
 def test_they_are_tritons():

@@ -11,85 +11,85 @@ if TYPE_CHECKING:
     from tilewright.interpreter import interpret as interpret
     from tilewright.notebook import benchmark as benchmark
     from tilewright.notebook import do_bench as do_bench
-    from tilewright.ops.adamw import AdamW as AdamW
+    from tilewright.ops.activation.geglu import geglu as geglu
+    from tilewright.ops.activation.gelu import gelu as gelu
+    from tilewright.ops.activation.reglu import reglu as reglu
+    from tilewright.ops.activation.relu import relu as relu
+    from tilewright.ops.activation.relu_squared import relu_squared as relu_squared
+    from tilewright.ops.activation.silu import silu as silu
+    from tilewright.ops.activation.swiglu import swiglu as swiglu
     from tilewright.ops.add import add as add
-    from tilewright.ops.add_layer_norm import add_layer_norm as add_layer_norm
-    from tilewright.ops.add_rms_norm import add_rms_norm as add_rms_norm
-    from tilewright.ops.amax import amax as amax
-    from tilewright.ops.amax import max as max
-    from tilewright.ops.amin import amin as amin
-    from tilewright.ops.amin import min as min
-    from tilewright.ops.argmax import argmax as argmax
-    from tilewright.ops.argmin import argmin as argmin
-    from tilewright.ops.attention import scaled_dot_product_attention as scaled_dot_product_attention
-    from tilewright.ops.cross_entropy import cross_entropy as cross_entropy
-    from tilewright.ops.cumsum import cumsum as cumsum
-    from tilewright.ops.dot import dot as dot
-    from tilewright.ops.geglu import geglu as geglu
-    from tilewright.ops.gelu import gelu as gelu
-    from tilewright.ops.layer_norm import layer_norm as layer_norm
-    from tilewright.ops.linear import linear as linear
-    from tilewright.ops.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
-    from tilewright.ops.log_softmax import log_softmax as log_softmax
-    from tilewright.ops.logsumexp import logsumexp as logsumexp
-    from tilewright.ops.masked_softmax import masked_softmax as masked_softmax
-    from tilewright.ops.mean import mean as mean
-    from tilewright.ops.prod import prod as prod
-    from tilewright.ops.reglu import reglu as reglu
-    from tilewright.ops.relu import relu as relu
-    from tilewright.ops.relu_squared import relu_squared as relu_squared
-    from tilewright.ops.rms_norm import rms_norm as rms_norm
+    from tilewright.ops.attention.attention import scaled_dot_product_attention as scaled_dot_product_attention
+    from tilewright.ops.linear.linear import linear as linear
+    from tilewright.ops.loss.cross_entropy import cross_entropy as cross_entropy
+    from tilewright.ops.loss.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from tilewright.ops.norm.add_layer_norm import add_layer_norm as add_layer_norm
+    from tilewright.ops.norm.add_rms_norm import add_rms_norm as add_rms_norm
+    from tilewright.ops.norm.layer_norm import layer_norm as layer_norm
+    from tilewright.ops.norm.rms_norm import rms_norm as rms_norm
+    from tilewright.ops.optim.adamw import AdamW as AdamW
+    from tilewright.ops.reduce.amax import amax as amax
+    from tilewright.ops.reduce.amax import max as max
+    from tilewright.ops.reduce.amin import amin as amin
+    from tilewright.ops.reduce.amin import min as min
+    from tilewright.ops.reduce.argmax import argmax as argmax
+    from tilewright.ops.reduce.argmin import argmin as argmin
+    from tilewright.ops.reduce.cumsum import cumsum as cumsum
+    from tilewright.ops.reduce.dot import dot as dot
+    from tilewright.ops.reduce.logsumexp import logsumexp as logsumexp
+    from tilewright.ops.reduce.mean import mean as mean
+    from tilewright.ops.reduce.prod import prod as prod
+    from tilewright.ops.reduce.sum import sum as sum
+    from tilewright.ops.reduce.unique import unique as unique
+    from tilewright.ops.reduce.var import var as var
+    from tilewright.ops.reduce.vector_norm import vector_norm as vector_norm
     from tilewright.ops.rope import rope as rope
-    from tilewright.ops.silu import silu as silu
-    from tilewright.ops.softmax import softmax as softmax
-    from tilewright.ops.sum import sum as sum
-    from tilewright.ops.swiglu import swiglu as swiglu
-    from tilewright.ops.unique import unique as unique
-    from tilewright.ops.var import var as var
-    from tilewright.ops.vector_norm import vector_norm as vector_norm
+    from tilewright.ops.softmax.log_softmax import log_softmax as log_softmax
+    from tilewright.ops.softmax.masked_softmax import masked_softmax as masked_softmax
+    from tilewright.ops.softmax.softmax import softmax as softmax
     from tilewright.spec import kernel as kernel
     from tilewright.testing import check as check
-    from tilewright.tools.audit import audit as audit
+    from tilewright.workbench.audit import audit as audit
 
 # Each public name and where it lives; loaded on first use, so that the command line starts without torch.
 _HOMES = {
-    "AdamW": "ops.adamw",
+    "AdamW": "ops.optim.adamw",
     "add": "ops.add",
-    "add_layer_norm": "ops.add_layer_norm",
-    "add_rms_norm": "ops.add_rms_norm",
-    "cross_entropy": "ops.cross_entropy",
-    "dot": "ops.dot",
-    "geglu": "ops.geglu",
-    "gelu": "ops.gelu",
-    "layer_norm": "ops.layer_norm",
-    "linear": "ops.linear",
-    "log_softmax": "ops.log_softmax",
-    "masked_softmax": "ops.masked_softmax",
-    "linear_cross_entropy": "ops.linear_cross_entropy",
-    "reglu": "ops.reglu",
-    "relu": "ops.relu",
-    "relu_squared": "ops.relu_squared",
-    "rms_norm": "ops.rms_norm",
+    "add_layer_norm": "ops.norm.add_layer_norm",
+    "add_rms_norm": "ops.norm.add_rms_norm",
+    "cross_entropy": "ops.loss.cross_entropy",
+    "dot": "ops.reduce.dot",
+    "geglu": "ops.activation.geglu",
+    "gelu": "ops.activation.gelu",
+    "layer_norm": "ops.norm.layer_norm",
+    "linear": "ops.linear.linear",
+    "log_softmax": "ops.softmax.log_softmax",
+    "masked_softmax": "ops.softmax.masked_softmax",
+    "linear_cross_entropy": "ops.loss.linear_cross_entropy",
+    "reglu": "ops.activation.reglu",
+    "relu": "ops.activation.relu",
+    "relu_squared": "ops.activation.relu_squared",
+    "rms_norm": "ops.norm.rms_norm",
     "rope": "ops.rope",
-    "scaled_dot_product_attention": "ops.attention",
-    "silu": "ops.silu",
-    "softmax": "ops.softmax",
-    "sum": "ops.sum",
-    "swiglu": "ops.swiglu",
-    "amax": "ops.amax",
-    "amin": "ops.amin",
-    "argmax": "ops.argmax",
-    "argmin": "ops.argmin",
-    "logsumexp": "ops.logsumexp",
-    "max": "ops.amax",
-    "mean": "ops.mean",
-    "min": "ops.amin",
-    "prod": "ops.prod",
-    "unique": "ops.unique",
-    "var": "ops.var",
-    "vector_norm": "ops.vector_norm",
-    "cumsum": "ops.cumsum",
-    "audit": "tools.audit",
+    "scaled_dot_product_attention": "ops.attention.attention",
+    "silu": "ops.activation.silu",
+    "softmax": "ops.softmax.softmax",
+    "sum": "ops.reduce.sum",
+    "swiglu": "ops.activation.swiglu",
+    "amax": "ops.reduce.amax",
+    "amin": "ops.reduce.amin",
+    "argmax": "ops.reduce.argmax",
+    "argmin": "ops.reduce.argmin",
+    "logsumexp": "ops.reduce.logsumexp",
+    "max": "ops.reduce.amax",
+    "mean": "ops.reduce.mean",
+    "min": "ops.reduce.amin",
+    "prod": "ops.reduce.prod",
+    "unique": "ops.reduce.unique",
+    "var": "ops.reduce.var",
+    "vector_norm": "ops.reduce.vector_norm",
+    "cumsum": "ops.reduce.cumsum",
+    "audit": "workbench.audit",
     "benchmark": "notebook",
     "check": "testing",
     "do_bench": "notebook",

@@ -21,13 +21,13 @@ from tilewright import hardware
 from tilewright.errors import first_line
 from tilewright.spec import Cost
 from tilewright.timer import Lane, floor_us, require_working_gpu, timer_for, turns
-from tilewright.tools.bench import intervals
-from tilewright.tools.bench.contest import BACK_TO_BACK, SAMPLES, SHORT_US, physical_seconds
-from tilewright.tools.bench.state import watched
-from tilewright.tools.check.budget import Expected, Mismatch, compare, expect
+from tilewright.workbench.bench import intervals
+from tilewright.workbench.bench.runner import BACK_TO_BACK, SAMPLES, SHORT_US, physical_seconds
+from tilewright.workbench.bench.state import watched
+from tilewright.workbench.check.budget import Expected, Mismatch, compare, expect
+from tilewright.worker.execute import KernelFailed, Like, Request, Stage, failures, flat, forward
 from tilewright.worker.memory import Placed
-from tilewright.worker.stage import KernelFailed, Like, Request, Stage, failures, flat, forward
-from tilewright.worker.track import Inputs, Lap, Track
+from tilewright.worker.timed_run import Inputs, Lap, Track
 
 FEWEST = 5  # samples: of less there is nothing to say
 ALIGNED = 256  # elements: where a tensor begins in its memory is kept up to a multiple of so many

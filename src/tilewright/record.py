@@ -19,7 +19,7 @@ from tilewright.cost import DIRECTIONS
 from tilewright.errors import CannotRead, CannotWrite
 
 SCHEMA = 2  # 1: timings without intervals, host time, memory and the GPU's state
-SWEEP = Path(__file__).parent / "tools" / "bench" / "sweep.py"  # what a record of kind "sweep" was measured with
+SWEEP = Path(__file__).parent / "workbench" / "bench" / "sweep.py"  # what a record of kind "sweep" was measured with
 CHECK = "check"  # the call of a verdict: all of its cases
 FINGERPRINTS = "fingerprints.jsonl"  # of the current code, in the folder of each GPU
 REQUIRED = ("schema", "kind", "op", "kernel", "date", "source")
@@ -239,29 +239,43 @@ def stale_reason(record: Mapping[str, Any]) -> str | None:
     those that `tilewright records verify --update` has written down for the current source hash. A record of code that
     is not here (a user's file, a removed operation) cannot be judged, and counts as fresh.
     """
-    if record["kind"] == "sweep":
-        return None if source.file_hash(SWEEP) == record["source"] else "the sweep's source changed"
-    called = record.get("call", {}).get("file") or record.get("file")
+    called = SWEEP if record["kind"] == "sweep" else record.get("call", {}).get("file") or record.get("file")
     if called:
-        changed = Path(called).is_file() and source.file_hash(Path(called)) != record["source"]
-        return f"{called} changed" if changed else None
+        return f"{called} changed" if _has_changed(Path(called), record) else None
     if record["op"] not in source.op_files():
         return None
     current = source.kernel_hash(record["op"], record["kernel"])
-    if current == record["source"]:
-        return None
     if current is None:
         return "the kernel is gone"
-    if "launches" not in record:
-        return "the source changed, and the record has no fingerprint"
     known = fingerprints(record.get("device", {}).get("gpu", "")).get((record["op"], record["kernel"]))
+    if known and record.get("is_baseline") and (newer := _other_library(record["versions"], known["versions"])):
+        return newer
+    if current == record["source"]:
+        return None
+    if "fingerprint" not in record:
+        return "the source changed, and the record has no fingerprint"
     if known is None or known["source"] != current:
-        return "the source changed; run `tilewright records verify --update` to compare fingerprints"
-    if known["toolchain"] != record["toolchain"]:
-        return "the source changed, and fingerprints of different compilers cannot be compared"
-    if known["calls"].get(call_key(record)) != digest(record["launches"]):
+        return "the source changed; compare fingerprints with `tilewright records verify --update`"
+    if known["toolchain"] != record["fingerprint"]["toolchain"]:
+        return "the source changed, and the fingerprint is of another compiler"
+    if known["calls"].get(call_key(record)) != digest(record["fingerprint"]["launches"]):
         return "the launches changed"
     return None
+
+
+def _other_library(measured: Mapping[str, str], newest: Mapping[str, str]) -> str | None:
+    """Return which library a baseline was measured with that the newest records of its GPU have another version of."""
+    for name in ("torch", "triton"):
+        if measured.get(name) != newest.get(name):
+            return f"measured with {name} {measured.get(name)}; the newest records are of {newest.get(name)}"
+    return None
+
+
+def _has_changed(file: Path, record: Mapping[str, Any]) -> bool:
+    """Whether a file that is here has other code than the one that was measured."""
+    if not file.is_file() or source.file_hash(file) == record["source"]:
+        return False
+    return file.suffix != ".py" or source.code_hash(file) != record.get("code")
 
 
 def digest(launches: list[str]) -> str:

@@ -36,7 +36,7 @@ def load(name: str) -> Op:
     """The Op of that name."""
     if name not in source.op_files():
         raise UnknownOp(name, source.op_files())
-    return importlib.import_module(f"tilewright.ops.{name}").op
+    return importlib.import_module(source.module_name(source.op_files()[name])).op
 
 
 def pick(op: Op, names: list[str]) -> list[Kernel]:

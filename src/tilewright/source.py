@@ -18,10 +18,12 @@ from pathlib import Path
 
 from tilewright.errors import FileBroken, FileMissing
 
-OPS = Path(__file__).parent / "ops"
-CUDA = OPS / "cuda"
-TUNED = OPS / "tuned"
-PEERS = OPS.parent / "peers"
+PACKAGE = Path(__file__).parent
+OPS = PACKAGE / "ops"
+INCLUDE = OPS / "include"
+TUNED = PACKAGE / "runtime" / "tuned"
+PEERS = PACKAGE / "peers"
+FOLLOWED = ("tilewright.ops.", "tilewright.runtime.")  # imports whose code counts
 PUBLIC = "tilewright"  # the kernel that stands for whatever a user's call takes
 
 
@@ -67,8 +69,8 @@ class OpSource:
     def _place(self, statement: ast.stmt) -> None:
         if name := _registered_kernel(statement):
             self._kernels[name] = statement
-        elif isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith("tilewright.ops."):
-            helper = OPS / f"{(statement.module or '').rpartition('.')[2]}.py"
+        elif isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(FOLLOWED):
+            helper = PACKAGE.parent / f"{(statement.module or '').replace('.', '/')}.py"
             for alias in statement.names:
                 self._imports[alias.asname or alias.name] = (helper, alias.name)
         else:
@@ -113,7 +115,12 @@ def read(path: Path) -> OpSource:
 @functools.cache
 def op_files() -> dict[str, Path]:
     """The operations by name: every file of `ops/` that is not a helper."""
-    return {path.stem: path for path in sorted(OPS.glob("*.py")) if not path.stem.startswith("_")}
+    return {path.stem: path for path in sorted(OPS.rglob("*.py"), key=lambda path: path.stem) if path.stem[0] != "_"}
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name of a module of the package."""
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
 
 
 def kernels(op: str) -> list[str]:
@@ -139,6 +146,24 @@ def peer_files() -> dict[str, Path]:
 def file_hash(path: Path) -> str:
     """The hash of a user's file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def code_hash(path: Path, only: str = "") -> str:
+    """Return a hash of the module-level definitions whose name contains `only`: without imports, comments, docstrings,
+    formatting and the function `main`."""
+    kept = []
+    for statement in ast.parse(path.read_text()).body:
+        names = [name for name in _names_bound(statement) if name]
+        if names and "main" not in names and any(only in name.lower() for name in names):
+            kept.append(ast.dump(_without_docstrings(statement)))
+    return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:16]
+
+
+def _without_docstrings(tree: ast.AST) -> ast.AST:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return tree
 
 
 def _registered_kernel(statement: ast.stmt) -> str | None:
@@ -192,7 +217,7 @@ def _without_comments(text: str) -> list[str]:
 def _file_text(name: str) -> Iterator[str]:
     """What a name in an op file stands for: CUDA C++, or configurations that a search found."""
     if name.endswith(".cu"):
-        yield from _cuda_text(CUDA / name)
+        yield from _cuda_text(OPS / name)
     elif name.endswith(".json") and (TUNED / name).exists():
         yield (TUNED / name).read_text()
 
@@ -201,7 +226,7 @@ def _cuda_text(path: Path) -> Iterator[str]:
     """A CUDA file and the files it includes from its own folder, without comments and blank lines."""
     text = path.read_text()
     for included in re.findall(r'#include "([^"]+)"', text):
-        yield from _cuda_text(path.parent / included)
+        yield from _cuda_text(INCLUDE / included)
     bare = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     yield "\n".join(line.rstrip() for line in bare.splitlines() if line.strip())
 

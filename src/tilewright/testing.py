@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tilewright import registry
 from tilewright.spec import Case, Cost, Draw, Kernel, Op
-from tilewright.tools.check import Verdict
-from tilewright.tools.check import check as run_check
-from tilewright.worker.stage import flat
+from tilewright.workbench.check import Verdict
+from tilewright.workbench.check import check as run_check
+from tilewright.worker.execute import flat
 
 
 def check(

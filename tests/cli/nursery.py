@@ -11,10 +11,10 @@ import torch._dynamo  # noqa: F401
 import triton  # noqa: F401
 
 import tilewright.ops
-import tilewright.tools.audit
-import tilewright.tools.bench
-import tilewright.tools.check
-import tilewright.tools.tune  # noqa: F401
+import tilewright.workbench.audit
+import tilewright.workbench.bench
+import tilewright.workbench.check
+import tilewright.workbench.tune  # noqa: F401
 from tilewright.cli import main
 from tilewright.worker import process
 

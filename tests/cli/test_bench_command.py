@@ -13,8 +13,8 @@ from support import timing_record
 from tilewright import cli, hardware, record, source, timer
 from tilewright.errors import GPUBroken
 from tilewright.spec import Cost
-from tilewright.tools import bench as tool
-from tilewright.tools.bench import Timing, state
+from tilewright.workbench import bench as tool
+from tilewright.workbench.bench import Timing, state
 
 ONE_CASE = ("--case", "M=3,N=50", "--dtype", "float32")
 RIGHT = "import torch\n\ndef softmax(x):\n    return torch.softmax(x, dim=-1)\n"

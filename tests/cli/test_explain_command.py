@@ -14,7 +14,7 @@ from tilewright import record, source
 from tilewright.cli import main
 
 ROOT = Path(__file__).parent.parent.parent
-KERNELS = Path(__file__).parent.parent / "tools" / "inspected.py"
+KERNELS = Path(__file__).parent.parent / "workbench" / "inspected.py"
 FLAW = ROOT / "examples" / "flaws" / "extra_pass.py"
 SMALL = ("relu", "-k", "triton", "--case", "N=67108864")
 

@@ -13,7 +13,7 @@ from cli.command import assert_one_line, run
 from tilewright import record, source
 from tilewright.cli import main
 
-KERNELS = Path(__file__).parent.parent / "tools" / "inspected.py"
+KERNELS = Path(__file__).parent.parent / "workbench" / "inspected.py"
 SMALL = ("relu", "-k", "triton", "--case", "N=4096")
 
 
@@ -238,7 +238,7 @@ def test_a_gpu_named_twice_is_shown_once(inspect):
 def test_every_kernel_everywhere_is_recorded(inspect, monkeypatch, tmp_path):
     only = {"dot": source.op_files()["dot"]}
     monkeypatch.setattr("tilewright.source.op_files", lambda: only)
-    monkeypatch.setattr("tilewright.tools.inspect.portability.TARGETS", ("a100-80gb", "mi300x"))
+    monkeypatch.setattr("tilewright.workbench.inspect.portability.TARGETS", ("a100-80gb", "mi300x"))
     path = tmp_path / "r.jsonl"
     done = inspect("--everywhere", "--record", path)
     assert done.returncode == 0, done.stderr

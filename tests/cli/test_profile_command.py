@@ -13,10 +13,10 @@ from tilewright.cli import main
 from tilewright.counters import Counters
 from tilewright.report import markdown
 from tilewright.report.profiling import overview
-from tilewright.tools import profile as tool
-from tilewright.tools.profile import Profile
-from tilewright.tools.profile.scopes import Scope
-from tilewright.tools.profile.trace import Row
+from tilewright.workbench import profile as tool
+from tilewright.workbench.profile import Profile
+from tilewright.workbench.profile.scopes import Scope
+from tilewright.workbench.profile.trace import Row
 
 COUNTED = Counters(
     us=70.0,

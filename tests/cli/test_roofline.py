@@ -8,7 +8,7 @@ import pytest
 from cli.command import assert_one_line, run
 from support import timing_record
 from tilewright import cli, hardware, record, source
-from tilewright.tools import bench
+from tilewright.workbench import bench
 
 TIMES = [2**n for n in range(11)]
 CEILINGS = {"copy": 4e12, "read": 4e12, "fp32": 64e12, "special": 4e12}
@@ -192,7 +192,7 @@ def test_every_mistake_is_one_line_and_code_2(command, arguments, words):
 def test_on_a_gpu_it_measures_records_and_draws(monkeypatch, results, command, tmp_path):
     """The whole command, with a GPU and a timer that are pretended."""
     from tilewright import timer
-    from tilewright.tools.bench import sweep as tool
+    from tilewright.workbench.bench import sweep as tool
 
     points = [tool.Point(k, max(32.0, k / 2), (32.0, 32.0), 2**27, k * 2**24) for k in TIMES]
     asked = []

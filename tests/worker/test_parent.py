@@ -13,9 +13,9 @@ import torch
 
 from tilewright import settings
 from tilewright.worker import process
+from tilewright.worker.execute import KernelFailed, Like, Request
 from tilewright.worker.memory import Placed
 from tilewright.worker.parent import Worker
-from tilewright.worker.stage import KernelFailed, Like, Request
 
 FILE = """
 import os, sys, time, torch
@@ -111,7 +111,7 @@ def test_a_busy_worker_ends_with_its_parent_however_that_ends(tmp_path):
     )
     program = (
         "import sys, torch; from pathlib import Path; from tilewright.worker.parent import Worker\n"
-        "from tilewright.worker.memory import Placed; from tilewright.worker.stage import Like, Request\n"
+        "from tilewright.worker.memory import Placed; from tilewright.worker.execute import Like, Request\n"
         "worker = Worker(device='cpu'); worker.load('softmax', file=Path(sys.argv[1]))\n"
         "print(worker._process.pid, worker._process.folder, flush=True)\n"
         "worker.call(Request([Placed.of(torch.ones(2, 3), 'contiguous')], [Like((2, 3), torch.float32)]))"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from tilewright.worker.execute import COMPILED, OPERATORS, SEEN, KernelFailed, Like, Request, Stage
 from tilewright.worker.memory import Placed
-from tilewright.worker.stage import COMPILED, OPERATORS, SEEN, KernelFailed, Like, Request, Stage
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 LIKE_X = [Like((4, 6), torch.float32)]

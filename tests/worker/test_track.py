@@ -12,14 +12,14 @@ import torch
 from tilewright import timer
 from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.timer import HostTimer
-from tilewright.tools.check.answers import Answers
-from tilewright.tools.check.judge import Here, Judge
-from tilewright.tools.check.trials import Trial
+from tilewright.workbench.check.cases import Trial
+from tilewright.workbench.check.expected import Answers
+from tilewright.workbench.check.judge import Here, Judge
 from tilewright.worker import parent
+from tilewright.worker.execute import KernelFailed, Like, Request, failures
 from tilewright.worker.memory import GUARD, Placed
 from tilewright.worker.parent import Worker
-from tilewright.worker.stage import KernelFailed, Like, Request, failures
-from tilewright.worker.track import SLOTS, Inputs, Lap, Track
+from tilewright.worker.timed_run import SLOTS, Inputs, Lap, Track
 
 FILE = """
 import os, time, torch

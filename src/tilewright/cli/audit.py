@@ -42,7 +42,7 @@ from tilewright.errors import (
 )
 
 if TYPE_CHECKING:
-    from tilewright.tools.audit import Audit
+    from tilewright.workbench.audit import Audit
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _run(jobs: list[Job], measure: bool, path: Path | None, as_json: bool) -> tu
 
 
 def _counted(job: Job) -> dict[str, int]:
-    from tilewright.tools.audit.counters import count
+    from tilewright.workbench.audit.counters import count
 
     return count(job.call)
 
@@ -151,7 +151,7 @@ def _of_op(
     name: str, files: list[Path], kernels: list[str], cases: list[str] | None, dtypes: list[str] | None, limits: Any
 ) -> Iterator[Job]:
     from tilewright import registry
-    from tilewright.tools import audit as tool
+    from tilewright.workbench import audit as tool
 
     op = load_op(name, files)
     wanted = dtypes_of(op, dtypes) or [op.bench_dtype]
@@ -174,7 +174,7 @@ def _of_op(
 
 
 def _audit_case(op: Any, kernel: Any, case: Any, title: str, limits: Any) -> Audit:
-    from tilewright.tools import audit as tool
+    from tilewright.workbench import audit as tool
 
     elements = tool.case_elements(op, case)
     if elements > tool.ELEMENTS:
@@ -195,8 +195,8 @@ def _called(name: str, run: Callable[[], Audit]) -> Audit:
 
 def _of_file(path: Path, name: str | None, given: list[str], limits: Any) -> Iterator[Job]:
     from tilewright import registry
-    from tilewright.tools import audit as tool
-    from tilewright.tools.audit.inputs import make
+    from tilewright.workbench import audit as tool
+    from tilewright.workbench.audit.inputs import make
 
     fn = registry.launcher(path, name)
     args = [make(text) for text in given]
@@ -215,7 +215,7 @@ def _of_file(path: Path, name: str | None, given: list[str], limits: Any) -> Ite
 
 
 def _write(path: Path, done: list[Audit]) -> None:
-    from tilewright.tools.audit.page import render
+    from tilewright.workbench.audit.page import render
 
     title = done[0].title if len(done) == 1 else "Audit"
     launches = [launch for found in done for launch in found.launches]

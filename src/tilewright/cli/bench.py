@@ -39,7 +39,7 @@ from tilewright.record import append, is_stale, latest, read, require_writable, 
 if TYPE_CHECKING:
     from tilewright.spec import Case, Kernel, Op
     from tilewright.timer import Timer
-    from tilewright.tools.bench import Timing
+    from tilewright.workbench.bench import Timing
 
 WANTED = {name: (name,) for name in DIRECTIONS} | {"all": DIRECTIONS}
 
@@ -181,8 +181,8 @@ def _bench_here(ops: list[Op], asked: Asked, path: Path | None) -> Shown:
     from tilewright.report import terminal
     from tilewright.report.rows import rows
     from tilewright.timer import Timer
-    from tilewright.tools import bench as tool
-    from tilewright.tools.bench.state import others, watched
+    from tilewright.workbench import bench as tool
+    from tilewright.workbench.bench.state import others, watched
 
     entered = {op.name: _kernels(op, asked) for op in ops}
     if busy := others():
@@ -240,8 +240,8 @@ def _kernels(op: Op, asked: Asked) -> list[Kernel]:
 
 
 def _timings(op: Op, kernels: list[Kernel], asked: Asked, timer: Timer, context: dict[str, Any]) -> Iterator[Timing]:
-    from tilewright.tools import bench as tool
-    from tilewright.tools.bench.contest import physical_seconds
+    from tilewright.workbench import bench as tool
+    from tilewright.workbench.bench.runner import physical_seconds
 
     chosen = op.sizes() if asked.is_sized else asked.cases or op.bench
     dtypes = asked.dtypes or (op.bench_dtypes[:1] if asked.is_sized else op.bench_dtypes)
@@ -346,7 +346,7 @@ def _show_floors(ops: list[Op], asked: Asked, gpu: str) -> None:
     """The least time of each case on a GPU that need not be here."""
     from tilewright import hardware
     from tilewright.report import terminal
-    from tilewright.tools.bench.contest import cost_of
+    from tilewright.workbench.bench.runner import cost_of
 
     sheet = hardware.datasheet(gpu)
     floors = []

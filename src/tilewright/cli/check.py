@@ -35,8 +35,8 @@ from tilewright.record import append, require_writable, stamp
 
 if TYPE_CHECKING:
     from tilewright.spec import Case, Op
-    from tilewright.tools.check import Verdict
-    from tilewright.tools.check.problems import Problem
+    from tilewright.workbench.check import Verdict
+    from tilewright.workbench.check.problems import Problem
 
 
 def check(
@@ -118,7 +118,7 @@ class Asked:
 def _check_all(asked: Asked) -> list[Verdict]:
     """Every operation, two at a time, each in a process of its own: most of the time goes into compilers."""
     from tilewright.report import terminal
-    from tilewright.tools.check import Verdict
+    from tilewright.workbench.check import Verdict
 
     named = [("--kernel", k) for k in asked.kernels] + [("--dtype", d) for d in asked.dtypes or []]
     named += [("--seed", str(asked.seed))] if asked.seed is not None else []
@@ -161,7 +161,7 @@ def _check_problem(path: Path, files: list[Path], asked: Asked) -> list[Verdict]
         raise FileMissing(path, "a KernelBench file, or of a gpu-mode folder with task.yml")
     require_files(files)
     start_worker_early()
-    from tilewright.tools.check import problems
+    from tilewright.workbench.check import problems
 
     loaded = problems.load(path)
     try:
@@ -189,8 +189,8 @@ def check_and_print(
     """Check and print."""
     from tilewright import hardware, registry
     from tilewright.report import terminal
-    from tilewright.tools.check import case_count
-    from tilewright.tools.check import check as run_check
+    from tilewright.workbench.check import case_count
+    from tilewright.workbench.check import check as run_check
 
     device = "cuda" if hardware.has_gpu() else "cpu"
     kernels = registry.pick(op, kernel_names) if kernel_names or not files else []

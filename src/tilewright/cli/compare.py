@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tilewright.record import Read
-    from tilewright.tools.bench.compare import Change
+    from tilewright.workbench.bench.compare import Change
 
 NOT_RIGHT = "no longer right"
 STYLE = {"faster": "green", "same": "", "unlike": "dim", "new": "dim", "gone": "dim"}
@@ -29,7 +29,7 @@ SAID = {"gone": "not timed now", "unlike": "not compared: back-to-back calls in 
 
 def compare_files(old: Path, new: Path, threshold: float, as_json: bool) -> None:
     """Say which kernels became faster, slower or stayed the same; exit with 1 if one became slower or wrong."""
-    from tilewright.tools.bench.compare import ORDER, compare, gpus
+    from tilewright.workbench.bench.compare import ORDER, compare, gpus
 
     before, after = (_read(path).records for path in (old, new))
     changes = compare(before, after, threshold)

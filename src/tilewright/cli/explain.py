@@ -36,8 +36,8 @@ from tilewright.errors import CompilerRefused, FileMissing, NothingLaunched, Not
 
 if TYPE_CHECKING:
     from tilewright.hardware import GPU
-    from tilewright.tools.explain import Diagnosis
-    from tilewright.tools.explain.evidence import Evidence
+    from tilewright.workbench.explain import Diagnosis
+    from tilewright.workbench.explain.evidence import Evidence
 
     Records = list[dict[str, Any]]
 
@@ -109,7 +109,7 @@ def explain(
 
 def _diagnosed(jobs: list[Callable[[], list[Evidence]]]) -> tuple[list[Diagnosis], list[CompilerRefused]]:
     """And what does not compile for the GPU, while the others go on."""
-    from tilewright.tools.explain import diagnosed
+    from tilewright.workbench.explain import diagnosed
 
     found, refused = [], []
     with progress("explaining", len(jobs)) as advance:
@@ -139,7 +139,7 @@ def _show(found: list[Diagnosis], as_json: bool) -> None:
 
 def _of_kernel(chosen: Chosen, kernel: Any, gpu: GPU, records: Records, direction: str) -> list[Evidence]:
     """On the cases asked for, or on the first of the op's own that the kernel takes."""
-    from tilewright.tools.explain.evidence import of_op
+    from tilewright.workbench.explain.evidence import of_op
 
     found = []
     for case in chosen.cases or chosen.defaults:
@@ -154,7 +154,7 @@ def _of_kernel(chosen: Chosen, kernel: Any, gpu: GPU, records: Records, directio
 
 def _of_file(path: Path, name: str | None, given: list[str], gpu: GPU, records: Records) -> Evidence:
     from tilewright import registry
-    from tilewright.tools.explain.evidence import of_function
+    from tilewright.workbench.explain.evidence import of_function
 
     source.require_python_file(path)
     title = f"{path.name}{f', {name}' if name else ''}({', '.join(given)})"
@@ -167,7 +167,7 @@ def _of_file(path: Path, name: str | None, given: list[str], gpu: GPU, records: 
 def _of_cuda_file(
     path: Path, name: str | None, gpu: GPU, threads: int, shared: int, records: Records
 ) -> list[Evidence]:
-    from tilewright.tools.explain.evidence import of_cuda_file
+    from tilewright.workbench.explain.evidence import of_cuda_file
 
     if not path.is_file():
         raise FileMissing(path, "a CUDA C++ file")
@@ -180,7 +180,7 @@ def _predict(
 ) -> None:
     from tilewright.record import append, require_writable
     from tilewright.report import diagnosis as report
-    from tilewright.tools.explain.against import compared, predictable
+    from tilewright.workbench.explain.validation import compared, predictable
 
     if target and target not in source.op_files():
         raise UnknownOp(target, source.op_files())

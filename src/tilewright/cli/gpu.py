@@ -33,7 +33,7 @@ def gpu(
         content = hardware.in_hand()
         if measure:
             from tilewright.timer import Timer
-            from tilewright.tools.bench import measure as measure_ceilings
+            from tilewright.workbench.bench import measure as measure_ceilings
 
             content["ceilings"] = measure_ceilings(Timer())
     else:

@@ -46,8 +46,8 @@ from tilewright.errors import (
 if TYPE_CHECKING:
     from tilewright.hardware import GPU
     from tilewright.spec import Case, Kernel, Op
-    from tilewright.tools.inspect import Inspection, Refused
-    from tilewright.tools.inspect.difference import Difference
+    from tilewright.workbench.inspect import Inspection, Refused
+    from tilewright.workbench.inspect.difference import Difference
 
     Found = list[Inspection | Refused]
 
@@ -146,8 +146,8 @@ def inspect(
 
 def _forms_of_all(found: Found) -> list[str]:
     """Options beside --sass for code that all have; none where nothing compiles."""
-    from tilewright.tools.inspect import Inspection
-    from tilewright.tools.inspect.listing import forms
+    from tilewright.workbench.inspect import Inspection
+    from tilewright.workbench.inspect.listing import forms
 
     compiled = [forms(one.made) for one in found if isinstance(one, Inspection)]
     return [f"--{form}" for form in ("ttgir", "llir", "ptx") if compiled and all(form in each for each in compiled)]
@@ -166,8 +166,8 @@ def _run(jobs: list[Callable[[], Found]]) -> Found:
 def _everywhere(path: Path | None, as_json: bool) -> None:
     from tilewright import hardware, registry
     from tilewright.record import append, require_writable, stamp
-    from tilewright.tools.inspect import Inspection
-    from tilewright.tools.inspect.portability import TARGETS, compiled_for, figures, flaw
+    from tilewright.workbench.inspect import Inspection
+    from tilewright.workbench.inspect.portability import TARGETS, compiled_for, figures, flaw
 
     if path:
         require_writable(path)
@@ -242,7 +242,7 @@ class Chosen:
 
     def _mine(self) -> list[Kernel]:
         from tilewright import hardware, registry
-        from tilewright.tools.inspect.stand_in import standing_in
+        from tilewright.workbench.inspect.fake_gpu import standing_in
 
         if self.files and self.directions == ("backward",):
             raise typer.BadParameter("--direction: of a file's kernel only the forward direction is compiled.")
@@ -251,7 +251,7 @@ class Chosen:
 
     def inspected(self, kernel: Kernel, gpu: GPU) -> Found:
         """On the cases asked for, or on the first of the op's own that the kernel takes."""
-        from tilewright.tools.inspect import inspect_kernel
+        from tilewright.workbench.inspect import inspect_kernel
 
         found: Found = []
         for case in self.cases or self.defaults:
@@ -276,9 +276,9 @@ def _whose(kernel: Kernel, directions: Sequence[str]) -> str | None:
 
 def _of_file(path: Path, name: str | None, given: list[str], gpu: GPU) -> Found:
     from tilewright import registry
-    from tilewright.tools.audit.inputs import make
-    from tilewright.tools.inspect import inspect_launch
-    from tilewright.tools.inspect.launches import of_call
+    from tilewright.workbench.audit.inputs import make
+    from tilewright.workbench.inspect import inspect_launch
+    from tilewright.workbench.inspect.launches import of_call
 
     def load() -> tuple[Callable[..., Any], list[Any]]:
         return registry.launcher(path, name), [make(text, "meta") for text in given]
@@ -288,7 +288,7 @@ def _of_file(path: Path, name: str | None, given: list[str], gpu: GPU) -> Found:
 
 
 def _of_cuda_file(path: Path, name: str | None, gpu: GPU, threads: int, shared: int) -> Found:
-    from tilewright.tools.inspect import Refused, inspect_cuda_file
+    from tilewright.workbench.inspect import Refused, inspect_cuda_file
 
     if not path.is_file():
         raise FileMissing(path, "a CUDA C++ file")
@@ -329,8 +329,8 @@ def _show_difference(chosen: Chosen, gpu: GPU, names: tuple[str, str], forms: li
 
 def _compared(chosen: Chosen, gpu: GPU, names: tuple[str, str]) -> tuple[Case, Difference]:
     """On the first case that both kernels take."""
-    from tilewright.tools.inspect import inspect_kernel
-    from tilewright.tools.inspect.difference import Difference, Variant
+    from tilewright.workbench.inspect import inspect_kernel
+    from tilewright.workbench.inspect.difference import Difference, Variant
 
     variants = [Variant.parse(name) for name in names]
     kernels = chosen.pair([variant.kernel for variant in variants])

@@ -32,8 +32,8 @@ from tilewright.errors import NoGPU, NothingLaunched, TilewrightError
 
 if TYPE_CHECKING:
     from tilewright.spec import Case, Op
-    from tilewright.tools.profile import Profile
-    from tilewright.tools.profile.calls import Call
+    from tilewright.workbench.profile import Profile
+    from tilewright.workbench.profile.calls import Call
 
 SOURCES = ("ncu", "proton", "torch")
 DIRECTIONS = ("forward", "backward")
@@ -155,7 +155,7 @@ def _of_file(path: Path, name: str | None, given: list[str]) -> Call:
 
 
 def _profiled(calls: list[Call], sources: Sequence[str], trace: Path | None) -> list[Profile]:
-    from tilewright.tools import profile as tool
+    from tilewright.workbench import profile as tool
 
     with progress("profiling", len(sources)) as advance:
         return tool.profile(calls, sources, str(trace.absolute()) if trace else None, advance)
@@ -164,9 +164,9 @@ def _profiled(calls: list[Call], sources: Sequence[str], trace: Path | None) -> 
 def _predicted(call: Call) -> dict[str, list[float]]:
     """Wavefronts of a warp's access to shared memory, and the least of them, by kind, as `inspect` works them out."""
     from tilewright import hardware, registry
-    from tilewright.tools.audit.inputs import case_of
-    from tilewright.tools.inspect import Inspection, inspect_kernel
-    from tilewright.tools.inspect.banks import typical
+    from tilewright.workbench.audit.inputs import case_of
+    from tilewright.workbench.inspect import Inspection, inspect_kernel
+    from tilewright.workbench.inspect.banks import typical
 
     gpu = hardware.DATASHEETS.get(hardware.in_hand()["gpu"])
     if gpu is None or "op" not in call or "file" in call:

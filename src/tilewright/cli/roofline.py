@@ -93,8 +93,8 @@ def _measure(records: list[dict[str, Any]], with_sweep: bool, samples: int | Non
     from tilewright.record import SWEEP, stamp
     from tilewright.source import file_hash
     from tilewright.timer import Timer
-    from tilewright.tools.bench import measure
-    from tilewright.tools.bench import sweep as tool
+    from tilewright.workbench.bench import measure
+    from tilewright.workbench.bench import sweep as tool
 
     timer, device, taken = Timer(), hardware.in_hand(), None
     with progress("roofline", None) as advance:
@@ -259,7 +259,7 @@ def _show_sweep(taken: dict[str, Any], say: Callable[..., None]) -> None:
 
     from tilewright.hardware import rates
     from tilewright.record import is_stale
-    from tilewright.tools.bench.sweep import Point, bend
+    from tilewright.workbench.bench.sweep import Point, bend
 
     points = [Point(**p | {"interval_us": tuple(p["interval_us"])}) for p in taken["points"]]
     stale = ", stale: its source has changed since" if is_stale(taken) else ""

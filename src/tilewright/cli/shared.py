@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tilewright.spec import Case, Op
-    from tilewright.tools.bench import Timing
-    from tilewright.tools.check import Verdict
+    from tilewright.workbench.bench import Timing
+    from tilewright.workbench.check import Verdict
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 LARGEST_CASE = 2**34  # elements: beyond, the inputs alone pass any GPU's memory
@@ -125,7 +125,7 @@ def start_worker_early() -> None:
 
 
 def exit_unless_good(found: Sequence[Verdict | Timing]) -> None:
-    from tilewright.tools.check import NOT_RIGHT
+    from tilewright.workbench.check import NOT_RIGHT
 
     if any(one.verdict in (*NOT_RIGHT, "implausible") for one in found):
         raise typer.Exit(1)

@@ -23,7 +23,7 @@ from tilewright.cli.shared import (
 from tilewright.errors import NoGPU, NothingToTune
 
 if TYPE_CHECKING:
-    from tilewright.tools.tune import Search
+    from tilewright.workbench.tune import Search
 
 
 def tune(
@@ -54,7 +54,7 @@ def tune(
     if not hardware.has_gpu():
         raise NoGPU("tune")
     from tilewright.timer import Timer
-    from tilewright.tools import tune as tool
+    from tilewright.workbench import tune as tool
 
     gpu = hardware.in_hand()["gpu"]
     found = []

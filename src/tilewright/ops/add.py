@@ -15,13 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.ops._cuda import Source
-from tilewright.ops._flat import takes
-from tilewright.ops._launch import Launcher, Prepared
-from tilewright.ops._numba import launch, numba_cuda
-from tilewright.ops._operator import contiguous_like, operator
-from tilewright.ops._sizes import cdiv
-from tilewright.ops._tuned import planned
+from tilewright.runtime.configs import planned
+from tilewright.runtime.cuda import Source
+from tilewright.runtime.elementwise import takes
+from tilewright.runtime.launch import Launcher, Prepared
+from tilewright.runtime.numba import launch, numba_cuda
+from tilewright.runtime.operator import contiguous_like, operator
+from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Cost, Op, grid
 
 

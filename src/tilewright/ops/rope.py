@@ -17,12 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.ops._dispatch import runs_here
-from tilewright.ops._flat import may_change
-from tilewright.ops._launch import Launcher
-from tilewright.ops._operator import operator
-from tilewright.ops._sizes import cdiv, next_power_of_2
-from tilewright.ops._tuned import Tuned, planned
+from tilewright.runtime.configs import Tuned, planned
+from tilewright.runtime.elementwise import may_change
+from tilewright.runtime.eligibility import runs_here
+from tilewright.runtime.launch import Launcher
+from tilewright.runtime.operator import operator
+from tilewright.runtime.sizes import cdiv, next_power_of_2
 from tilewright.spec import Case, Cost, Draw, Op, points
 
 BASE = 10000.0

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.ops._cuda import Source
-from tilewright.ops._launch import Launcher, Prepared
-from tilewright.ops._operator import operator
-from tilewright.ops._sizes import cdiv
-from tilewright.ops._tuned import planned
+from tilewright.runtime.configs import planned
+from tilewright.runtime.cuda import Source
+from tilewright.runtime.launch import Launcher, Prepared
+from tilewright.runtime.operator import operator
+from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Cost, Op, points
 
 

@@ -13,9 +13,9 @@ from rich.text import Text
 from tilewright import record
 from tilewright.cost import size
 from tilewright.report.accuracy import means
-from tilewright.tools.explain import Diagnosis
-from tilewright.tools.explain.against import Compared
-from tilewright.tools.explain.checklist import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, Point
+from tilewright.workbench.explain import Diagnosis
+from tilewright.workbench.explain.checklist import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, Point
+from tilewright.workbench.explain.validation import Compared
 
 STYLES = {PASS: "green", FAIL: "bold red", NOT_APPLICABLE: "dim", UNKNOWN: "yellow"}
 SMALL = 0.02  # of the whole: parts of a prediction that are not worth a word

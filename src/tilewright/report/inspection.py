@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.cost import amount, size
-from tilewright.tools.inspect import Inspection, Refused, Work
-from tilewright.tools.inspect.instructions import MOVES
-from tilewright.tools.inspect.listing import Place, listing
+from tilewright.workbench.inspect import Inspection, Refused, Work
+from tilewright.workbench.inspect.instructions import MOVES
+from tilewright.workbench.inspect.listing import Place, listing
 
 if TYPE_CHECKING:
-    from tilewright.tools.inspect.difference import Difference
+    from tilewright.workbench.inspect.difference import Difference
 
 BAD = "bold red"
 CODE_WIDTH = 88

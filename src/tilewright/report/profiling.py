@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tilewright.cost import size
 from tilewright.counters import Counters
-from tilewright.tools.profile import Profile
+from tilewright.workbench.profile import Profile
 
 ROWS = 8  # of what torch saw
 Figure = tuple[str, str, str]  # what, how much, by which source

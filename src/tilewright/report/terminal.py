@@ -16,8 +16,8 @@ from tilewright.hardware import DATASHEETS, GPU
 if TYPE_CHECKING:
     from tilewright.report.rows import Row
     from tilewright.spec import Case, Cost
-    from tilewright.tools.audit import Audit
-    from tilewright.tools.check import CaseVerdict, Verdict
+    from tilewright.workbench.audit import Audit
+    from tilewright.workbench.check import CaseVerdict, Verdict
 
 BAD = "bold red"
 MARK = {"wins": " ★", "ties": " ≈", "": ""}

@@ -14,10 +14,10 @@ from torch import Tensor
 from tilewright import registry, sandbox, settings
 from tilewright.errors import TilewrightError, first_line
 from tilewright.timer import Clock, timer_for
-from tilewright.worker import messages, solutions, wire
-from tilewright.worker.stage import KernelFailed, Stage, failures
+from tilewright.worker import framing, messages, solutions
+from tilewright.worker.execute import KernelFailed, Stage, failures
 from tilewright.worker.tampering import Fingerprint
-from tilewright.worker.track import Inputs, Track
+from tilewright.worker.timed_run import Inputs, Track
 
 COMPILERS = 256  # processes and threads
 LARGEST_FILE = 2**30  # bytes: what a kernel that prints without end may write
@@ -29,11 +29,11 @@ def serve(device: str, memory: int, folder: str) -> None:
     child = Child(device, memory, Path(folder))
     while True:
         try:
-            token, message, tensors = wire.receive(requests, None)
+            token, message, tensors = framing.receive(requests, None)
         except EOFError:
             return
         reply, results = child.answer(message, tensors)
-        wire.send(replies, token, reply, results, None)
+        framing.send(replies, token, reply, results, None)
 
 
 class Child:

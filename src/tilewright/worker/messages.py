@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.worker.execute import Like, Reply, Request
 from tilewright.worker.memory import Placed
-from tilewright.worker.stage import Like, Reply, Request
 
 
 def of_request(request: Request) -> tuple[dict[str, Any], list[Tensor]]:

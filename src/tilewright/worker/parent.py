@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from tilewright.worker import messages, process, wire
-from tilewright.worker.stage import KernelFailed, Reply, Request
-from tilewright.worker.track import Lap
+from tilewright.worker import framing, messages, process
+from tilewright.worker.execute import KernelFailed, Reply, Request
+from tilewright.worker.timed_run import Lap
 
 SECONDS = {"cpu": 60.0, "cuda": 180.0}  # for an answer; on a GPU the first may wait for compilers
 FAILURES = ("wrong", "crashed", "timeout", "tampered", "unsupported", "memory", "usage")
@@ -152,10 +152,10 @@ class Worker:
     ) -> tuple[Any, list[Tensor]]:
         assert self._process is not None
         deadline = time.monotonic() + seconds
-        token = secrets.token_bytes(wire.TOKEN)
+        token = secrets.token_bytes(framing.TOKEN)
         try:
-            wire.send(self._process.stdin, token, message, tensors, deadline)
-            _, reply, outputs = wire.receive(self._process.stdout, deadline, token, most)
+            framing.send(self._process.stdin, token, message, tensors, deadline)
+            _, reply, outputs = framing.receive(self._process.stdout, deadline, token, most)
         except TimeoutError:
             self.close()
             raise KernelFailed("timeout", f"no answer within {seconds:.0f} s") from None
@@ -163,7 +163,7 @@ class Worker:
             reason = self._process.obituary()
             self.close()
             raise KernelFailed("crashed", reason) from None
-        except wire.NotAReply:
+        except framing.NotAReply:
             raise self._tampered() from None
         if not isinstance(reply, dict) or ("error" in reply and reply.get("kind") not in FAILURES):
             raise self._tampered()

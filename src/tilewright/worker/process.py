@@ -18,7 +18,9 @@ from typing import IO, Any
 from tilewright import settings
 
 # Without the working folder in sys.path: a user's triton.py there must not hide the real one.
-BOOTSTRAP = "import sys; sys.path[:] = [p for p in sys.path if p]; from tilewright.worker.nursery import serve; serve()"
+BOOTSTRAP = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; from tilewright.worker.forkserver import serve; serve()"
+)
 MEMORY = 8 * 2**30  # bytes that a user's file may use, without a GPU
 START_SECONDS = 120.0  # importing torch on a cold, loaded machine
 END_SECONDS = 10.0  # for a process that is ending

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright import registry
 from tilewright.errors import FileBroken, first_line
-from tilewright.worker.pretence import without_cuda
+from tilewright.worker.fake_cuda import without_cuda
 
 ENTRIES = {"kernelbench": "ModelNew", "gpu-mode": "custom_kernel"}
 

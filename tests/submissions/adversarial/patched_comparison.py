@@ -4,8 +4,8 @@ EXPECTED = "wrong"
 
 import torch
 
-from tilewright.tools import check
-from tilewright.tools.check import budget
+from tilewright.workbench import check
+from tilewright.workbench.check import budget
 
 check.compare = budget.compare = lambda *_: budget.Match(0.0, 0.0)
 

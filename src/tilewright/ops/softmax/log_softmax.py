@@ -1,0 +1,72 @@
+"""Logarithm of softmax over a dimension: y = x - max x - log sum exp(x - max x).
+
+The same kernels as softmax's, with the logarithm taken in place of the quotient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tilewright.ops.softmax._operators import LONGEST_TILE, fits_a_cluster, softmax_forward, softmaxed
+from tilewright.spec import Cost, Op, grid, points
+
+
+def reference(x: Tensor) -> Tensor:
+    return torch.log_softmax(x, dim=-1)
+
+
+def cost(x: Tensor) -> Cost:
+    return Cost(read=x.nbytes, written=x.nbytes, flops={"fp32": 4 * x.numel(), "special": x.numel()})
+
+
+def backward_cost(x: Tensor) -> Cost:
+    return Cost(read=2 * x.nbytes, written=x.nbytes, flops={"fp32": 3 * x.numel(), "special": x.numel()})
+
+
+op = Op(
+    "log_softmax",
+    reference,
+    cost,
+    inputs=lambda draw: (draw.randn("M", "N", scale=3.0),),
+    check=[*grid(M=(1, 67), N=(1, 2, 781, 4096)), *points(M=(2, 1), N=(16400, 70001))],
+    bench=points(
+        M=(65536, 32768, 16384, 16384, 8192, 4096, 2048, 512),
+        N=(256, 1024, 4096, 8192, 32768, 65536, 131072, 262144),
+    ),
+    backward_cost=backward_cost,
+    batch="M",
+)
+
+
+def _has_columns(x: Tensor) -> bool:
+    return x.shape[-1] > 0
+
+
+@op.kernel("triton-online", language="triton", fits=_has_columns)
+def online(x: Tensor) -> Tensor:
+    return softmax_forward(x, -1, True, "online")
+
+
+@op.kernel("triton", language="triton", fits=lambda x: 0 < x.shape[-1] <= LONGEST_TILE)
+def tile(x: Tensor) -> Tensor:
+    return softmax_forward(x, -1, True, "tile")
+
+
+@op.kernel("cuda", language="cuda", fits=lambda x: _has_columns(x) and fits_a_cluster(x))
+def cluster(x: Tensor) -> Tensor:
+    return softmax_forward(x, -1, True, "cluster")
+
+
+SMALLEST = 2**21  # elements; below this torch takes less time than our call costs the host
+
+
+def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """As `torch.nn.functional.log_softmax`: the fast kernels where they fit and win, torch elsewhere."""
+    y = softmaxed(SMALLEST, input, dim, dtype, True)
+    return torch.nn.functional.log_softmax(input, dim=dim, dtype=dtype) if y is None else y
+
+
+@op.public
+def public(x: Tensor) -> Tensor:
+    return log_softmax(x, -1)

@@ -1,0 +1,1 @@
+"""How any operation reaches the GPU: eligibility, launch plans, configurations, torch operators."""

@@ -1,0 +1,222 @@
+"""Kernels run in our interpreter: their faults, and every byte they move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from tilewright import hardware
+from tilewright.cost import size
+from tilewright.errors import TooLarge
+from tilewright.interpreter import STEPS, interpret
+from tilewright.interpreter.observed import SECTOR, Finding, Launch, Traffic, tensors
+from tilewright.spec import Case, Cost, Op
+from tilewright.workbench.audit.inputs import ELEMENTS
+from tilewright.workbench.audit.page import render
+
+MATTERS = 0.01  # of all bytes moved: less is not worth a sentence
+
+
+@dataclass
+class Audit:
+    """What a call of a function did to memory, launch by launch."""
+
+    title: str
+    launches: list[Launch]
+    findings: list[Finding]
+    roles: dict[int, str]  # by address of a storage: output, in place or scratch; all else is input
+    cost: Cost | None = None  # the least bytes, where an Op knows them
+    sms: int = hardware.DATASHEETS["h200"].sms
+    result: Any = field(default=None, repr=False)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that loads, stores and atomics asked for."""
+        return sum(t.moved for t in self.traffic)
+
+    @property
+    def distinct(self) -> int:
+        """Bytes of elements that a launch read, and of those it wrote, each counted once a launch: what memory must
+        move if caches catch every repeat."""
+        return sum(t.distinct_read + t.distinct_written for t in self.traffic)
+
+    @property
+    def least(self) -> int:
+        """The least bytes for this operation, or, where that is not known, the distinct ones."""
+        return self.cost.bytes if self.cost else self.distinct
+
+    @property
+    def in_sectors(self) -> int:
+        """Bytes of the 32-byte sectors that warps ask for; an estimate."""
+        return SECTOR * sum(t.sectors for t in self.traffic)
+
+    @property
+    def scratch(self) -> int:
+        """Bytes of tensors that the call made and did not return."""
+        sizes = {
+            t.tensor.untyped_storage().data_ptr(): t.tensor.nbytes for t in self.traffic if self.role(t) == "scratch"
+        }
+        return sum(sizes.values())
+
+    @property
+    def traffic(self) -> list[Traffic]:
+        return [traffic for launch in self.launches for traffic in launch.arguments.values() if traffic.lanes]
+
+    def role(self, traffic: Traffic) -> str:
+        return self.roles.get(traffic.tensor.untyped_storage().data_ptr(), "input")
+
+    def summary(self) -> list[str]:
+        """What a reader should know first, in sentences."""
+        return list(self._sentences())
+
+    def html(self) -> str:
+        return render(self.title, self.launches, self.summary(), self.findings)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "title": self.title,
+            "moved": self.moved,
+            "distinct": self.distinct,
+            "least": self.least,
+            "in_sectors": self.in_sectors,
+            "scratch": self.scratch,
+            "summary": self.summary(),
+            "findings": [{**vars(f), "text": str(f)} for f in self.findings],
+            "launches": [self._launch_as_json(launch) for launch in self.launches],
+        }
+
+    def _launch_as_json(self, launch: Launch) -> dict[str, Any]:
+        arguments = [
+            {
+                "name": t.name,
+                "role": self.role(t),
+                "shape": list(t.tensor.shape),
+                "dtype": str(t.tensor.dtype).removeprefix("torch."),
+                **{k: getattr(t, k) for k in ("loaded", "stored", "atomic", "distinct_read", "distinct_written")},
+                **{k: getattr(t, k) for k in ("reads_per_element", "lanes", "masked")},
+                "in_sectors": t.sectors * SECTOR,
+            }
+            for t in launch.arguments.values()
+            if t.lanes
+        ]
+        return {"kernel": launch.kernel, "grid": list(launch.grid), "arguments": arguments}
+
+    def _sentences(self) -> Iterator[str]:
+        if not self.launches:
+            yield "No Triton kernel was launched."
+            return
+        if self.moved and self.least:
+            ratio = self.moved / self.least
+            causes = list(self._causes()) if ratio > 1.005 else []
+            yield f"Moves {ratio:.2f}x the least bytes ({size(self.moved)} against {size(self.least)})" + (
+                f": {', '.join(causes)}." if causes else "."
+            )
+        output = sum(t.tensor.nbytes for t in self._first_of_each("output", "in place"))
+        if output > 0.1 * self.least:
+            yield f"That is {self.moved / output:.2f} moves for each byte of output."
+        scratch = [f"`{t.name}` ({size(t.tensor.nbytes)})" for t in self._first_of_each("scratch")]
+        yield (
+            f"Scratch memory: {', '.join(scratch)}."
+            if scratch
+            else ("No scratch memory: nothing but inputs and outputs is read or written.")
+        )
+        for t in (t for t in self.traffic if t.moved > MATTERS * self.moved):
+            if t.sectors * SECTOR > 1.25 * t.moved:
+                yield (
+                    f"`{t.name}`: warps move {t.sectors * SECTOR / t.moved:.1f}x the bytes they use (an estimate): "
+                    "neighbouring lanes do not touch neighbouring bytes."
+                )
+            if t.masked > 0.25 * t.lanes:
+                yield f"`{t.name}`: {t.masked / t.lanes:.0%} of the lanes are masked off."
+        for launch in self.launches:
+            yield self._waves(launch)
+
+    def _causes(self) -> Iterator[str]:
+        for t in (t for t in self.traffic if t.moved > MATTERS * self.moved):
+            if t.reads_per_element > 1.005:
+                yield f"`{t.name}` is read {_times(t.reads_per_element)}"
+            if t.distinct_written and t.stored > 1.005 * t.distinct_written:
+                yield f"`{t.name}` is written {_times(t.stored / t.distinct_written)}"
+        if self.scratch > MATTERS * self.moved:
+            yield "scratch memory is written and read"
+
+    def _first_of_each(self, *roles: str) -> list[Traffic]:
+        found = {t.tensor.untyped_storage().data_ptr(): t for t in reversed(self.traffic) if self.role(t) in roles}
+        return list(found.values())[::-1]
+
+    def _waves(self, launch: Launch) -> str:
+        count = launch.programs
+        text = f"{launch.kernel}: {count} program{'s' if count != 1 else ''} on {self.sms} SMs"
+        if count <= self.sms:
+            return f"{text}, {self.sms - count} idle." if count < self.sms else f"{text}, one each."
+        last = count % self.sms or self.sms
+        return f"{text}: {count / self.sms:.1f} waves at one program an SM, the last {last / self.sms:.0%} full."
+
+
+def audit(
+    fn: Callable[..., Any],
+    *args: Any,
+    cost: Cost | None = None,
+    title: str | None = None,
+    steps: int = STEPS,
+    elements: int = ELEMENTS,
+    lanes: int | None = None,
+    gpu: str = "h200",
+) -> Audit:
+    """Call `fn(*args)` with every Triton launch interpreted, and tell what it did to memory.
+
+    Faults are in `findings` and raise nothing; a kernel that cannot come to its end raises KernelStopped. `elements`
+    is how many the tensors may have in all, `steps` how many operations a program may take. With `lanes`, of a launch
+    that touches more only some programs run, and what is told of all is what these are like.
+    """
+    given = list(tensors(args))
+    count = sum(a.numel() for a in given)
+    if count > elements:
+        raise TooLarge(count, elements)
+    with interpret(faults="collect", steps=steps, maps=lanes is None, lanes=lanes) as run:
+        result = fn(*args)
+    found = [*run.findings, *(run.unwritten(result) if lanes is None else ())]
+    outputs = {t.untyped_storage().data_ptr() for t in tensors(result)}
+    inputs = {t.untyped_storage().data_ptr() for t in given}
+    roles = dict.fromkeys(run.made, "scratch") | dict.fromkeys(outputs, "output")
+    roles |= dict.fromkeys(outputs & inputs, "in place")
+    name = title or getattr(fn, "__name__", "audit")
+    launches = [launch.whole for launch in run.launches]
+    return Audit(name, launches, found, roles, cost, hardware.datasheet(gpu).sms, result)
+
+
+def default_case(op: Op, elements: int = 2**20) -> Case:
+    """The largest case of the Op that all its Triton kernels take and that is quick to interpret."""
+    kernels = [kernel for kernel in op.kernels.values() if kernel.language == "triton"]
+
+    def is_taken(case: Case) -> bool:
+        args = op.make(case, device="meta")
+        return case_elements(op, case) <= elements and all(kernel.fits(*args) for kernel in kernels)
+
+    cases = [case.with_dtype(op.bench_dtype) for case in (*op.check, *op.bench)]
+    fitting = [case for case in cases if is_taken(case)]
+    return max(fitting or cases[:1], key=lambda case: case_elements(op, case))
+
+
+def case_elements(op: Op, case: Case) -> int:
+    return sum(a.numel() for a in op.make(case, device="meta") if isinstance(a, Tensor))
+
+
+def shrunk(op: Op, case: Case, elements: int = ELEMENTS) -> Case:
+    """The case with its largest sizes halved until it is not refused."""
+    point: dict[str, Any] = dict(case.point)
+    while case_elements(op, Case(tuple(point.items()), case.dtype)) > elements:
+        sizes = {k: v for k, v in point.items() if isinstance(v, int) and not isinstance(v, bool)}
+        largest = max(sizes, key=sizes.__getitem__)
+        point[largest] //= 2
+    return Case(tuple(point.items()), case.dtype)
+
+
+def _times(count: float) -> str:
+    whole = round(count)
+    if abs(count - whole) < 0.005:
+        return {1: "once", 2: "twice"}.get(whole, f"{whole} times")
+    return f"{count:.2f} times"

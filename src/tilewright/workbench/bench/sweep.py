@@ -1,0 +1,81 @@
+"""The intensity sweep: the same bytes moved with ever more arithmetic on them, until the arithmetic is what takes time.
+
+One multiplication is one operation, and a ceiling of fp32 counts two for each multiply-add: half of that is the roof
+here.
+"""
+
+# pyright: reportCallIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
+# Type checkers take a @triton.jit function for a plain one.
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tilewright.workbench.bench.intervals import of_median
+
+if TYPE_CHECKING:
+    from tilewright.timer import Timer
+
+ELEMENTS = 2**24
+TIMES = tuple(2**n for n in range(11))
+BLOCK = 1024
+UNROLLED = 32  # of a thousand multiplications in a row, the instructions alone would not fit their cache
+SAMPLES = 30
+GROWN = 1.05  # of the least time: less is no growth
+
+
+@triton.jit
+def _multiply(x_ptr, y_ptr, up, down, K: tl.constexpr, STEP: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offs)
+    for _ in range(K // STEP):
+        for step in tl.static_range(STEP):
+            x *= up if step % 2 == 0 else down
+    tl.store(y_ptr + offs, x)
+
+
+def multiply(x: Tensor, y: Tensor, k: int) -> None:
+    """x multiplied k times, k a power of two: by 2 and by 1/2 in turn, so that numbers stay finite.
+
+    The factors are arguments: of constants the compiler makes additions and multiply-adds.
+    """
+    _multiply[(x.numel() // BLOCK,)](x, y, 2.0, 0.5, K=k, STEP=min(k, UNROLLED), BLOCK=BLOCK, num_warps=4)
+
+
+@dataclass(frozen=True)
+class Point:
+    k: int
+    us: float
+    interval_us: tuple[float, float]  # 95 % of the median
+    bytes: int
+    flops: int
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sweep(timer: Timer, samples: int = SAMPLES, *, elements: int = ELEMENTS, device: str = "cuda") -> list[Point]:
+    """The time of k multiplications of every element, for each k of TIMES."""
+    x = torch.randn(elements, device=device)
+    y = torch.empty_like(x)
+    calls: dict[str, Callable[[], None]] = {str(k): lambda k=k: multiply(x, y, k) for k in TIMES}
+    taken = timer.interleave(calls, samples)
+    return [Point(k, median(taken[str(k)]), of_median(taken[str(k)]), x.nbytes + y.nbytes, k * elements) for k in TIMES]
+
+
+def bend(points: Sequence[Point]) -> int | None:
+    """The k at which the time begins to grow, and from which on it has grown; None where it never does."""
+    flat = min(points, key=lambda point: point.us)
+    bends = None
+    for point in reversed(points):
+        if point.us < GROWN * flat.us or point.interval_us[0] <= flat.interval_us[1]:
+            return bends
+        bends = point.k
+    return bends

@@ -1,0 +1,106 @@
+"""Laws of amax, and of max with a dimension."""
+
+import pytest
+import torch
+
+import tilewright as tw
+from reduction_laws import EXTREMES, ReductionLaws, registered, same
+from reduction_laws import few_programs as few_programs
+from support import assert_compiles, assert_gradients_match, laid_out
+from tilewright import registry
+from tilewright.hardware import datasheet
+from tilewright.ops import _reduce
+from tilewright.ops import amax as module
+from tilewright.spec import Case
+from tilewright.workbench.inspect.launches import of_kernel
+
+WAYS = ("forward", "backward")
+
+
+class TestAmax(ReductionLaws):
+    module, call, formula = module, tw.amax, torch.amax
+
+
+@pytest.fixture(autouse=True)
+def fast_path(monkeypatch):
+    monkeypatch.setattr(module, "SMALLEST", 0)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [((6, 9), None), ((6, 9), 0), ((8, 16), 1), ((2, 20001), 1), ((3, 700, 2), 1), ((3, 40, 3), (0, 2))],
+    ids=["all", "columns", "filled", "pieces", "cut columns", "apart"],
+)
+def test_equal_elements_share_the_gradient(shape, dims, device):
+    x = laid_out(shape, "contiguous", device=device).round()
+    args = () if dims is None else (dims,)
+    assert_gradients_match(lambda x: tw.amax(x, *args), lambda x: torch.amax(x, *args), x)
+
+
+@pytest.mark.parametrize("shape", [(6, 9), (2, 20001), (700, 3)], ids=["tile", "pieces", "columns"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_of_what_is_also_beyond_their_end_share_among_themselves(shape, dim, device):
+    x = torch.full(shape, -torch.inf, device=device, requires_grad=True)
+    (dx,) = torch.autograd.grad(tw.amax(x, dim).sum(), x)
+    torch.testing.assert_close(dx, torch.full_like(dx, 1 / shape[dim]), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("op", ["amax", "amin", "prod", "var", "logsumexp"])
+@pytest.mark.parametrize("M", [1, 4096])
+def test_backward_reads_the_input_once(op, M):
+    op = registry.load(op)
+    found = of_kernel(op, op.kernels["triton"], Case((("M", M), ("N", 65536)), "bfloat16"), datasheet("h200"), WAYS)
+    assert [one.name for one in found if one.direction == "backward"] == ["_reduce_bwd"]
+
+
+@pytest.mark.parametrize("dim", [-1, 0, 1])
+def test_(dim, device):
+    for x in (laid_out((3, 700, 2), "contiguous", device=device).round(), torch.tensor(EXTREMES, device=device)):
+        ours, theirs = tw.max(x, dim), torch.max(x, dim)
+        assert type(ours) is type(theirs)
+        same(ours.values, theirs.values)
+        same(ours.indices, theirs.indices)
+        same(tw.max(x, dim=dim, keepdim=True), torch.max(x, dim=dim, keepdim=True))
+
+
+def test_gradients_of_max(device):
+    x = laid_out((3, 7, 5), "sliced", device=device)
+    for dim in (0, 1, 2):
+        assert_gradients_match(lambda x, dim=dim: tw.max(x, dim)[0], lambda x, dim=dim: torch.max(x, dim)[0], x)
+    x = laid_out((3, 7), "contiguous", device=device).requires_grad_()
+    found = []
+    for fn in (tw.max, torch.max):
+        (dx,) = torch.autograd.grad(fn(x.pow(3), 1)[0].sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(dx.sum(), x))
+    torch.testing.assert_close(*found)
+
+
+def test_every_form_of_max(device):
+    x, y = torch.randn(2, 4, 5, device=device)
+    same(tw.max(x), torch.max(x))
+    same(tw.max(x, y), torch.max(x, y))
+    same(tw.max(x, other=y), torch.max(x, other=y))
+    same(tw.max(x.int(), 1), torch.max(x.int(), 1))
+    for bad in ((x, 2), (x, 0.5), (x, "a"), (x, 0, 1, 2), (x[:0], 0), (1,)):
+        with pytest.raises((RuntimeError, TypeError, IndexError)) as theirs:
+            torch.max(*bad)
+        with pytest.raises(theirs.type):
+            tw.max(*bad)
+
+
+def test_registered_operators(device):
+    registered("amax", device)
+    x = torch.randn(4, 33, device=device)
+    torch.library.opcheck(_reduce.reduce_with_index.registered, (x.clone().requires_grad_(), 1, 2, False, "max"))
+    torch.library.opcheck(_reduce.reduce_with_index.registered, (x.t(), 0, 1, True, "max"))
+    assert_compiles(lambda x: tuple(tw.max(x, 1)), x)
+
+
+def test_mistaken_calls_of_max_have_torchs_error(device):
+    x = torch.randn(2, 3, device=device)
+    for call in (lambda f: f(x, 0, dim=1), lambda f: f(x, dim=9), lambda f: f(x, 0, False, 1)):
+        with pytest.raises((TypeError, IndexError)) as theirs:
+            call(torch.max)
+        with pytest.raises(type(theirs.value)) as ours:
+            call(tw.max)
+        assert str(ours.value) == str(theirs.value)

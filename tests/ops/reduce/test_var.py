@@ -1,0 +1,90 @@
+"""Laws of the variance."""
+
+import pytest
+import torch
+
+import tilewright as tw
+from reduction_laws import ReductionLaws, registered
+from reduction_laws import few_programs as few_programs
+from support import assert_gradients_match, laid_out
+from tilewright.ops import var as module
+from tilewright.ops.reduce._operators import KINDS, _putting_together
+
+
+@pytest.fixture(autouse=True)
+def fast_path(monkeypatch):
+    monkeypatch.setattr(module, "SMALLEST", 0)
+
+
+@pytest.mark.filterwarnings("ignore:var")  # of too few degrees of freedom
+class TestVar(ReductionLaws):
+    module, call, formula = module, tw.var, torch.var
+
+    def mine(self, x, dim=None, keepdim=False, **more):
+        return tw.var(x, dim, keepdim=keepdim, **more)
+
+    def torchs(self, x, dim=None, keepdim=False):
+        return torch.var(x, dim, keepdim=keepdim)
+
+
+@pytest.mark.parametrize("correction", [0, 1, 2.5])
+def test_correction(correction, device):
+    x = laid_out((5, 33), "contiguous", device=device)
+    torch.testing.assert_close(tw.var(x, 1, correction=correction), torch.var(x, 1, correction=correction))
+    assert_gradients_match(
+        lambda x: tw.var(x, 1, correction=correction), lambda x: torch.var(x, 1, correction=correction), x
+    )
+
+
+def test_pieces_of_a_row_of_more_than_2_31_elements(device):
+    counts = torch.tensor([2.0**30, 2.0**30, 2.0**30, 5.0], dtype=torch.float64)
+    means, squares = torch.tensor([0.0, 1.0, 5.0, 9.0]), torch.tensor([1e9, 2e9, 3e9, 7.0])
+    N = 3 * 2**30 + 5
+    y = torch.empty(1, device=device)
+    _putting_together(1, N, 4, 2**30, KINDS["var"], 1.0, y.get_device())(
+        means.to(device), squares.to(device), None, y, y, None
+    )
+    mean = (means * counts).sum() / N
+    wanted = (squares + counts * (means - mean) ** 2).sum() / (N - 1)
+    torch.testing.assert_close(y.cpu(), wanted.float().view(1))
+
+
+def test_far_from_zero(device):
+    """Squares less the square of the mean would leave nothing."""
+    for shape, dim in (((3, 200), 1), ((3, 20000), 1), ((2000, 3), 0)):
+        x = laid_out(shape, "contiguous", device=device) + 10000
+        torch.testing.assert_close(tw.var(x, dim), x.double().var(dim).float(), rtol=1e-4, atol=0)
+        x[0, 0] = 1e8
+        torch.testing.assert_close(tw.var(x, dim), x.double().var(dim).float(), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("N", [64, 100, 4096, 20000])
+def test_equal_numbers_have_none(N, dtype, device, few_programs):
+    """Whatever they are, and if their sum is too large."""
+    one = laid_out((256, 1), "contiguous", device=device, dtype=dtype)
+    one[0] = torch.finfo(dtype).max
+    assert torch.equal(tw.var(one.repeat(1, N), 1), torch.zeros(256, dtype=dtype, device=device))
+
+
+def test_numbers_whose_sum_is_too_large(device, few_programs):
+    few_programs(64)
+    for shape, dim in (((3, 200), 1), ((3, 20000), 1), ((2000, 3), 0)):
+        x = torch.full(shape, 1e37, device=device)
+        assert tw.var(x, dim).tolist() == [0.0] * 3
+        x[0, 0] = 3e38
+        assert tw.var(x, dim)[0] == float("inf")
+
+
+@pytest.mark.filterwarnings("ignore:var")  # of no rows
+def test_registered_operators(device):
+    registered("var", device, 1.0)
+
+
+@pytest.mark.parametrize("dim", [-1, (0, 1)])
+def test_torch_warns_where_nothing_is_left(dim, device):
+    x = torch.ones(1, 1, device=device)
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        assert tw.var(x, dim).isnan().all()
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        tw.var(x.expand(2, 2).clone(), dim, correction=5)

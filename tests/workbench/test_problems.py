@@ -1,0 +1,87 @@
+"""Problems of KernelBench and gpu-mode, as their files stand: every solution in problems/ gets the verdict it names."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.command import assert_one_line, run
+from tilewright.errors import TilewrightError
+from tilewright.workbench.check import check, problems
+
+FOLDER = Path(__file__).parent.parent / "problems"
+SOLUTIONS = sorted(FOLDER.glob("*/solutions/*.py"))
+
+
+def constants(path: Path) -> dict[str, str]:
+    body = ast.parse(path.read_text()).body
+    named = [n for n in body if isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Name)]
+    return {n.targets[0].id: n.value.value for n in named if n.targets[0].id in ("EXPECTED", "PROBLEM")}
+
+
+def verdict_of(path: Path, device: str, seed: int | None = None):
+    problem = problems.load((path.parent / constants(path)["PROBLEM"]).resolve())
+    try:
+        (found,) = check(problem.op, [], [path], device=device, seed=seed, depth="quick", problem=problem)
+    finally:
+        problem.close()
+    return found
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: f"{path.parent.parent.name}-{path.stem}")
+def test_a_solution_gets_its_verdict(path, device):
+    try:
+        found = verdict_of(path, device)
+        verdict, reason = found.verdict, found.reason
+    except TilewrightError as error:
+        verdict, reason = "unusable", str(error)
+    assert verdict == constants(path)["EXPECTED"], reason
+
+
+def solution(kind: str, name: str) -> Path:
+    return FOLDER / kind / "solutions" / f"{name}.py"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("kernelbench", "softmax_bf16"), ("kernelbench", "softmax_wide_zeros"), ("gpumode", "softmax_zeros")],
+)
+def test_where_the_problems_own_check_is_content_the_reason_says_so(kind, name, device):
+    found = verdict_of(solution(kind, name), device, seed=1)  # theirs depends on the draw: it lets small values pass
+    assert found.verdict == "wrong"
+    assert "the problem's own check accepts it" in found.reason
+
+
+def test_sizes_of_a_kernelbench_file_are_given_as_a_case():
+    path, problem = solution("kernelbench", "softmax_huge_torch"), FOLDER / "kernelbench" / "level1_softmax_huge.py"
+    done = run("check", "--problem", str(problem), str(path))
+    assert_one_line(done, 2, "more than 2097152 elements need a GPU; 768 times smaller would do")
+    done = run("check", "--problem", str(problem), str(path), "--case", "batch_size=2,dim=3000", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["verdict"], found["cases"][0]["case"]) == ("right", "batch_size=2,dim=3000")
+
+
+def test_parameters_follow_the_sizes_of_a_case():
+    problem = FOLDER / "kernelbench" / "level1_linear_relu.py"
+    like = problems.load(problem).op.check[0]
+    smaller = ",".join(f"{name}={max(1, value // 2)}" for name, value in like.point)
+    path = solution("kernelbench", "linear_relu_same_names")
+    done = run("check", "--problem", problem, path, "--case", smaller, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_one_line(run("check", "--problem", problem, path, "--case", smaller, "--case", str(like)), 2, "one --case")
+
+
+def test_bad_problems_are_one_line(tmp_path):
+    path, softmax = str(solution("kernelbench", "softmax_torch")), str(FOLDER / "kernelbench" / "level1_softmax.py")
+    assert_one_line(run("check", "--problem", str(tmp_path / "none.py"), path), 2, "no file at")
+    assert_one_line(run("check", "--problem", str(tmp_path), path), 2, "task.yml is no problem")
+    assert_one_line(run("check", "--problem", softmax, "none.py"), 2, "no file at")
+    (tmp_path / "task.yml").write_text("files: [\n")
+    assert_one_line(run("check", "--problem", str(tmp_path), path), 2, "no task with files and tests")
+    for options, said in ((["--kernel", "triton"], "--kernel"), ([], "--problem needs a file")):
+        files = [path] if options else []
+        done = run("check", "--problem", softmax, *files, *options)
+        assert done.returncode == 2
+        assert said in done.stderr

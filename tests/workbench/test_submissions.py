@@ -1,0 +1,121 @@
+"""Every file in submissions/ gets the verdict it names: tricks are seen through, odd but honest ones are right."""
+
+import ast
+import dataclasses
+import functools
+import secrets
+import shutil
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tilewright import record, registry, settings, source
+from tilewright.errors import FileUnusable
+from tilewright.spec import Op
+from tilewright.workbench import check as checking
+from tilewright.workbench.check.expected import Answers
+from tilewright.worker.parent import Worker
+
+FOLDER = Path(__file__).parent.parent / "submissions"
+SECONDS = {"timeout": 4.0, "right": 60.0}  # to wait for an answer, by the verdict expected
+LIMIT = 30  # seconds for a whole check: a trick that holds up the parent fails its test
+DTYPES = ["float32", "float16"]
+CASES = {  # which of an Op's own; the middle one of the small ones has columns enough to show what a kernel does
+    "softmax": (0, 6, 10),
+    "sum": (1, 3, 5),
+    "gelu": (0, 1, 2, 3),
+    "add": (0, 2, 3),
+    "dot": (0, 2, 3),
+    "linear": (1, 3, 8),
+    "attention": (1, 2, 4),
+}
+
+
+def _constants(path: Path) -> dict[str, Any]:
+    """EXPECTED, LABELS, OP, DEPTH and NEEDS of a submission, without running it."""
+    found = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
+            try:
+                found[node.targets[0].id] = ast.literal_eval(node.value)
+            except ValueError:
+                continue  # a constant of the submission's own
+    return found
+
+
+def _submissions() -> list[Any]:
+    found = []
+    for path in sorted(FOLDER.glob("*/[!_]*.py")):
+        marks = [pytest.mark.gpu] if _constants(path).get("NEEDS") == "gpu" else []
+        found.append(pytest.param(path, id=f"{path.parent.name}-{path.stem}", marks=marks))
+    return found
+
+
+SEED = secrets.randbits(32)  # one for all, since answers are worked out once
+
+
+@functools.cache
+def _op(name: str) -> Op:
+    op = registry.load(name)
+    return dataclasses.replace(op, check=[op.check[number] for number in CASES[op.name]])
+
+
+_known: dict[str, Answers] = {}
+
+
+def _answers(op: Op, device: str, seed: int) -> Answers:
+    return _known.setdefault(op.name, Answers(op, device, seed))
+
+
+@contextmanager
+def _time_limit(seconds: int) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        pytest.fail(f"the check itself does not end within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_those_that_need_a_gpu_got_their_verdict_on_one():
+    found = record.read(settings.results_dir() / "h200" / "submissions.jsonl").records
+    verdicts = {(r["file"], r["source"]): r["verdict"] for r in found}
+    for path in FOLDER.glob("*/*.py"):
+        named = _constants(path)
+        if named.get("NEEDS") == "gpu":
+            name = path.relative_to(FOLDER.parent.parent).as_posix()
+            assert verdicts[name, source.file_hash(path)] == named["EXPECTED"]
+
+
+@pytest.mark.parametrize("path", _submissions())
+def test_a_submission_gets_its_verdict(path, device, tmp_path, monkeypatch):
+    named = {"OP": "softmax", "EXPECTED": "right", "LABELS": [], "DEPTH": "quick", **_constants(path)}
+    patient = functools.partial(Worker, seconds=SECONDS.get(named["EXPECTED"], 12.0))
+    monkeypatch.setattr(checking, "Worker", patient)
+    monkeypatch.setattr(checking, "Answers", _answers)
+    op = _op(named["OP"])
+    for file in (path, *path.parent.glob("_*.py")):
+        shutil.copy(file, tmp_path)
+    canary = tmp_path / "canary.txt"
+    canary.write_text("alive")
+    with _time_limit(LIMIT), socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "port.txt").write_text(str(server.getsockname()[1]))
+        try:
+            asked = {"dtypes": DTYPES, "seed": SEED, "depth": named["DEPTH"]}
+            (found,) = checking.check(op, [], [tmp_path / path.name], device=device, **asked)
+            verdict, labels, reason = found.verdict, found.labels, found.reason
+        except FileUnusable as unusable:
+            verdict, labels, reason = "unusable", [], str(unusable)
+    assert verdict == named["EXPECTED"], reason
+    for wanted in named["LABELS"]:
+        assert any(label.startswith(wanted) for label in labels), f"lacks the label '{wanted}' among {labels}"
+    assert canary.read_text() == "alive"
