@@ -19,9 +19,9 @@ from tilewright import record
 from tilewright.cli import main
 from tilewright.errors import MissingPackage
 from tilewright.report import site
-from tilewright.report.rows import rows
-from tilewright.report.site.op import Looks
-from tilewright.report.site.roofline import turning_point
+from tilewright.report.site.op_page import Looks
+from tilewright.report.site.roofline_page import turning_point
+from tilewright.report.timings import timing_rows
 
 if TYPE_CHECKING:
     from selenium.webdriver.chrome.webdriver import WebDriver
@@ -454,7 +454,7 @@ def test_a_kernel_looks_the_same_on_every_page_and_no_two_alike():
     few = [timing(kernel, 1.0, {"N": 1}) for kernel in ("eager", "triton", "cuda")]
     many = few + [timing(f"mine-{n}.py", 1.0, {"N": 1}) for n in range(12)]
     looks = Looks(many)
-    on_one_page, on_another = looks.of(list(rows(few))), looks.of(list(rows(many)))
+    on_one_page, on_another = looks.of(list(timing_rows(few))), looks.of(list(timing_rows(many)))
     assert [look["name"] for look in on_one_page] == ["eager", "triton", "cuda"]
     assert all(look in on_another for look in on_one_page)
     assert len({(look["baseline"], look["slot"]) for look in on_another}) == len(many)

@@ -8,7 +8,7 @@ from rich.console import Console
 from support import timing_record
 from tilewright.cost import amount, size
 from tilewright.report import terminal
-from tilewright.report.rows import rows
+from tilewright.report.timings import timing_rows
 from tilewright.spec import Case, Cost
 
 
@@ -19,7 +19,7 @@ def printed(renderable, width: int = 300) -> str:
 
 
 def shown(*records) -> str:
-    return printed(terminal.timings(list(rows(list(records))), "a title"))
+    return printed(terminal.timings(list(timing_rows(list(records))), "a title"))
 
 
 def said(*records, **state) -> str:
@@ -61,7 +61,7 @@ def test_a_line_says_all_of_a_kernel():
 
 def test_a_narrow_terminal_loses_what_matters_least():
     row = timing("triton", 2.0, 1.94, 2.06, extra_bytes=4096, host_us=7.4)
-    text = printed(terminal.timings(list(rows([row])), "a title", 60), 60)
+    text = printed(terminal.timings(list(timing_rows([row])), "a title", 60), 60)
     assert all(cell in text for cell in ("M=3, N=50 float32", "triton ★", "2.0 us", "50%", "right"))
     assert "4.1 KB" not in text
     assert max(map(len, text.splitlines())) <= 60

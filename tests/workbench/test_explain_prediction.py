@@ -9,10 +9,10 @@ import pytest
 from support import timing_record
 from tilewright import record, registry, settings, source
 from tilewright.hardware import datasheet
-from tilewright.report import accuracy, markdown
+from tilewright.report import markdown, prediction_accuracy
 from tilewright.spec import Case
 from tilewright.workbench.explain.ceilings import Ceilings, ceilings
-from tilewright.workbench.explain.evidence import BESIDES, of_op
+from tilewright.workbench.explain.collect import BESIDES, of_op
 from tilewright.workbench.explain.prediction import START_US, _overlapped, predicted, works
 from tilewright.workbench.explain.validation import compared, predictable
 
@@ -156,7 +156,7 @@ def test_means_are_of_ratios():
     shared = {"memory_bound": True, "is_whole": True, "measured": measured, "source": "a"}
     pairs = [shared | {"predicted_us": us, "interval_us": [us - 0.1, us + 0.6]} for us in (0.5, 2.0)]
     part = pairs[0] | {"predicted_us": 0.1, "is_whole": False}
-    bound, present, partly = accuracy.means([*pairs, part])
+    bound, present, partly = prediction_accuracy.means([*pairs, part])
     assert "over measured 1.00, apart by a factor of 2.00, 2 calls; 50% measured within the interval" in bound
     assert "present code: predicted over measured 1.00" in present
     assert partly.startswith("Part of a call, the rest of which is torch's: predicted over measured 0.10")
@@ -182,4 +182,4 @@ def test_recorded_predictions_of_what_memory_binds_are_within_15_percent():
     records = record.read(settings.results_dir() / "h200" / "predictions.jsonl").records
     bound = [r for r in record.latest(records) if r["memory_bound"]]
     assert len(bound) > 100
-    assert 1 / 1.15 < accuracy.geometric_mean(map(accuracy.ratio, bound)) < 1.15
+    assert 1 / 1.15 < prediction_accuracy.geometric_mean(map(prediction_accuracy.ratio, bound)) < 1.15

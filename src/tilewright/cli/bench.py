@@ -179,10 +179,10 @@ class Shown:
 def _bench_here(ops: list[Op], asked: Asked, path: Path | None) -> Shown:
     from tilewright import hardware
     from tilewright.report import terminal
-    from tilewright.report.rows import rows
+    from tilewright.report.timings import timing_rows
     from tilewright.timer import Timer
     from tilewright.workbench import bench as tool
-    from tilewright.workbench.bench.state import others, watched
+    from tilewright.workbench.bench.gpu_state import others, watched
 
     entered = {op.name: _kernels(op, asked) for op in ops}
     if busy := others():
@@ -208,7 +208,7 @@ def _bench_here(ops: list[Op], asked: Asked, path: Path | None) -> Shown:
         records += mine
         if mine and not asked.as_json:
             out = console()
-            found = list(rows(mine, sized=asked.is_sized))
+            found = list(timing_rows(mine, sized=asked.is_sized))
             out.print(terminal.timings(found, f"{op.name} on {context['device']['name']}", out.width))
         if was_stopped:
             print(f"tilewright: stopped; the {len(records)} timings until then are kept", file=sys.stderr)
@@ -327,7 +327,7 @@ def _bench_recorded(ops: list[Op], asked: Asked, gpu: str | None) -> Shown:
 def _show_recorded(op: Op, records: list[dict[str, Any]], kernels: list[str]) -> None:
     """All take part in who wins; those named are shown."""
     from tilewright.report import terminal
-    from tilewright.report.rows import rows
+    from tilewright.report.timings import timing_rows
 
     if not records:
         print(f"\nNo such timings of {op.name} were recorded in {settings.results_dir()}.")
@@ -336,7 +336,7 @@ def _show_recorded(op: Op, records: list[dict[str, Any]], kernels: list[str]) ->
         dates = sorted({r["date"][:10] for r in here})
         when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         sized = here[0].get("sized", False)
-        chosen = [row for row in rows(here, sized=sized) if not kernels or row.kernel in kernels]
+        chosen = [row for row in timing_rows(here, sized=sized) if not kernels or row.kernel in kernels]
         out = console()
         out.print(terminal.timings(chosen, f"\n{op.name}, RECORDED on {device}, {when}", out.width))
         console().print(terminal.conditions(here, {}))

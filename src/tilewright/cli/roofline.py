@@ -21,7 +21,7 @@ from tilewright.errors import NothingRecorded, UnknownGPU
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tilewright.report.rows import Row
+    from tilewright.report.timings import TimingRow
 
 WITHOUT_RECORDS = ("fp32", "tensor.bfloat16")  # the units drawn where no recorded kernel says which it uses
 SWEEP_MARK = "+"
@@ -129,20 +129,20 @@ def _from_records(records: list[dict[str, Any]], gpu: str | None, with_sweep: bo
     return Roofline(name, full_name, ceilings, when, timings, sweeps[-1] if sweeps else None)
 
 
-def _kernels(drawn: Roofline) -> list[Row]:
-    from tilewright.report.rows import rows
+def _kernels(drawn: Roofline) -> list[TimingRow]:
+    from tilewright.report.timings import timing_rows
 
-    return [row for row in rows(drawn.timings) if row.arithmetic in drawn.rates]
+    return [row for row in timing_rows(drawn.timings) if row.arithmetic in drawn.rates]
 
 
-def _mark_as_json(row: Row) -> dict[str, Any]:
+def _mark_as_json(row: TimingRow) -> dict[str, Any]:
     about = {"op": row.op, "kernel": row.kernel, "case": row.point, "dtype": row.dtype, "direction": row.direction}
     place = {"unit": row.arithmetic, "intensity": row.intensity, "per_second": row.per_second}
     held = {"share": row.share, "binds": row.binds, "is_baseline": row.is_baseline, "stale": row.is_stale}
     return {"kind": "kernel", **about, **place, **held}
 
 
-def _peaks(drawn: Roofline, kernels: list[Row]) -> dict[str, float]:
+def _peaks(drawn: Roofline, kernels: list[TimingRow]) -> dict[str, float]:
     units = {unit for kernel in kernels for unit in kernel.cost.flops} or {*WITHOUT_RECORDS}
     units |= {"fp32"} if drawn.sweep else set()
     return {unit: drawn.rates[unit] for unit in sorted(units) if unit in drawn.rates}
@@ -192,8 +192,8 @@ def _ceilings(drawn: Roofline, peaks: dict[str, float]) -> str:
     return f"Ceilings: {'; '.join(said)}.\n"
 
 
-def _plot(drawn: Roofline, kernels: list[Row], peaks: dict[str, float], width: int) -> str:
-    from tilewright.report.plot import Mark, roofline
+def _plot(drawn: Roofline, kernels: list[TimingRow], peaks: dict[str, float], width: int) -> str:
+    from tilewright.report.ascii_roofline import Mark, roofline
 
     ops = sorted({kernel.op for kernel in kernels})
     letters = dict(zip(ops, itertools.cycle(string.ascii_uppercase), strict=False))
@@ -210,9 +210,9 @@ def _plot(drawn: Roofline, kernels: list[Row], peaks: dict[str, float], width: i
     return roofline(drawn.rates["copy"], peaks, marks, legend, width)
 
 
-def _largest(kernels: list[Row]) -> list[Row]:
+def _largest(kernels: list[TimingRow]) -> list[TimingRow]:
     """Of each op and direction, on the case with the most work: the fastest of ours, then the fastest baseline."""
-    by_case: dict[tuple[str, str], dict[tuple[str, str], list[Row]]] = {}
+    by_case: dict[tuple[str, str], dict[tuple[str, str], list[TimingRow]]] = {}
     for row in kernels:
         by_case.setdefault((row.op, row.direction), {}).setdefault((row.case, row.dtype), []).append(row)
     chosen = []
@@ -224,7 +224,7 @@ def _largest(kernels: list[Row]) -> list[Row]:
     return chosen
 
 
-def _kernel_table(kernels: list[Row]) -> Table:
+def _kernel_table(kernels: list[TimingRow]) -> Table:
     from rich.table import Table
     from rich.text import Text
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tilewright import record
 from tilewright.cost import size
-from tilewright.report.accuracy import means
+from tilewright.report.prediction_accuracy import means
 from tilewright.workbench.explain import Diagnosis
 from tilewright.workbench.explain.checklist import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, Point
 from tilewright.workbench.explain.validation import Compared

@@ -16,10 +16,10 @@ from rich.text import Text
 from tilewright.cost import amount, size
 from tilewright.workbench.inspect import Inspection, Refused, Work
 from tilewright.workbench.inspect.instructions import MOVES
-from tilewright.workbench.inspect.listing import Place, listing
+from tilewright.workbench.inspect.line_info import Place, listing
 
 if TYPE_CHECKING:
-    from tilewright.workbench.inspect.difference import Difference
+    from tilewright.workbench.inspect.diff import Difference
 
 BAD = "bold red"
 CODE_WIDTH = 88

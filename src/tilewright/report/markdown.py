@@ -17,9 +17,9 @@ from tilewright import source
 from tilewright.cost import DIRECTIONS, size
 from tilewright.counters import Counters
 from tilewright.record import is_stale, spelled
-from tilewright.report import accuracy, portability, slower
-from tilewright.report.provenance import told
-from tilewright.report.rows import Row, rows
+from tilewright.report import portability, prediction_accuracy, regressions
+from tilewright.report.formatting import provenance
+from tilewright.report.timings import TimingRow, timing_rows
 
 USUAL = "bfloat16"  # of which tables say nothing
 OF_ALL_OPS = ("summary", "largest")  # every case, or of each op the one with the most work
@@ -54,21 +54,21 @@ def fill(page: str, records: list[dict[str, Any]]) -> str:
 
 
 def _table(what: str, records: list[dict[str, Any]]) -> str:
-    found = list(rows(records))
+    found = list(timing_rows(records))
     found = _largest(found) if what == "largest" else found
     return f"{_summary(found) if what in OF_ALL_OPS else _all_kernels(found)}\n\n{_provenance(records)}\n"
 
 
-def _largest(found: Sequence[Row]) -> list[Row]:
+def _largest(found: Sequence[TimingRow]) -> list[TimingRow]:
     """Of each op the rows of the case with the most work."""
-    most: dict[str, Row] = {}
+    most: dict[str, TimingRow] = {}
     for row in found:
         if row.op not in most or row.cost.bytes > most[row.op].cost.bytes:
             most[row.op] = row
     return [row for row in found if (row.case, row.dtype) == (most[row.op].case, most[row.op].dtype)]
 
 
-def _summary(found: Sequence[Row]) -> str:
+def _summary(found: Sequence[TimingRow]) -> str:
     """One line a case: what one could use otherwise, what a user's call takes (or, if there is none, the fastest of
     ours), its share of the ceiling, and who wins."""
     lines = ["| op | case | eager | compile | other | ours | | of ceiling | vs best other |"]
@@ -99,7 +99,7 @@ def _sizes(records: list[dict[str, Any]]) -> str:
     """One line an op, direction and size: what torch takes, what a user's call takes, and how the two compare."""
     lines = ["| op | case | tensors | eager | compile | tilewright | of the best | host time, of eager's |"]
     lines.append("|---|---|--:|--:|--:|--:|--:|--:|")
-    together = groupby(rows(records, sized=True), key=lambda r: (r.op, r.direction, r.case, r.dtype))
+    together = groupby(timing_rows(records, sized=True), key=lambda r: (r.op, r.direction, r.case, r.dtype))
     for (op, direction, case, _), group in together:
         timed = {row.kernel: row for row in group if row.us}
         ours, eager = timed.get(source.PUBLIC), timed.get("eager")
@@ -115,21 +115,21 @@ def _sizes(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + f"\n\n{_provenance(records)}\n"
 
 
-def _case(row: Row) -> str:
+def _case(row: TimingRow) -> str:
     return row.case + ("" if row.dtype == USUAL else f" {row.dtype}")
 
 
-def _named(row: Row) -> str:
+def _named(row: TimingRow) -> str:
     return _us(row) + ("" if row.kernel in ("eager", "compile") else f", {row.kernel}") + _remarks(row)
 
 
-def _remarks(row: Row) -> str:
+def _remarks(row: TimingRow) -> str:
     """Whose it is, if not ours, and what takes from a time's worth."""
     words = (", by torch" * row.is_torchs, ", earlier timer" * (not row.interval_us), ", stale" * row.is_stale)
     return "".join(words)
 
 
-def _all_kernels(found: Sequence[Row]) -> str:
+def _all_kernels(found: Sequence[TimingRow]) -> str:
     """One line a case, one column a kernel: time and share of the ceiling."""
     timed = dict.fromkeys(row.kernel for row in found)
     in_order = source.kernels(found[0].op)
@@ -142,14 +142,14 @@ def _all_kernels(found: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _cell(row: Row | None) -> str:
+def _cell(row: TimingRow | None) -> str:
     if row is None or not row.us or not row.share:
         return ""
     text = f"{_us(row)}, {row.share:.0%}{_remarks(row)}"
     return f"**{text}**" if row.place else text
 
 
-def _us(row: Row) -> str:
+def _us(row: TimingRow) -> str:
     return f"{row.us:.1f} us"
 
 
@@ -168,7 +168,7 @@ def _audits(records: Sequence[dict[str, Any]]) -> str:
         name = f"`{called['file']}`" if "file" in called else f"{called['op']}, {called['kernel']}"
         stale = ", stale" if is_stale(r) else ""
         lines.append(f"| {name}, {' '.join(what)}{stale} | {r['moved'] / 1e6:.1f} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *told("Counted on", records, "triton", end="; in MB.")]) + "\n"
+    return "\n".join([*lines, "", *provenance("Counted on", records, "triton", end="; in MB.")]) + "\n"
 
 
 def _banks(records: Sequence[dict[str, Any]]) -> str:
@@ -188,7 +188,7 @@ def _banks(records: Sequence[dict[str, Any]]) -> str:
             f"| {r['kernel']}{stale} | {spelled(r['case'])} {r['dtype']} | {' | '.join(cells)} | {conflicts:,.0f} "
             f"| {counted.us or 0:.1f} us |"
         )
-    return "\n".join([*lines, "", *told("Counted by ncu on", records, "triton")]) + "\n"
+    return "\n".join([*lines, "", *provenance("Counted by ncu on", records, "triton")]) + "\n"
 
 
 def _verdicts(records: Sequence[dict[str, Any]]) -> str:
@@ -200,7 +200,7 @@ def _verdicts(records: Sequence[dict[str, Any]]) -> str:
         name = f"`{r['file']}`" if "file" in r else r["kernel"]
         verdict = r["verdict"] + (", stale" if is_stale(r) else "")
         lines.append(f"| {r['op']} | {name} | {verdict} | {asked.count('right')} / {len(asked)} | {'; '.join(said)} |")
-    return "\n".join([*lines, "", *told("Checked on", records, "torch", "triton")]) + "\n"
+    return "\n".join([*lines, "", *provenance("Checked on", records, "torch", "triton")]) + "\n"
 
 
 def _traps(records: Sequence[dict[str, Any]]) -> str:
@@ -217,7 +217,7 @@ def _traps(records: Sequence[dict[str, Any]]) -> str:
         lines.append(
             f"| {r['kernel']}{stale} | {r['what']} | {' | '.join(ways)} | {r['ratio']:.2f}, {low:.2f} to {high:.2f} |"
         )
-    return "\n".join([*lines, "", *told("Measured on", records, "torch")]) + "\n"
+    return "\n".join([*lines, "", *provenance("Measured on", records, "torch")]) + "\n"
 
 
 def _hints(records: Sequence[dict[str, Any]]) -> str:
@@ -228,12 +228,12 @@ def _hints(records: Sequence[dict[str, Any]]) -> str:
         pairs = [[median(r["us"][what][side]) for side in ("kept", "plain")] for what in nexts]
         cells = [f"{kept:.1f} / {plain:.1f} us" for kept, plain in pairs]
         lines.append(f"| {r['op']} {spelled(r['case'])}{', stale' if is_stale(r) else ''} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *told("Measured on", records, "torch", "triton")]) + "\n"
+    return "\n".join([*lines, "", *provenance("Measured on", records, "torch", "triton")]) + "\n"
 
 
 def _provenance(records: Sequence[dict[str, Any]]) -> str:
     """Where, when and with what: one line a combination."""
-    lines = (told("Measured on", [r], "torch", "triton", end=f", {r['dtype']}.") for r in records)
+    lines = (provenance("Measured on", [r], "torch", "triton", end=f", {r['dtype']}.") for r in records)
     return "\n".join(dict.fromkeys(line for (line,) in lines))
 
 
@@ -243,14 +243,14 @@ PARTS: dict[str, tuple[Callable[[dict[str, Any], str], bool], Callable[[Records]
     "banks": (lambda r, op: r["kind"] == "counters" and r["op"] == op and bool(r["counters"]), _banks),
     "bottlenecks": (
         lambda r, _: r["kind"] == "prediction" or (r["kind"] == "counters" and "case" in r),
-        accuracy.bottlenecks,
+        prediction_accuracy.bottlenecks,
     ),
-    "flaws": (lambda r, _: r["kind"] == "flaw", accuracy.flaws),
+    "flaws": (lambda r, _: r["kind"] == "flaw", prediction_accuracy.flaws),
     "hints": (lambda r, _: r["kind"] == "hint", _hints),
     "portability": (lambda r, _: r["kind"] == "resources", portability.table),
-    "predictions": (lambda r, _: r["kind"] == "prediction", accuracy.predictions),
+    "predictions": (lambda r, _: r["kind"] == "prediction", prediction_accuracy.predictions),
     "sizes": (lambda r, _: r["kind"] == "timing" and bool(r.get("sized")), _sizes),
-    "slower": (lambda r, _: r["kind"] == "timing", slower.table),
+    "slower": (lambda r, _: r["kind"] == "timing", regressions.table),
     "submissions": (lambda r, _: r["kind"] == "verdict" and "file" in r, _verdicts),
     "traps": (lambda r, _: r["kind"] == "trap", _traps),
     "verdicts": (lambda r, _: r["kind"] == "verdict" and "file" not in r, _verdicts),

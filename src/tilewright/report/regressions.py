@@ -8,12 +8,12 @@ from statistics import median
 from typing import Any
 
 from tilewright import record, source
-from tilewright.report.provenance import told
-from tilewright.report.rows import BETWEEN_RUNS, Row, rows
+from tilewright.report.formatting import provenance
+from tilewright.report.timings import BETWEEN_RUNS, TimingRow, timing_rows
 
 HAD = ("eager", "compile")
 HOST = 1.5  # times what torch's own call keeps the host: the goal
-Call = tuple[Row, dict[str, Row]]  # a user's, and the same by each of HAD
+Call = tuple[TimingRow, dict[str, TimingRow]]  # a user's, and the same by each of HAD
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -31,13 +31,13 @@ def table(records: list[dict[str, Any]]) -> str:
     for what, ways in (("Forward", ("forward",)), ("Backward, or both at once", ("backward", "both"))):
         lines += _host(what, [call for call in calls if call[0].direction in ways])
     users = [r for r in records if r["kernel"] == source.PUBLIC and not record.is_stale(r)]
-    return "\n".join([*lines, "", *told("Measured on", users, "torch", "triton")]) + "\n"
+    return "\n".join([*lines, "", *provenance("Measured on", users, "torch", "triton")]) + "\n"
 
 
 def _calls(records: list[dict[str, Any]]) -> Iterator[Call]:
     """Of the present code."""
     for sized in (False, True):
-        fresh = [row for row in rows(records, sized=sized) if row.us and not row.is_stale]
+        fresh = [row for row in timing_rows(records, sized=sized) if row.us and not row.is_stale]
         for _, group in groupby(fresh, key=lambda row: (row.gpu, row.op, row.direction, row.case, row.dtype)):
             timed = {row.kernel: row for row in group}
             had = {name: timed[name] for name in HAD if name in timed}
@@ -45,7 +45,7 @@ def _calls(records: list[dict[str, Any]]) -> Iterator[Call]:
                 yield timed[source.PUBLIC], had
 
 
-def _ratio(ours: Row, had: dict[str, Row]) -> float:
+def _ratio(ours: TimingRow, had: dict[str, TimingRow]) -> float:
     return (ours.us or 0) / min(row.us or 0 for row in had.values())
 
 

@@ -14,7 +14,7 @@ from tilewright.cost import BANDWIDTHS, size
 from tilewright.hardware import DATASHEETS, GPU
 
 if TYPE_CHECKING:
-    from tilewright.report.rows import Row
+    from tilewright.report.timings import TimingRow
     from tilewright.spec import Case, Cost
     from tilewright.workbench.audit import Audit
     from tilewright.workbench.check import CaseVerdict, Verdict
@@ -50,7 +50,7 @@ def _first_bad(verdict: Verdict) -> CaseVerdict | None:
     return next((case for case in verdict.cases if case.verdict == verdict.verdict != "right"), None)
 
 
-def timings(found: Sequence[Row], title: str, width: int = 160) -> Group:
+def timings(found: Sequence[TimingRow], title: str, width: int = 160) -> Group:
     """One block of lines a case, fastest first and starred; below, why some have no time. Where it is narrow, what
     matters least is left out."""
     against = next((row.against for row in found if row.against), "eager")
@@ -80,7 +80,7 @@ def timings(found: Sequence[Row], title: str, width: int = 160) -> Group:
     return Group(*parts, *(Text(note, "dim") for note in notes))
 
 
-def _cells(row: Row, against: str) -> list[str]:
+def _cells(row: TimingRow, against: str) -> list[str]:
     low, high = row.interval_us or (0.0, 0.0)
     return [
         row.kernel + MARK[row.place],
@@ -94,7 +94,7 @@ def _cells(row: Row, against: str) -> list[str]:
     ]
 
 
-def _verdict(row: Row) -> Text:
+def _verdict(row: TimingRow) -> Text:
     said = row.verdict + ", by torch" * row.is_torchs
     if row.loses_to and row.loses_to.us and row.us:
         said = f"{said}, loses here: {row.loses_to.kernel} takes {row.loses_to.us / row.us:.2f} of its time"

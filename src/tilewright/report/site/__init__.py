@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import MissingPackage
-from tilewright.report.rows import rows
-from tilewright.report.site import index, op, roofline
-from tilewright.report.site.words import Page
+from tilewright.report.timings import timing_rows
+from tilewright.report.site import index_page, op_page, roofline_page
+from tilewright.report.site.components import Page
 
 _TEMPLATES = Path(__file__).parent
 _SHARED = "plotly.min.js"
@@ -26,19 +26,19 @@ def build(records: list[dict[str, Any]], folder: Path) -> list[Path]:
     for r in timings:
         by_op.setdefault(r["op"], []).append(r)
     pages = dict(zip(by_op, _file_names(by_op), strict=True))
-    looks = op.Looks(timings)
-    found = {name: list(rows(of_op)) for name, of_op in by_op.items()}
+    looks = op_page.Looks(timings)
+    found = {name: list(timing_rows(of_op)) for name, of_op in by_op.items()}
     links = {"index.html": "Report", **{f"{page}.html": name for name, page in pages.items()}}
     links |= {"roofline.html": "Roofline"}
 
     files = {_SHARED: _plotly()}
-    files["index.html"] = _render(index.page(timings, found, pages), links)
+    files["index.html"] = _render(index_page.page(timings, found, pages), links)
     for name, page in pages.items():
         raw = f"raw/{page}.jsonl"
         files[raw] = _json_lines(by_op[name])
-        files[f"{page}.html"] = _render(op.page(by_op[name], found[name], looks, raw), links)
+        files[f"{page}.html"] = _render(op_page.page(by_op[name], found[name], looks, raw), links)
     every_row = [row for of_op in found.values() for row in of_op]
-    files["roofline.html"] = _render(roofline.page(records, every_row), links)
+    files["roofline.html"] = _render(roofline_page.page(records, every_row), links)
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def build(records: list[dict[str, Any]], folder: Path) -> list[Path]:
 def single_op(records: list[dict[str, Any]], path: Path) -> None:
     """The page of an op, or of those there are, as one file, the raw records within."""
     timings = [r for r in records if r["kind"] == "timing"]
-    page = op.page(timings, list(rows(timings)), op.Looks(timings), "#raw")
+    page = op_page.page(timings, list(timing_rows(timings)), op_page.Looks(timings), "#raw")
     path.write_text(_render_alone(page, timings, "timings.jsonl"), encoding="utf-8")
 
 
@@ -57,7 +57,7 @@ def single_roofline(records: list[dict[str, Any]], path: Path) -> None:
     """The roofline as one file, the raw records within."""
     used = [r for r in records if r["kind"] in ("timing", "sweep")]
     timings = [r for r in used if r["kind"] == "timing"]
-    page = roofline.page(used, list(rows(timings)))
+    page = roofline_page.page(used, list(timing_rows(timings)))
     path.write_text(_render_alone(page, used, "roofline.jsonl"), encoding="utf-8")
 
 

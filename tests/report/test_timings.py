@@ -4,7 +4,7 @@ import pytest
 
 from support import timing_record
 from tilewright import record
-from tilewright.report.rows import rows
+from tilewright.report.timings import timing_rows
 
 
 def timing(kernel: str, us: float | None, low: float = 0.0, high: float = 0.0, **more):
@@ -14,16 +14,16 @@ def timing(kernel: str, us: float | None, low: float = 0.0, high: float = 0.0, *
 
 
 def placed(*records) -> dict[str, str]:
-    return {row.kernel: row.place for row in rows(list(records))}
+    return {row.kernel: row.place for row in timing_rows(list(records))}
 
 
 def lost(*records) -> dict[str, str]:
-    return {row.kernel: row.loses_to.kernel for row in rows(list(records)) if row.loses_to}
+    return {row.kernel: row.loses_to.kernel for row in timing_rows(list(records)) if row.loses_to}
 
 
 def test_rows_are_grouped_by_case_fastest_first_and_backward_last():
     found = list(
-        rows(
+        timing_rows(
             [
                 timing("eager", 4.0, direction="both"),
                 timing("eager", 4.0, direction="backward"),
@@ -50,7 +50,7 @@ def test_rows_are_grouped_by_case_fastest_first_and_backward_last():
 def test_what_a_record_says_is_what_a_row_says():
     against = {"kernel": "compile", "ratio": 1.5, "interval": [1.4, 1.6]}
     content = {"against": against, "host_us": 7.0, "extra_bytes": 512, "calls": 16, "state": {"throttled": ["heat"]}}
-    (row,) = rows([timing("triton", 2.0, 1.5, 2.5, **content)])
+    (row,) = timing_rows([timing("triton", 2.0, 1.5, 2.5, **content)])
     assert (row.against, row.ratio, row.ratio_interval) == ("compile", 1.5, (1.4, 1.6))
     assert (row.interval_us, row.host_us, row.extra_bytes, row.calls) == ((1.5, 2.5), 7.0, 512, 16)
     assert row.throttled == ("heat",)
@@ -58,7 +58,7 @@ def test_what_a_record_says_is_what_a_row_says():
 
 def test_a_product_of_matrices_is_held_against_the_matrix_unit():
     cost = {"read": 2, "written": 1, "flops": {"tensor.bfloat16": 989.4e12}}
-    (row,) = rows([timing("triton", 2e6, cost=cost)])
+    (row,) = timing_rows([timing("triton", 2e6, cost=cost)])
     assert (row.binds, row.rate) == ("tensor.bfloat16", "495 TFLOP/s")
     assert row.share == pytest.approx(0.5, rel=1e-3)
 
@@ -91,7 +91,7 @@ def test_what_has_no_time_has_no_place():
 def test_cases_gpus_dtypes_and_directions_are_won_apart():
     apart = [{"case": {"N": 2}}, {"gpu": "l4"}, {"dtype": "float16"}, {"direction": "backward"}]
     for more in apart:
-        found = list(rows([timing("triton", 2.0), timing("cuda", 3.0, **more)]))
+        found = list(timing_rows([timing("triton", 2.0), timing("cuda", 3.0, **more)]))
         assert [row.place for row in found] == ["wins", "wins"], more
 
 
@@ -111,5 +111,5 @@ def test_records_of_an_earlier_version_do_not_say_what_is_ours(tmp_path):
     made = [timing("compile", 1.0), timing("cuda", 2.0)]
     old = [{k: v for k, v in r.items() if k not in record.SINCE_2} | {"schema": 1} for r in made]
     record.append(tmp_path / "old.jsonl", old)
-    found = list(rows(record.read(tmp_path / "old.jsonl").records))
+    found = list(timing_rows(record.read(tmp_path / "old.jsonl").records))
     assert [(row.kernel, row.is_baseline) for row in found] == [("compile", True), ("cuda", False)]

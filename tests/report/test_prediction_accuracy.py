@@ -2,7 +2,7 @@
 
 import pytest
 
-from tilewright.report import accuracy, markdown
+from tilewright.report import markdown, prediction_accuracy
 
 DEVICE = {"name": "NVIDIA H200"}
 
@@ -31,7 +31,7 @@ def counted(n, memory, sm):
     ],
 )
 def test_a_bottleneck_is_held_against_ncus_rule(memory, sm, predicted, agrees):
-    page = accuracy.bottlenecks([counted(64, memory, sm), call("prediction", 64, binds=predicted)])
+    page = prediction_accuracy.bottlenecks([counted(64, memory, sm), call("prediction", 64, binds=predicted)])
     assert f"| softmax | triton | 1 | {int(agrees)} |" in page
     assert f"Named as ncu does: {int(agrees)} of 1 calls, {int(agrees):.0%}." in page
     assert ("- softmax, triton, N=64 bfloat16: ncu names" in page) != agrees
@@ -39,7 +39,7 @@ def test_a_bottleneck_is_held_against_ncus_rule(memory, sm, predicted, agrees):
 
 def test_only_calls_that_were_both_counted_and_predicted_are_compared():
     records = [counted(64, 0.9, 0.2), call("prediction", 128, binds="memory")]
-    assert accuracy.bottlenecks(records) == "No records yet.\n"
+    assert prediction_accuracy.bottlenecks(records) == "No records yet.\n"
     records.append(call("prediction", 64, binds="memory"))
     assert "1 of 1 calls, 100%" in markdown.fill("<!-- records: bottlenecks -->\n<!-- end -->", records)
 
@@ -47,4 +47,4 @@ def test_only_calls_that_were_both_counted_and_predicted_are_compared():
 def test_what_the_hardware_did_not_count_is_not_compared():
     records = [call("counters", 64, counters={}), call("prediction", 64, binds="memory"), counted(128, 0.9, 0.1)]
     records.append(call("prediction", 128, binds="memory"))
-    assert "1 of 1 calls" in accuracy.bottlenecks(records)
+    assert "1 of 1 calls" in prediction_accuracy.bottlenecks(records)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tilewright.report.plot import HEIGHT, Mark, roofline
+from tilewright.report.ascii_roofline import HEIGHT, Mark, roofline
 
 BANDWIDTH = 4e12
 PEAKS = {"fp32": 64e12, "tensor.bfloat16": 800e12}

@@ -10,7 +10,7 @@ from typing import Any
 
 from tilewright.counters import Counters
 from tilewright.record import is_stale, spelled
-from tilewright.report.provenance import told
+from tilewright.report.formatting import provenance
 
 Record = dict[str, Any]
 
@@ -62,7 +62,7 @@ def bottlenecks(records: Sequence[Record]) -> str:
         ]
     total = agreed + len(others)
     share = f"Named as ncu does: {agreed} of {total} calls, {agreed / max(1, total):.0%}."
-    where = told("Counted by ncu on", counted)
+    where = provenance("Counted by ncu on", counted)
     return "\n".join([*lines, "", share, *(["", *others] if others else []), "", *where]) + "\n"
 
 
@@ -124,4 +124,4 @@ def flaws(records: Sequence[Record]) -> str:
             f"| [{r['op']}](../{r['file']}){stale} | {', '.join(r['named'])} | {slow} | {mended} "
             f"| {r['ratio']:.2f}x, {low:.2f} to {high:.2f} | {predicted} |"
         )
-    return "\n".join([*lines, "", *told("Measured on", records, "triton")]) + "\n"
+    return "\n".join([*lines, "", *provenance("Measured on", records, "triton")]) + "\n"

@@ -9,9 +9,9 @@ from typing import Any
 
 from tilewright import source
 from tilewright.cost import size
-from tilewright.report.rows import Row
-from tilewright.report.site import words
-from tilewright.report.site.words import Page, counted, share, spaced, us
+from tilewright.report.timings import TimingRow
+from tilewright.report.site import components
+from tilewright.report.site.components import Page, counted, share, spaced, us
 
 SHOWN = 6  # losses before the rest is folded
 COLUMNS = (
@@ -35,23 +35,23 @@ class Looks:
             slots[one] = next(slot for slot in itertools.count() if slot not in beside)
         self._looks = [{"name": name, "baseline": kind, "slot": slot} for (name, kind), slot in slots.items()]
 
-    def of(self, found: Sequence[Row]) -> list[dict[str, Any]]:
+    def of(self, found: Sequence[TimingRow]) -> list[dict[str, Any]]:
         present = {(row.kernel, row.is_baseline) for row in found}
         return [look for look in self._looks if (look["name"], look["baseline"]) in present]
 
 
-def page(records: list[dict[str, Any]], found: list[Row], looks: Looks, raw: str) -> Page:
+def page(records: list[dict[str, Any]], found: list[TimingRow], looks: Looks, raw: str) -> Page:
     """The page of these records, mostly of one op; `raw` is their address, one a line in this order."""
     ops = list(dict.fromkeys(row.op for row in found))
     name = ", ".join(ops) or "Nothing was recorded"
-    gpus = words.device_names(records)
+    gpus = components.device_names(records)
     timed = [row for row in found if row.us]
     lines = {
         (r["op"], r["device"]["gpu"], r["direction"], r["dtype"], str(r["case"]), r["kernel"], r["date"]): number
         for number, r in enumerate(records, start=1)
     }
 
-    def link(row: Row) -> str:
+    def link(row: TimingRow) -> str:
         line = lines[row.op, row.gpu, row.direction, row.dtype, str(row.point), row.kernel, row.date]
         return f'<a href="{raw}">{line}</a>'
 
@@ -69,13 +69,13 @@ def page(records: list[dict[str, Any]], found: list[Row], looks: Looks, raw: str
     body = [
         f"<header><h1>{escape(name)}</h1>",
         f"<p>{escape(source.read(file).summary)}</p>" if file else "",
-        f"{_verdict(found)}{words.facts(facts)}</header>",
+        f"{_verdict(found)}{components.facts(facts)}</header>",
         CHARTS.format(which_op=WHICH_OP if len(ops) > 1 else "") if timed else "",
         '<section id="timings"><h2>All timings</h2>',
         "" if timed else "<p>Nothing was timed.</p>",
-        *(_table(group, of_group, gpus, link) for group, of_group in words.grouped(timed).items()),
+        *(_table(group, of_group, gpus, link) for group, of_group in components.grouped(timed).items()),
         _without_time([row for row in found if not row.us], link),
-        f"</section><section><h2>Environment</h2>{words.environments(records)}</section>" if records else "</section>",
+        f"</section><section><h2>Environment</h2>{components.environments(records)}</section>" if records else "</section>",
     ]
     return Page(name, f"{name} · Tilewright", "\n".join(body), _data(timed, gpus, looks))
 
@@ -94,23 +94,23 @@ grey ones the baselines. Hollow marks are stale: the source has changed since. A
 double click all others.</p></section>"""
 
 
-def _verdict(found: Iterable[Row]) -> str:
+def _verdict(found: Iterable[TimingRow]) -> str:
     """Who wins, and where ours loses."""
-    of = [one for group in words.grouped(found).values() for one in words.outcomes(group)]
+    of = [one for group in components.grouped(found).values() for one in components.outcomes(group)]
     if not of:
         return '<p class="verdict none">None of our kernels was timed</p>'
-    items = words.losses(of)
+    items = components.losses(of)
     more = f"<li><details><summary>{len(items) - SHOWN:,} more</summary><ul>{''.join(items[SHOWN:])}</ul></details>"
     listed = f'<ul class="findings">{"".join(items[:SHOWN])}{more if len(items) > SHOWN else ""}</ul>' if items else ""
     kind = "bad" if items else "good" if any(one.rival for one in of) else "none"
-    return f'<p class="verdict {kind}">Our best kernel: {words.counts(of)}</p>{listed}'
+    return f'<p class="verdict {kind}">Our best kernel: {components.counts(of)}</p>{listed}'
 
 
-def _table(group: words.Group, of_group: list[Row], gpus: dict[str, str], link: Any) -> str:
+def _table(group: components.Group, of_group: list[TimingRow], gpus: dict[str, str], link: Any) -> str:
     op, gpu, direction, dtype = group
     head = "".join(f"<th>{name}" for name in COLUMNS)
     body = []
-    for case, of_case in words.by_case(of_group).items():
+    for case, of_case in components.by_case(of_group).items():
         least, (unit, floor) = of_case[0].cost, of_case[0].cost.floor(of_case[0].rates)
         at_least = f"at least {size(least.bytes)}" + (f" and {us(floor * 1e6)} µs, by {escape(unit)}" if floor else "")
         body.append(
@@ -123,7 +123,7 @@ def _table(group: words.Group, of_group: list[Row], gpus: dict[str, str], link: 
     )
 
 
-def _line(row: Row, link: str) -> str:
+def _line(row: TimingRow, link: str) -> str:
     marks = "".join(f" <mark>{escape(mark)}</mark>" for mark in _marks(row))
     verdict = row.verdict if row.verdict == "right" else f'<b class="bad">{escape(row.verdict)}</b>'
     interval, ratio_interval = row.interval_us, row.ratio_interval
@@ -144,19 +144,19 @@ def _line(row: Row, link: str) -> str:
     return f'<tr class="{kind}"><th scope="row"><code>{escape(row.kernel)}</code><td>' + "<td>".join(cells)
 
 
-def _loses(row: Row) -> str:
+def _loses(row: TimingRow) -> str:
     return f'<b class="bad">loses here to {escape(row.loses_to.kernel)}</b>' if row.loses_to else ""
 
 
-def _marks(row: Row) -> list[str]:
+def _marks(row: TimingRow) -> list[str]:
     throttled = [f"throttled: {', '.join(row.throttled)}"] if row.throttled else []
     together = [f"{row.calls} calls back to back"] if row.calls > 1 else []
     return ["by torch"] * row.is_torchs + ["stale"] * row.is_stale + throttled + together
 
 
-def _without_time(untimed: Iterable[Row], link: Any) -> str:
+def _without_time(untimed: Iterable[TimingRow], link: Any) -> str:
     """Kernels that have none, each with its reason and the cases it holds for."""
-    together: dict[tuple[str, str, str], list[Row]] = {}
+    together: dict[tuple[str, str, str], list[TimingRow]] = {}
     for row in untimed:
         together.setdefault((row.kernel, row.verdict, row.reason), []).append(row)
     items = []
@@ -172,7 +172,7 @@ def _without_time(untimed: Iterable[Row], link: Any) -> str:
     return f'<h3>Without a time</h3><ul class="untimed">{"".join(items)}</ul>' if items else ""
 
 
-def _data(timed: list[Row], gpus: dict[str, str], looks: Looks) -> dict[str, Any]:
+def _data(timed: list[TimingRow], gpus: dict[str, str], looks: Looks) -> dict[str, Any]:
     kernels = looks.of(timed)
     number = {(look["name"], look["baseline"]): n for n, look in enumerate(kernels)}
     return {
@@ -199,7 +199,7 @@ def _data(timed: list[Row], gpus: dict[str, str], looks: Looks) -> dict[str, Any
     }
 
 
-def _hover(row: Row) -> str:
+def _hover(row: TimingRow) -> str:
     """What is said where the pointer is: markup of the plotting library, so that names are escaped."""
     interval = f" ({us(row.interval_us[0])} – {us(row.interval_us[1])})" if row.interval_us else ""
     place = row.place or (f"loses here to {row.loses_to.kernel}" if row.loses_to else "")

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from tilewright.cost import BANDWIDTHS
-from tilewright.report.rows import Row
+from tilewright.report.timings import TimingRow
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Page:
 class Outcome:
     """One case: the best of our kernels beside the best baseline."""
 
-    own: Row
-    rival: Row | None
+    own: TimingRow
+    rival: TimingRow | None
 
     @property
     def result(self) -> str:
@@ -44,21 +44,21 @@ class Outcome:
 Group = tuple[str, str, str, str]  # op, GPU, direction, dtype
 
 
-def grouped(found: Iterable[Row]) -> dict[Group, list[Row]]:
-    groups: dict[Group, list[Row]] = {}
+def grouped(found: Iterable[TimingRow]) -> dict[Group, list[TimingRow]]:
+    groups: dict[Group, list[TimingRow]] = {}
     for row in found:
         groups.setdefault((row.op, row.gpu, row.direction, row.dtype), []).append(row)
     return groups
 
 
-def by_case(found: Iterable[Row]) -> dict[str, list[Row]]:
-    cases: dict[str, list[Row]] = {}
+def by_case(found: Iterable[TimingRow]) -> dict[str, list[TimingRow]]:
+    cases: dict[str, list[TimingRow]] = {}
     for row in found:
         cases.setdefault(row.case, []).append(row)
     return cases
 
 
-def outcomes(group: Iterable[Row]) -> list[Outcome]:
+def outcomes(group: Iterable[TimingRow]) -> list[Outcome]:
     """One a case that a kernel of ours was timed on."""
     made = []
     for case in by_case(group).values():

@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Row:
+class TimingRow:
     """One kernel on one case."""
 
     op: str
@@ -44,7 +44,9 @@ class Row:
     is_baseline: bool
     is_stale: bool
     place: str = ""  # wins, or ties with others: their intervals overlap that of the fastest
-    loses_to: Row | None = field(default=None, repr=False)  # of the best that is no baseline: the baseline that wins
+    loses_to: TimingRow | None = field(
+        default=None, repr=False
+    )  # of the best that is no baseline: the baseline that wins
 
     @property
     def case(self) -> str:
@@ -76,7 +78,7 @@ class Row:
         return f"{self.cost.bytes / self.us / 1e3:.0f} GB/s"
 
 
-def rows(records: list[dict[str, Any]], *, sized: bool = False) -> Iterator[Row]:
+def timing_rows(records: list[dict[str, Any]], *, sized: bool = False) -> Iterator[TimingRow]:
     """One row a record: cases in the order they were first recorded, forward before backward, fastest first. Of bench
     cases or, if `sized`, of those that differ in size alone."""
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
@@ -89,12 +91,12 @@ def rows(records: list[dict[str, Any]], *, sized: bool = False) -> Iterator[Row]
         yield from _placed(sorted(map(_row, together[key]), key=lambda row: row.us or math.inf))
 
 
-def _row(r: dict[str, Any]) -> Row:
+def _row(r: dict[str, Any]) -> TimingRow:
     cost = Cost(**r["cost"])
     rates = hardware.rates(r["ceilings"], r["device"]["gpu"])
     unit, floor = cost.floor(rates)
     us, against = r["median_us"], r["against"] or {}
-    return Row(
+    return TimingRow(
         op=r["op"],
         point=r["case"],
         dtype=r["dtype"],
@@ -127,7 +129,7 @@ def _pair(values: list[float] | None) -> Interval | None:
     return (values[0], values[1]) if values else None
 
 
-def _placed(by_time: list[Row]) -> Iterator[Row]:
+def _placed(by_time: list[TimingRow]) -> Iterator[TimingRow]:
     """The rows of one case with who wins, who ties, and where the best of ours loses."""
     fastest = by_time[0]
     is_sure = bool(fastest.us and fastest.interval_us)  # timings of version 1 do not say how sure they are
@@ -139,7 +141,7 @@ def _placed(by_time: list[Row]) -> Iterator[Row]:
         yield replace(row, place=place, loses_to=fastest if loses else None)
 
 
-def _overlap(row: Row, fastest: Row) -> bool:
+def _overlap(row: TimingRow, fastest: TimingRow) -> bool:
     mine, best = row.interval_us, fastest.interval_us
     if not mine or not best:
         return False

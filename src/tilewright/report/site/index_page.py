@@ -8,9 +8,9 @@ from html import escape
 from typing import Any
 
 from tilewright import hardware, source
-from tilewright.report.rows import Row
-from tilewright.report.site import words
-from tilewright.report.site.words import Outcome, Page, counted
+from tilewright.report.timings import TimingRow
+from tilewright.report.site import components
+from tilewright.report.site.components import Outcome, Page, counted
 
 WORST = 3  # losses named here; the op's page has all
 COLUMNS = (
@@ -27,35 +27,35 @@ NOTE = """<p class="note">A tick is a case: the share of the ceiling that our be
 Speeds are the best baseline's time over ours.</p>"""
 
 
-def page(timings: list[dict[str, Any]], found: dict[str, list[Row]], pages: dict[str, str]) -> Page:
+def page(timings: list[dict[str, Any]], found: dict[str, list[TimingRow]], pages: dict[str, str]) -> Page:
     """`found` has the rows of each op, `pages` the names of their files."""
-    names = words.device_names(timings)
+    names = components.device_names(timings)
     stale = sum(row.is_stale for of_op in found.values() for row in of_op)
     facts = [
         counted(len(found), "operation"),
         counted(len(timings), "record"),
         ", ".join(map(escape, names.values())),
-        words.span_of_days([r["date"][:10] for r in timings]) if timings else "nothing was recorded yet",
+        components.span_of_days([r["date"][:10] for r in timings]) if timings else "nothing was recorded yet",
         f'<b class="stale">{stale:,} stale: the source has changed since</b>' if stale else "",
     ]
     body = [
         "<header><h1>Tilewright: what was measured</h1>",
-        f"<p>How fast each kernel is, against the fastest that this hardware allows.</p>{words.facts(facts)}</header>",
+        f"<p>How fast each kernel is, against the fastest that this hardware allows.</p>{components.facts(facts)}</header>",
         *(_of_gpu(gpu, name, found, pages) for gpu, name in names.items()),
-        f"<section><h2>Environment</h2>{words.environments(timings)}</section>" if timings else "",
-        *(_ceilings(gpu, names[gpu], measured) for gpu, measured in words.ceilings(timings).items()),
+        f"<section><h2>Environment</h2>{components.environments(timings)}</section>" if timings else "",
+        *(_ceilings(gpu, names[gpu], measured) for gpu, measured in components.ceilings(timings).items()),
     ]
     return Page("Report", "Tilewright report", "\n".join(body))
 
 
-def _of_gpu(gpu: str, name: str, found: dict[str, list[Row]], pages: dict[str, str]) -> str:
+def _of_gpu(gpu: str, name: str, found: dict[str, list[TimingRow]], pages: dict[str, str]) -> str:
     lines, losses = [], []
     for op, of_op in found.items():
-        for (_, where, direction, dtype), group in words.grouped(of_op).items():
+        for (_, where, direction, dtype), group in components.grouped(of_op).items():
             if where == gpu:
-                of = words.outcomes(group)
+                of = components.outcomes(group)
                 lines.append(_line(op, pages[op], direction, dtype, group, of))
-                lost = words.losses(of)
+                lost = components.losses(of)
                 losses += lost[:WORST]
                 if len(lost) > WORST:
                     losses.append(
@@ -69,7 +69,7 @@ def _of_gpu(gpu: str, name: str, found: dict[str, list[Row]], pages: dict[str, s
     )
 
 
-def _line(op: str, file: str, direction: str, dtype: str, group: Sequence[Row], of: Sequence[Outcome]) -> str:
+def _line(op: str, file: str, direction: str, dtype: str, group: Sequence[TimingRow], of: Sequence[Outcome]) -> str:
     best = Counter(one.own.kernel for one in of).most_common(3)
     shares = [100 * one.own.share for one in of if one.own.share]
     ratios = [one.ratio for one in of if one.ratio]
@@ -81,16 +81,16 @@ def _line(op: str, file: str, direction: str, dtype: str, group: Sequence[Row], 
         f'<a href="{file}.html"{title}><b>{escape(op)}</b></a>',
         escape(direction),
         escape(dtype),
-        f"{len(words.by_case(group)):,}",
+        f"{len(components.by_case(group)):,}",
         f"<span>{named}{stale}</span>",
-        f"<span>{_strip(of)} {words.span(shares, '.0f')} %</span>" if shares else "",
-        f"<span>{words.span(ratios, '.2f') + 'x: ' if ratios else ''}{_results(of)}</span>",
+        f"<span>{_strip(of)} {components.span(shares, '.0f')} %</span>" if shares else "",
+        f"<span>{components.span(ratios, '.2f') + 'x: ' if ratios else ''}{_results(of)}</span>",
     )
     return "<tr>" + "".join(f'<td data-label="{label}">{cell}' for label, cell in zip(COLUMNS, cells, strict=True))
 
 
 def _results(of: Sequence[Outcome]) -> str:
-    said = words.counts(of) or "none of ours was timed"
+    said = components.counts(of) or "none of ours was timed"
     if any(one.own.loses_to for one in of):
         return f'<b class="bad">{said}</b>'
     return f'<span class="wins">{said}</span>' if any(one.rival for one in of) else f"<small>{said}</small>"
@@ -108,13 +108,13 @@ def _ceilings(gpu: str, name: str, measured: dict[str, list[float]]) -> str:
     said = sheet.rates() if sheet else {}
     lines = []
     for unit, values in measured.items():
-        typical, promised = words.typical(values), said.get(unit)
-        ends = [words.rate(unit, end) for end in (min(values), max(values))]
+        typical, promised = components.typical(values), said.get(unit)
+        ends = [components.rate(unit, end) for end in (min(values), max(values))]
         lines.append(
-            f'<tr><th scope="row">{escape(unit)}<td class="number">{words.rate(unit, typical)}'
+            f'<tr><th scope="row">{escape(unit)}<td class="number">{components.rate(unit, typical)}'
             f'<td class="number">{" to ".join(dict.fromkeys(ends)) if len(values) > 1 else ""}'
-            f'<td class="number">{words.rate(unit, promised) if promised else ""}'
-            f'<td class="number">{words.share(typical / promised) if promised else ""}'
+            f'<td class="number">{components.rate(unit, promised) if promised else ""}'
+            f'<td class="number">{components.share(typical / promised) if promised else ""}'
         )
     columns = ("Measured", "Over the runs", "Datasheet", "Reached")
     head = "<th>Unit" + "".join(f'<th class="number">{column}' for column in columns)

@@ -7,9 +7,9 @@ from typing import Any
 
 from tilewright import hardware
 from tilewright.record import is_stale
-from tilewright.report.rows import Row
-from tilewright.report.site import words
-from tilewright.report.site.words import Page, counted, rate, share, spaced, us
+from tilewright.report.timings import TimingRow
+from tilewright.report.site import components
+from tilewright.report.site.components import Page, counted, rate, share, spaced, us
 
 CHARTS = """<section><h2>The roofline</h2>
 <form class="choices">
@@ -28,16 +28,16 @@ its roof is half of fp32.</p>
 <div class="chart" id="sweep-chart"></div></section>"""
 
 
-def page(records: list[dict[str, Any]], found: list[Row]) -> Page:
+def page(records: list[dict[str, Any]], found: list[TimingRow]) -> Page:
     """`records` has the sweeps and the ceilings, `found` the kernels."""
     measured = [r for r in records if r["kind"] in ("timing", "sweep")]
     sweeps = [r for r in measured if r["kind"] == "sweep"]
-    names = words.device_names(measured)
+    names = components.device_names(measured)
     points = [_point(row) for row in found if row.arithmetic]
     uncounted = sum(bool(row.us) for row in found) - len(points)
     ceilings = {
-        gpu: _roofs({unit: words.typical(values) for unit, values in units.items()})
-        for gpu, units in words.ceilings(measured).items()
+        gpu: _roofs({unit: components.typical(values) for unit, values in units.items()})
+        for gpu, units in components.ceilings(measured).items()
     }
     promised = {gpu: _roofs(hardware.DATASHEETS[gpu].rates()) for gpu in names if gpu in hardware.DATASHEETS}
     sentences = "".join(
@@ -75,7 +75,7 @@ def _roofs(rates: dict[str, float]) -> dict[str, float]:
     return {unit: rates[unit] / 1e12 for unit in drawn}
 
 
-def _point(row: Row) -> dict[str, Any]:
+def _point(row: TimingRow) -> dict[str, Any]:
     unit = row.arithmetic or ""
     return {
         "gpu": row.gpu,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def told(said: str, records: Iterable[Mapping[str, Any]], *libraries: str, end: str = ".") -> list[str]:
+def provenance(said: str, records: Iterable[Mapping[str, Any]], *libraries: str, end: str = ".") -> list[str]:
     """`Counted on NVIDIA H200, 2026-01-02, triton 3.6.0.`, each once. A verdict may be of a machine without a GPU."""
     lines = (
         ", ".join(
