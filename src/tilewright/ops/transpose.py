@@ -1,7 +1,7 @@
 """A matrix transposed into new memory: y[n, m] = x[m, n].
 
 Memory is read and written in whole lines, so a tile must turn around on the chip, in shared memory; there one of its
-two ways is across the rows, and where a column stands decides how long that takes. `docs/banks.md` tells it.
+two ways is across the rows, and where a column stands decides how long that takes. `docs/bank-conflicts.md` tells it.
 """
 
 from __future__ import annotations
