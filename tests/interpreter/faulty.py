@@ -17,7 +17,7 @@ from torch import Tensor
 from triton.language.semantic import TritonSemantic
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tilewright.interpreter.observed import NEVER_WRITTEN, OUT_OF_BOUNDS, OVERFLOW, RACE, READ_BEFORE_WRITE
+from tilewright.interpreter.results import NEVER_WRITTEN, OUT_OF_BOUNDS, OVERFLOW, RACE, READ_BEFORE_WRITE
 
 Tensors = Tensor | tuple[Tensor, ...]
 MARK = "# fault"

@@ -11,7 +11,7 @@ from interpreter import faulty
 from interpreter.faulty import FAULTS, VALUE_FAULTS
 from interpreter.tricky import TRICKY
 from tilewright.errors import KernelFault
-from tilewright.interpreter.observed import NEVER_WRITTEN
+from tilewright.interpreter.results import NEVER_WRITTEN
 
 
 def named(cases):

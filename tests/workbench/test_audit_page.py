@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from browser import chromium
-from tilewright.interpreter.observed import NEVER_WRITTEN, OUT_OF_BOUNDS, Finding, Launch, Traffic
+from tilewright.interpreter.results import NEVER_WRITTEN, OUT_OF_BOUNDS, Finding, Launch, Traffic
 from tilewright.workbench.audit.page import render
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from tilewright.errors import KernelFault, KernelStopped
-from tilewright.interpreter import launch
-from tilewright.interpreter.observed import NEVER_WRITTEN, Finding, Launch, Traffic, tensors
-from tilewright.interpreter.stops import Stopped
+from tilewright.interpreter import executor
+from tilewright.interpreter.results import NEVER_WRITTEN, Finding, Launch, Traffic, tensors
+from tilewright.interpreter.exceptions import Stopped
 
 __all__ = ["Finding", "Launch", "Run", "Traffic", "interpret"]
 
@@ -82,7 +82,7 @@ class Run:
         with _ONE_AT_A_TIME:
             try:
                 how = {"steps": self._steps, "maps": self._maps, "lanes": self._lanes}
-                done = launch.run(function, args, kwargs, grid, fresh=self._written(), **how)
+                done = executor.run(function, args, kwargs, grid, fresh=self._written(), **how)
             except Stopped as stopped:
                 raise KernelStopped(str(stopped), stopped.kind) from stopped.__cause__
             self.launches.append(done)

@@ -21,8 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.language.semantic import TritonSemantic
 
-from tilewright.interpreter import libdevice, values
-from tilewright.interpreter.stops import Endless, Unsupported, here
+from tilewright.interpreter import libdevice, numerics
+from tilewright.interpreter.exceptions import Endless, Unsupported, here
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,11 +155,11 @@ class Builder:
     # constants
 
     def get_null_value(self, ty: tl.dtype) -> Handle:
-        kind = values.numpy_type(ty)
+        kind = numerics.numpy_type(ty)
         return self._make(np.zeros(1, kind), ty, (0, 0) if kind.kind == "i" else None)
 
     def get_all_ones_value(self, ty: tl.dtype) -> Handle:
-        return self._make(np.full(1, True if ty.is_bool() else -1, values.numpy_type(ty)), ty)
+        return self._make(np.full(1, True if ty.is_bool() else -1, numerics.numpy_type(ty)), ty)
 
     # programs
 
@@ -176,7 +176,7 @@ class Builder:
         if ty.is_bool():
             return self._make((data & 1).astype(bool), ty)
         if not is_signed:
-            data = values.unsigned(data)
+            data = numerics.unsigned(data)
         bounds, wrapped = value._bounds, value.wrapped
         if wrapped is not None and not is_signed and 0 <= wrapped.value < 2**32:
             wrapped = None  # it fitted an unsigned integer
@@ -184,13 +184,13 @@ class Builder:
             bounds = None
         if bounds is not None and not _fits(bounds, ty.primitive_bitwidth):
             bounds = None
-        return self._make(data.astype(values.numpy_type(ty)), ty, bounds, wrapped)
+        return self._make(data.astype(numerics.numpy_type(ty)), ty, bounds, wrapped)
 
     def create_fp_to_fp(self, value: Handle, ty: tl.dtype, rounding: Any) -> Handle:
-        return self._make(values.rounded(value.data, ty, rounding == ir.ROUNDING_MODE.RTZ), ty.scalar)
+        return self._make(numerics.rounded(value.data, ty, rounding == ir.ROUNDING_MODE.RTZ), ty.scalar)
 
     def create_fp_trunc(self, value: Handle, ty: tl.dtype) -> Handle:
-        return self._make(values.rounded(value.data, ty), ty.scalar)
+        return self._make(numerics.rounded(value.data, ty), ty.scalar)
 
     create_fp_ext = create_fp_trunc
 
@@ -198,25 +198,25 @@ class Builder:
         return self._make(_from_integer(value.data, ty), ty.scalar)
 
     def create_ui_to_fp(self, value: Handle, ty: tl.dtype) -> Handle:
-        return self._make(_from_integer(values.unsigned(value.data), ty), ty.scalar)
+        return self._make(_from_integer(numerics.unsigned(value.data), ty), ty.scalar)
 
     def create_fp_to_si(self, value: Handle, ty: tl.dtype) -> Handle:
-        return self._make(values.to_integer(value.data, ty.scalar.primitive_bitwidth, is_signed=True), ty.scalar)
+        return self._make(numerics.to_integer(value.data, ty.scalar.primitive_bitwidth, is_signed=True), ty.scalar)
 
     def create_fp_to_ui(self, value: Handle, ty: tl.dtype) -> Handle:
-        return self._make(values.to_integer(value.data, ty.scalar.primitive_bitwidth, is_signed=False), ty.scalar)
+        return self._make(numerics.to_integer(value.data, ty.scalar.primitive_bitwidth, is_signed=False), ty.scalar)
 
     def create_bitcast(self, value: Handle, ty: tl.dtype) -> Handle:
         ty = ty.scalar
         if ty.is_ptr() or value.dtype.is_ptr():
             return self._make(value.data, ty)
-        return self._make(values.unpack(values.pack(value.data, value.dtype), ty), ty)
+        return self._make(numerics.unpack(numerics.pack(value.data, value.dtype), ty), ty)
 
     def create_int_to_ptr(self, value: Handle, ty: tl.dtype) -> Handle:
         return self._make(value.data.astype(np.int64), ty.scalar)
 
     def create_ptr_to_int(self, value: Handle, ty: tl.dtype) -> Handle:
-        return self._make(value.data.astype(values.numpy_type(ty)), ty.scalar)
+        return self._make(value.data.astype(numerics.numpy_type(ty)), ty.scalar)
 
     # integer arithmetic: wraps as the hardware does, and remembers that it did
 
@@ -250,45 +250,47 @@ class Builder:
         return self._make(_quotient(a.data, b.data), a, _shrunk(a), a.wrapped)
 
     def create_udiv(self, a: Handle, b: Handle) -> Handle:
-        return self._make(values.signed(_quotient(values.unsigned(a.data), values.unsigned(b.data))), a)
+        return self._make(numerics.signed(_quotient(numerics.unsigned(a.data), numerics.unsigned(b.data))), a)
 
     def create_srem(self, a: Handle, b: Handle) -> Handle:
         return self._make(_remainder(a.data, b.data), a)
 
     def create_urem(self, a: Handle, b: Handle) -> Handle:
-        return self._make(values.signed(_remainder(values.unsigned(a.data), values.unsigned(b.data))), a)
+        return self._make(numerics.signed(_remainder(numerics.unsigned(a.data), numerics.unsigned(b.data))), a)
 
     def create_shl(self, a: Handle, b: Handle) -> Handle:
         return self._make(_shifted(np.left_shift, a.data, b.data), a, None, a.wrapped)
 
     def create_lshr(self, a: Handle, b: Handle) -> Handle:
-        return self._make(values.signed(_shifted(np.right_shift, values.unsigned(a.data), b.data)), a)
+        return self._make(numerics.signed(_shifted(np.right_shift, numerics.unsigned(a.data), b.data)), a)
 
     def create_ashr(self, a: Handle, b: Handle) -> Handle:
         bits = a.data.itemsize * 8
-        return self._make(np.right_shift(a.data, np.minimum(values.unsigned(b.data), bits - 1).astype(a.data.dtype)), a)
+        return self._make(
+            np.right_shift(a.data, np.minimum(numerics.unsigned(b.data), bits - 1).astype(a.data.dtype)), a
+        )
 
     def create_umulhi(self, a: Handle, b: Handle) -> Handle:
         if a.data.itemsize == 8:
             return self._make(libdevice.evaluate("__nv_umul64hi", [a.data, b.data]), a)
-        x, y = (values.unsigned(v.data).astype(np.uint64) for v in (a, b))
-        return self._make(values.signed((x * y >> np.uint64(32)).astype(np.uint32)), a)
+        x, y = (numerics.unsigned(v.data).astype(np.uint64) for v in (a, b))
+        return self._make(numerics.signed((x * y >> np.uint64(32)).astype(np.uint32)), a)
 
     # operations that rounding follows
 
     def _rounding(self, data: np.ndarray, like: Handle) -> Handle:
-        return self._make(values.rounded(data, like.dtype), like)
+        return self._make(numerics.rounded(data, like.dtype), like)
 
     def create_fma(self, a: Handle, b: Handle, c: Handle) -> Handle:
         return self._make(_fused(a.data, b.data, c.data, c.dtype), c)
 
     def create_frem(self, a: Handle, b: Handle) -> Handle:
         """As compiled: exact only while the quotient is."""
-        quotient = np.trunc(values.rounded(a.data / b.data, a.dtype))
+        quotient = np.trunc(numerics.rounded(a.data / b.data, a.dtype))
         return self._make(np.where(np.isinf(b.data), a.data, _fused(-quotient, b.data, a.data, a.dtype)), a)
 
     def create_clampf(self, x: Handle, low: Handle, high: Handle, propagate_nan: Any) -> Handle:
-        out = values.minimum(values.maximum(x.data, low.data), high.data)
+        out = numerics.minimum(numerics.maximum(x.data, low.data), high.data)
         nan = np.isnan(x.data)
         if nan.any():
             if propagate_nan == tl.PropagateNan.ALL:
@@ -373,7 +375,7 @@ class Builder:
             product = np.matmul(x.astype(np.float64), y.astype(np.float64)).astype(np.int64)
             return self._make((product + acc.data).astype(np.int32), acc)
         if a.dtype.is_fp32() and precision == ir.INPUT_PRECISION.TF32:
-            x, y = values.to_tf32(x), values.to_tf32(y)
+            x, y = numerics.to_tf32(x), numerics.to_tf32(y)
         return self._rounding(np.matmul(x, y) + acc.data, acc)
 
     def create_dot_scaled(self, a, a_scale, a_format, b, b_scale, b_format, fast_math, a_pack, b_pack, acc) -> Handle:
@@ -384,7 +386,7 @@ class Builder:
     # pointers and memory
 
     def create_addptr(self, pointer: Handle, offset: Handle) -> Handle:
-        size = values.itemsize(pointer.dtype.element_ty)
+        size = numerics.itemsize(pointer.dtype.element_ty)
         wrapped = Wrap.of(pointer, offset)
         return self._make(pointer.data + offset.data.astype(np.int64) * size, pointer, None, wrapped)
 
@@ -412,7 +414,7 @@ class Builder:
 
     def create_atomic_cas(self, pointer: Handle, expected: Handle, value: Handle, order: Any, scope: Any) -> Handle:
         def swap(old: np.ndarray, new: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-            same = values.pack(old, value.dtype) == values.pack(wanted, value.dtype)
+            same = numerics.pack(old, value.dtype) == numerics.pack(wanted, value.dtype)
             return np.where(same, new, old)
 
         return self._make(self.memory.update(pointer, value, None, swap, order, scope, expected.data), value)
@@ -444,7 +446,7 @@ class Builder:
         self.create_masked_store(places, value, mask, *policy)
 
     def create_make_tensor_descriptor(self, base, shape, strides, block, is_signed, padding) -> DescriptorHandle:
-        size = values.itemsize(base.dtype.element_ty)
+        size = numerics.itemsize(base.dtype.element_ty)
         if (base.data % 16).any():
             raise ValueError("a descriptor's base must be aligned to 16 bytes")
         if any((stride.data * size % 16).any() for stride in strides[:-1]):
@@ -456,7 +458,7 @@ class Builder:
         other = _padding(descriptor.padding, places.dtype.element_ty)
         loaded = self.create_masked_load(places, mask, other, False)
         if descriptor.round_to_tf32 and loaded.dtype.is_fp32():
-            return self._make(values.to_tf32(loaded.data), loaded)
+            return self._make(numerics.to_tf32(loaded.data), loaded)
         return loaded
 
     def create_descriptor_store(self, descriptor: DescriptorHandle, value: Handle, offsets: list[Handle]) -> None:
@@ -478,7 +480,7 @@ class Builder:
 
     def _places(self, block: BlockPointer | DescriptorHandle, offsets: list[Handle], check, rows=False):
         """The addresses of a block, and which of them lie inside of the shape in the dimensions to check."""
-        size = values.itemsize(block.base.dtype.element_ty)
+        size = numerics.itemsize(block.base.dtype.element_ty)
         rank = len(block.block)
         address = block.base.data.reshape(-1, *[1] * rank)
         mask: np.ndarray = np.ones((1,) * (rank + 1), bool)
@@ -503,7 +505,7 @@ class Builder:
             for arg, sign in zip(args, is_signed, strict=True):
                 data = arg.data[row if arg.data.shape[0] > 1 else 0]
                 if arg.data.dtype.kind == "i" and not sign:
-                    data = values.unsigned(data)
+                    data = numerics.unsigned(data)
                 shown = np.vectorize(hex)(data) if hexadecimal and data.dtype.kind in "iu" else data
                 print(f"pid {tuple(int(p) for p in program)}{prefix}{shown}")
             if not args:
@@ -534,13 +536,13 @@ class Builder:
 
 def _constants(ty: tl.dtype) -> Callable[[Builder, Any], Handle]:
     def constant(self: Builder, value: Any) -> Handle:
-        kind = values.numpy_type(ty)
+        kind = numerics.numpy_type(ty)
         if kind.kind == "i":
             half = 2 ** (kind.itemsize * 8 - 1)
             wrapped = (int(value) + half) % (2 * half) - half
             return self._make(np.full(1, wrapped, kind), ty, (wrapped, wrapped))
         data = np.full(1, value, np.float64 if ty.is_floating() else kind)
-        return self._make(values.rounded(data, ty) if ty.is_floating() else data, ty)
+        return self._make(numerics.rounded(data, ty) if ty.is_floating() else data, ty)
 
     return constant
 
@@ -588,14 +590,14 @@ def _comparison(
     ufunc: Callable[..., np.ndarray], unsigned: bool = False
 ) -> Callable[[Builder, Handle, Handle], Handle]:
     def method(self: Builder, a: Handle, b: Handle) -> Handle:
-        x, y = (values.unsigned(a.data), values.unsigned(b.data)) if unsigned else (a.data, b.data)
+        x, y = (numerics.unsigned(a.data), numerics.unsigned(b.data)) if unsigned else (a.data, b.data)
         return self._make(ufunc(x, y), tl.int1)
 
     return method
 
 
 def _unsigned(ufunc: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
-    return lambda a, b: values.signed(ufunc(values.unsigned(a), values.unsigned(b)))
+    return lambda a, b: numerics.signed(ufunc(numerics.unsigned(a), numerics.unsigned(b)))
 
 
 def _propagating(ufunc: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
@@ -642,10 +644,10 @@ _EXACT = {
     "maxsi": np.maximum,
     "minui": _unsigned(np.minimum),
     "maxui": _unsigned(np.maximum),
-    "minnumf": values.minimum,
-    "maxnumf": values.maximum,
-    "minimumf": _propagating(values.minimum),
-    "maximumf": _propagating(values.maximum),
+    "minnumf": numerics.minimum,
+    "maxnumf": numerics.maximum,
+    "minimumf": _propagating(numerics.minimum),
+    "maximumf": _propagating(numerics.maximum),
 }
 _COMPARED = {"LE": np.less_equal, "LT": np.less, "GE": np.greater_equal, "GT": np.greater}
 _METHODS: dict[str, Callable[..., Any]] = {
@@ -676,16 +678,16 @@ def _shrunk(value: Handle) -> Bounds:
 
 def _from_integer(data: np.ndarray, ty: tl.dtype) -> np.ndarray:
     if data.itemsize < 8 or ty.scalar.primitive_bitwidth == 64:
-        return values.rounded(data.astype(np.float64), ty)
+        return numerics.rounded(data.astype(np.float64), ty)
     high, low = (data >> 32).astype(np.float64) * 2.0**32, (data & 0xFFFFFFFF).astype(np.float64)
-    return values.rounded(values.odd_sum(high, low), ty)
+    return numerics.rounded(numerics.odd_sum(high, low), ty)
 
 
 def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray, ty: tl.dtype) -> np.ndarray:
     """a * b + c, rounded once."""
     if ty.primitive_bitwidth == 64:
         return libdevice.evaluate("__nv_fma", [a, b, c])
-    return values.rounded(values.odd_sum(a.astype(np.float64) * b, c.astype(np.float64)), ty)
+    return numerics.rounded(numerics.odd_sum(a.astype(np.float64) * b, c.astype(np.float64)), ty)
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -705,7 +707,7 @@ def _all_ones(a: np.ndarray) -> Any:
 
 def _shifted(ufunc: np.ufunc, a: np.ndarray, by: np.ndarray) -> np.ndarray:
     """Shifts by the width or more leave nothing."""
-    by = values.unsigned(by)
+    by = numerics.unsigned(by)
     bits = a.itemsize * 8
     return np.where(by < bits, ufunc(a, np.minimum(by, bits - 1).astype(a.dtype)), 0).astype(a.dtype)
 
@@ -718,7 +720,7 @@ def _same_batch(a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
 def _padding(option: Any, ty: tl.dtype) -> Handle | None:
     if option != ir.PADDING_OPTION.PAD_NAN:
         return None
-    return Handle(np.full(1, math.nan, values.numpy_type(ty)), ty)
+    return Handle(np.full(1, math.nan, numerics.numpy_type(ty)), ty)
 
 
 _UPDATES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -728,8 +730,8 @@ _UPDATES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "OR": np.bitwise_or,
     "XOR": np.bitwise_xor,
     "XCHG": lambda old, new: new,
-    "MAX": values.maximum,
-    "MIN": values.minimum,
+    "MAX": numerics.maximum,
+    "MIN": numerics.minimum,
     "UMAX": _unsigned(np.maximum),
     "UMIN": _unsigned(np.minimum),
 }
@@ -737,7 +739,7 @@ _UPDATES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 def _update(name: str, ty: tl.dtype) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     change = _UPDATES["U" + name if name in ("MAX", "MIN") and ty.is_int_unsigned() else name]
-    return (lambda old, new: values.rounded(change(old, new), ty)) if ty.is_floating() else change
+    return (lambda old, new: numerics.rounded(change(old, new), ty)) if ty.is_floating() else change
 
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -748,7 +750,7 @@ def _scaled(value: Handle, scale: Handle | None, kind: Any, packed: int, along: 
     """An operand of a scaled product, times its scales: each covers a run of elements along K."""
     data = value.data
     if kind == ir.ScaleDotElemTypeTY.E2M1:
-        codes = values.unsigned(data)
+        codes = numerics.unsigned(data)
         halves = np.stack([codes & 15, codes >> 4], axis=-1)
         axis = data.ndim + packed
         data = np.moveaxis(halves, -1, axis + 1).reshape(*data.shape[:axis], -1, *data.shape[axis + 1 :])
@@ -757,7 +759,7 @@ def _scaled(value: Handle, scale: Handle | None, kind: Any, packed: int, along: 
         return data
     factor = scale.data
     if scale.dtype.is_int():  # the exponent of a bf16: 0 is 0
-        bits = values.unsigned(scale.data).astype(np.uint32)
+        bits = numerics.unsigned(scale.data).astype(np.uint32)
         factor = np.where(bits == 255, np.float32(np.nan), (bits << 23).view(np.float32))
     factor = np.repeat(factor, data.shape[along] // factor.shape[-1], axis=-1)  # (rows, K)
     return data * (factor if along == -1 else np.swapaxes(factor, -1, -2))

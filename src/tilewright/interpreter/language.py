@@ -24,9 +24,9 @@ from triton.language.extra import cuda
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITCallable, JITFunction
 
-from tilewright.interpreter import values
+from tilewright.interpreter import numerics
 from tilewright.interpreter.builder import BUILDER, SEMANTIC, TARGET, Handle
-from tilewright.interpreter.stops import IS_KERNEL, Diverged, Unsupported
+from tilewright.interpreter.exceptions import IS_KERNEL, Diverged, Unsupported
 
 _LIBDEVICE: Any = cuda.libdevice
 
@@ -159,8 +159,8 @@ def _slice(array: np.ndarray, axis: int, start: int, stop: int) -> np.ndarray:
 
 _FAST: dict[Any, Callable[..., np.ndarray]] = {
     "_sum_combine": np.add,
-    "_elementwise_max": values.maximum,
-    "_elementwise_min": values.minimum,
+    "_elementwise_max": numerics.maximum,
+    "_elementwise_min": numerics.minimum,
     "_xor_combine": np.bitwise_xor,
     "_or_combine": np.bitwise_or,
     "_prod_combine": np.multiply,
@@ -172,10 +172,10 @@ def _combined(combine_fn: Any, a: list[np.ndarray], b: list[np.ndarray], kinds: 
     ufunc = _FAST.get(name)
     if ufunc is not None and len(a) == 1 and getattr(combine_fn, "origin", None) is getattr(standard, name, None):
         kind = kinds[0]
-        x, y = (values.unsigned(a[0]), values.unsigned(b[0])) if kind.is_int_unsigned() else (a[0], b[0])
+        x, y = (numerics.unsigned(a[0]), numerics.unsigned(b[0])) if kind.is_int_unsigned() else (a[0], b[0])
         BUILDER.tick()
         out = ufunc(x, y)
-        return [values.rounded(out, kind) if kind.is_floating() else values.signed(out)]
+        return [numerics.rounded(out, kind) if kind.is_floating() else numerics.signed(out)]
     made = _lanewise(combine_fn, a + b, kinds * 2)
     if (types_of := [ty for _, ty in made]) != kinds:
         raise TypeError(f"{name} makes {types_of} of {kinds}")
@@ -254,7 +254,7 @@ def _range(*bounds: Any, **_options: Any) -> Iterator[Any]:
     kind = functools.reduce(SEMANTIC.integer_promote_impl, given)
     for turn in range(int(turns[0])):
         BUILDER.tick()
-        yield tensor((start + turn * step).astype(values.numpy_type(kind)), kind)
+        yield tensor((start + turn * step).astype(numerics.numpy_type(kind)), kind)
 
 
 def _bounds(bounds: tuple[Any, ...]) -> list[np.ndarray]:

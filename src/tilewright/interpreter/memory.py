@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 from triton._C.libtriton import ir
 
-from tilewright.interpreter import values
-from tilewright.interpreter.observed import OUT_OF_BOUNDS, OVERFLOW, RACE, SECTOR, Finding
-from tilewright.interpreter.stops import Stopped, Waiting, here
+from tilewright.interpreter import numerics
+from tilewright.interpreter.results import OUT_OF_BOUNDS, OVERFLOW, RACE, SECTOR, Finding
+from tilewright.interpreter.exceptions import Stopped, Waiting, here
 
 HELD = 2**22  # lanes of accesses that are kept until the batch ends
 PATIENCE = 500  # atomics at one place in a row, after which a program counts as waiting for another
@@ -202,7 +202,7 @@ class Memory:
     # the three kinds of access
 
     def load(self, pointer: Any, mask: np.ndarray | None, ty: tl.dtype, volatile: bool) -> np.ndarray:
-        size = values.itemsize(ty)
+        size = numerics.itemsize(ty)
         shape = pointer.data.shape if mask is None else np.broadcast_shapes(pointer.data.shape, mask.shape)
         out = None
         for part in self._parts(pointer, shape, mask, size, "load"):
@@ -216,12 +216,12 @@ class Memory:
             else:
                 out = np.zeros(shape, f"u{size}") if out is None else out
                 out.reshape(-1)[part.lanes] = bits
-        return values.unpack(np.zeros(shape, f"u{size}") if out is None else out, ty)
+        return numerics.unpack(np.zeros(shape, f"u{size}") if out is None else out, ty)
 
     def store(self, pointer: Any, data: np.ndarray, mask: np.ndarray | None, ty: tl.dtype) -> None:
-        size = values.itemsize(ty)
+        size = numerics.itemsize(ty)
         shape = self._all_programs(pointer, data, mask)
-        bits = np.broadcast_to(values.pack(data, ty), shape)
+        bits = np.broadcast_to(numerics.pack(data, ty), shape)
         for part in self._parts(pointer, shape, mask, size, "store"):
             memory, index = self._opened(part, size)
             now, old = part.pick(bits), memory[index]
@@ -246,7 +246,7 @@ class Memory:
         `change(old, new)`, or `change(old, new, expected)`, gives what to write.
         """
         ty = pointer.dtype.element_ty
-        size = values.itemsize(ty)
+        size = numerics.itemsize(ty)
         shape = self._all_programs(pointer, value.data, mask)
         operands = [np.broadcast_to(value.data, shape)]
         if expected is not None:
@@ -258,8 +258,8 @@ class Memory:
             before = np.zeros(len(index), out.dtype)
             changed = np.zeros(len(index), bool)
             for turn in _turns(index):
-                old = before[turn] = values.unpack(memory[index[turn]], ty)
-                bits = values.pack(change(old, *[g[turn] for g in given]), ty)
+                old = before[turn] = numerics.unpack(memory[index[turn]], ty)
+                bits = numerics.pack(change(old, *[g[turn] for g in given]), ty)
                 changed[turn] = memory[index[turn]] != bits
                 memory[index[turn]] = bits
             on = part.pick(np.arange(out.size).reshape(shape))

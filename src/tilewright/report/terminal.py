@@ -161,7 +161,7 @@ def floors(found: Sequence[tuple[str, Case, str, Cost, str, float]], title: str)
 
 def audit(found: Audit, counted: dict[str, int] | None = None) -> Group:
     """One line an argument of each launch, then what to know of it; faults last, where they are seen."""
-    from tilewright.interpreter.observed import SECTOR  # here, since it takes a second
+    from tilewright.interpreter.results import SECTOR  # here, since it takes a second
 
     table = Table(title=found.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.add_column("launch", no_wrap=True)

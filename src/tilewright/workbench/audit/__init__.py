@@ -12,7 +12,7 @@ from tilewright import hardware
 from tilewright.cost import size
 from tilewright.errors import TooLarge
 from tilewright.interpreter import STEPS, interpret
-from tilewright.interpreter.observed import SECTOR, Finding, Launch, Traffic, tensors
+from tilewright.interpreter.results import SECTOR, Finding, Launch, Traffic, tensors
 from tilewright.spec import Case, Cost, Op
 from tilewright.workbench.audit.inputs import ELEMENTS
 from tilewright.workbench.audit.page import render

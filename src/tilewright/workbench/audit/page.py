@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tilewright.cost import size
-from tilewright.interpreter.observed import SECTOR, Finding, Launch, Traffic
+from tilewright.interpreter.results import SECTOR, Finding, Launch, Traffic
 
 _TEMPLATE = Path(__file__).with_name("page.html")
 _CELLS = 256  # the most that a picture is wide or high

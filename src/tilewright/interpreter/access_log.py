@@ -12,7 +12,7 @@ import numpy as np
 from triton._C.libtriton import ir
 
 from tilewright.interpreter.memory import ACQUIRE, RELEASE, Access, Argument, Buffer, Memory
-from tilewright.interpreter.observed import RACE, READ_BEFORE_WRITE, WARP, Finding, Traffic
+from tilewright.interpreter.results import RACE, READ_BEFORE_WRITE, WARP, Finding, Traffic
 
 
 class Touched:

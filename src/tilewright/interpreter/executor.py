@@ -16,10 +16,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewright.interpreter.builder import BUILDER, SEMANTIC, Handle
 from tilewright.interpreter.language import adopt, translated, twin, unwrap
-from tilewright.interpreter.ledger import Ledger
+from tilewright.interpreter.access_log import Ledger
 from tilewright.interpreter.memory import Memory
-from tilewright.interpreter.observed import Launch
-from tilewright.interpreter.stops import Diverged, NotInterpreted, Stopped, Unsupported, Waiting, line_of, short
+from tilewright.interpreter.results import Launch
+from tilewright.interpreter.exceptions import Diverged, NotInterpreted, Stopped, Unsupported, Waiting, line_of, short
 
 LANES = 2**18  # of the widest access of a batch: arrays that stay in a cache
 ALL_LANES = 2**25  # of all accesses of a batch: they are kept until its end, 12 bytes each
