@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from support import LAYOUTS, assert_compiles, assert_gradients_match, assert_right, laid_out
-from tilewright.ops import _activation, _flat, _gated
+from tilewright.ops.activation import _unary as _activation
+from tilewright.runtime import elementwise as _flat
+from tilewright.ops.activation import _gated
 
 inf, nan = float("inf"), float("nan")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

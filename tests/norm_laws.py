@@ -11,7 +11,10 @@ import triton
 from torch import Tensor
 
 from support import assert_compiles, assert_gradients_match, assert_right, laid_out
-from tilewright.ops import _norm, _norm_cuda, _norm_triton, add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from tilewright.ops.norm import _operators as _norm
+from tilewright.ops.norm import _cuda as _norm_cuda
+from tilewright.ops.norm import _triton as _norm_triton
+from tilewright.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from tilewright.runtime.configs import forget_plans
 
 NORMS = (rms_norm, layer_norm, add_rms_norm, add_layer_norm)

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from support import assert_compiles, assert_gradients_match, assert_right, few_examples, laid_out, layouts, shapes
-from tilewright.ops import _reduce, _tuned
+from tilewright.ops.reduce import _operators as _reduce
+from tilewright.runtime import configs as _tuned
 
 inf, nan = float("inf"), float("nan")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

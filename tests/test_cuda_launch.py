@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tilewright.ops import _cuda
+from tilewright.runtime import cuda as _cuda
 
 pytest.importorskip("cuda.core")
 from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]

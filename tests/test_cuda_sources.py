@@ -33,7 +33,7 @@ def test_compiles(one, arch, tmp_path, monkeypatch):
 
 
 def test_a_typo_is_an_error(tmp_path, monkeypatch):
-    from tilewright.ops import _cuda
+    from tilewright.runtime import cuda as _cuda
 
     monkeypatch.setattr(_cuda, "FOLDER", tmp_path)
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))

@@ -6,10 +6,13 @@ from torch.autograd import forward_ad
 
 import tilewright as tw
 from support import Listening
-from tilewright.ops import cumsum, rms_norm, silu, softmax
-from tilewright.ops import sum as sum_module
+from tilewright.ops.activation import silu
+from tilewright.ops.norm import rms_norm
+from tilewright.ops.reduce import cumsum
+from tilewright.ops.reduce import sum as sum_module
+from tilewright.ops.softmax import softmax
 from tilewright.runtime.eligibility import has_elements, is_quiet, is_ready, runs_here
-from tilewright.worker.memory import guarded
+from tilewright.worker.memory import guard_allocations
 
 
 @pytest.fixture
@@ -121,7 +124,7 @@ def test_what_was_settled_while_memory_was_watched_does_not_go_on_watching(devic
     monkeypatch.setattr(module, "SMALLEST", 0)
     odd = torch.randn(5, 23, device=device)  # of a shape that nobody has settled yet
     call = CALLS[module]
-    with guarded() as guards:
+    with guard_allocations() as guards:
         call(odd)
     kept = len(guards._made)
     assert kept

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tilewright import registry
-from tilewright.ops import _tuned
+from tilewright.runtime import configs as _tuned
 from tilewright.runtime.configs import Tuned
 from tilewright.spec import Cost, Op, grid
 from tilewright.timer import timer_for

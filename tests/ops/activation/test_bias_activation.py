@@ -7,8 +7,9 @@ import torch
 
 from activation_laws import FLOATS, nan
 from support import LAYOUTS, assert_compiles, assert_gradients_match, assert_right, laid_out
-from tilewright.ops import _activation, _flat
-from tilewright.ops import bias_activation as module
+from tilewright.ops.activation import _unary as _activation
+from tilewright.ops.activation import bias_activation as module
+from tilewright.runtime import elementwise as _flat
 
 every = pytest.mark.parametrize("act", _activation.FORMULAS)
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 import tilewright as tw
 from activation_laws import GatedLaws
 from support import assert_gradients_match, assert_right
-from tilewright.ops import geglu as module
+from tilewright.ops.activation import geglu as module
 
 
 class TestGeglu(GatedLaws):

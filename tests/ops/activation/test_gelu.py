@@ -21,8 +21,9 @@ from support import (
     layouts,
     shapes,
 )
-from tilewright.ops import _activation, _cuda
-from tilewright.ops import gelu as module
+from tilewright.ops.activation import _unary as _activation
+from tilewright.ops.activation import gelu as module
+from tilewright.runtime import cuda as _cuda
 
 FORMS = ["eager", "manual", "triton", pytest.param("cuda", marks=pytest.mark.gpu)]
 OURS = FORMS[2:]

@@ -4,7 +4,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 
 import tilewright as tw
 from activation_laws import GatedLaws
-from tilewright.ops import reglu as module
+from tilewright.ops.activation import reglu as module
 
 
 class TestReglu(GatedLaws):

@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 
 import tilewright as tw
 from activation_laws import InplaceLaws, inf, nan
-from tilewright.ops import relu as module
+from tilewright.ops.activation import relu as module
 
 
 class TestRelu(InplaceLaws):

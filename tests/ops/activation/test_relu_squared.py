@@ -4,7 +4,7 @@ import torch
 
 import tilewright as tw
 from activation_laws import PlainLaws
-from tilewright.ops import relu_squared as module
+from tilewright.ops.activation import relu_squared as module
 
 
 class TestReluSquared(PlainLaws):

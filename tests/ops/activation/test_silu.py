@@ -5,7 +5,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 
 import tilewright as tw
 from activation_laws import InplaceLaws
-from tilewright.ops import silu as module
+from tilewright.ops.activation import silu as module
 
 
 class TestSilu(InplaceLaws):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from support import assert_compiles, assert_right, few_examples, laid_out, layouts
-from tilewright.ops import attention as module
+from tilewright.ops.attention import attention as module
 
 FORMS = ["eager", "triton"]
 LENGTHS = [(1, 1), (1, 40), (64, 64), (130, 70), (70, 150)]

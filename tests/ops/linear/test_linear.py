@@ -17,7 +17,7 @@ from support import (
     layouts,
     shapes,
 )
-from tilewright.ops import linear as module
+from tilewright.ops.linear import linear as module
 
 FORMS = ["eager", "triton", pytest.param("cuda", marks=pytest.mark.gpu)]
 OWN = FORMS[1:]  # through our operator

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import tilewright as tw
 from support import LAYOUTS, assert_compiles, assert_right, few_examples, laid_out
 from tilewright.ops import _cross_entropy as shared
-from tilewright.ops import cross_entropy as module
+from tilewright.ops.loss import cross_entropy as module
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 inf, nan = float("inf"), float("nan")

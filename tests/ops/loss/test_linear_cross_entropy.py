@@ -7,7 +7,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 import tilewright as tw
 from support import assert_compiles, assert_right
 from tilewright.ops import _cross_entropy as shared
-from tilewright.ops import linear_cross_entropy as module
+from tilewright.ops.loss import linear_cross_entropy as module
 
 M, K, N = 11, 6, 35
 

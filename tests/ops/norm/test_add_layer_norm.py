@@ -5,8 +5,8 @@ import torch
 import tilewright as tw
 from norm_laws import AddLaws, fast_path  # noqa: F401  a fixture for all tests here
 from support import laid_out
-from tilewright.ops import _norm
-from tilewright.ops import add_layer_norm as module
+from tilewright.ops.norm import _operators as _norm
+from tilewright.ops.norm import add_layer_norm as module
 
 
 def formula(x, residual, shape, weight=None, bias=None, eps=1e-5):

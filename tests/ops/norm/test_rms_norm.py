@@ -7,8 +7,8 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 import tilewright as tw
 from norm_laws import FLOATS, NormLaws, fast_path  # noqa: F401  a fixture for all tests here
 from support import assert_gradients_match, assert_right, laid_out
-from tilewright.ops import _norm
-from tilewright.ops import rms_norm as module
+from tilewright.ops.norm import _operators as _norm
+from tilewright.ops.norm import rms_norm as module
 
 
 def formula(x, shape, weight=None, eps=None, weight_offset=0.0):

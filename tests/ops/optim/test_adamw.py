@@ -12,8 +12,8 @@ from torch import Tensor
 
 import tilewright as tw
 from tilewright.interpreter.memory import ORIGIN, SLOT
-from tilewright.ops import _adamw
-from tilewright.ops import adamw as module
+from tilewright.ops.optim import _triton as _adamw
+from tilewright.ops.optim import adamw as module
 
 SHAPES = [(33, 70), (1,), (5,), (0,), (2, 3, 4), (1025,), ()]
 nan = float("nan")

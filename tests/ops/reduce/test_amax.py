@@ -9,10 +9,10 @@ from reduction_laws import few_programs as few_programs
 from support import assert_compiles, assert_gradients_match, laid_out
 from tilewright import registry
 from tilewright.hardware import datasheet
-from tilewright.ops import _reduce
-from tilewright.ops import amax as module
+from tilewright.ops.reduce import _operators as _reduce
+from tilewright.ops.reduce import amax as module
 from tilewright.spec import Case
-from tilewright.workbench.inspect.launches import of_kernel
+from tilewright.workbench.inspect.launches import kernel_launches
 
 WAYS = ("forward", "backward")
 
@@ -49,7 +49,9 @@ def test_rows_of_what_is_also_beyond_their_end_share_among_themselves(shape, dim
 @pytest.mark.parametrize("M", [1, 4096])
 def test_backward_reads_the_input_once(op, M):
     op = registry.load(op)
-    found = of_kernel(op, op.kernels["triton"], Case((("M", M), ("N", 65536)), "bfloat16"), datasheet("h200"), WAYS)
+    found = kernel_launches(
+        op, op.kernels["triton"], Case((("M", M), ("N", 65536)), "bfloat16"), datasheet("h200"), WAYS
+    )
     assert [one.name for one in found if one.direction == "backward"] == ["_reduce_bwd"]
 
 

@@ -7,7 +7,7 @@ import tilewright as tw
 from reduction_laws import EXTREMES, ReductionLaws, same
 from reduction_laws import few_programs as few_programs
 from support import assert_gradients_match, laid_out
-from tilewright.ops import amin as module
+from tilewright.ops.reduce import amin as module
 
 
 class TestAmin(ReductionLaws):

@@ -7,8 +7,8 @@ import tilewright as tw
 from reduction_laws import FLOATS, ReductionLaws, same
 from reduction_laws import few_programs as few_programs
 from support import laid_out
-from tilewright.ops import _reduce
-from tilewright.ops import argmax as module
+from tilewright.ops.reduce import _operators as _reduce
+from tilewright.ops.reduce import argmax as module
 
 
 @pytest.fixture(autouse=True)

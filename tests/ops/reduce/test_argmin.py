@@ -7,7 +7,7 @@ import tilewright as tw
 from reduction_laws import ReductionLaws, same
 from reduction_laws import few_programs as few_programs
 from support import laid_out
-from tilewright.ops import argmin as module
+from tilewright.ops.reduce import argmin as module
 
 
 @pytest.fixture(autouse=True)

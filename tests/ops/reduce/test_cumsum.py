@@ -9,7 +9,7 @@ import tilewright as tw
 from reduction_laws import FLOATS, inf, nan, same
 from reduction_laws import few_programs as few_programs
 from support import assert_compiles, assert_gradients_match, assert_right, few_examples, laid_out, layouts, shapes
-from tilewright.ops import cumsum as module
+from tilewright.ops.reduce import cumsum as module
 
 
 @pytest.fixture(autouse=True)

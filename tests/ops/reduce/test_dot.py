@@ -17,7 +17,7 @@ from support import (
     layouts,
 )
 from tilewright.ops import _numba
-from tilewright.ops import dot as module
+from tilewright.ops.reduce import dot as module
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 FORMS = ["eager", "triton", CUDA, "numba"]

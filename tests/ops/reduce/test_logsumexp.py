@@ -7,7 +7,7 @@ import tilewright as tw
 from reduction_laws import ReductionLaws, registered
 from reduction_laws import few_programs as few_programs
 from support import laid_out
-from tilewright.ops import logsumexp as module
+from tilewright.ops.reduce import logsumexp as module
 
 
 @pytest.fixture(autouse=True)

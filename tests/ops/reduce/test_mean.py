@@ -6,7 +6,7 @@ import torch
 import tilewright as tw
 from reduction_laws import ReductionLaws, registered, same
 from reduction_laws import few_programs as few_programs
-from tilewright.ops import mean as module
+from tilewright.ops.reduce import mean as module
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,9 @@ import tilewright as tw
 from reduction_laws import ReductionLaws, inf, nan, registered, same
 from reduction_laws import few_programs as few_programs
 from support import few_examples, laid_out
-from tilewright.ops import _numba, _reduce, _reduce_numba
-from tilewright.ops import sum as module
+from tilewright.ops import _numba, _reduce_numba
+from tilewright.ops.reduce import _operators as _reduce
+from tilewright.ops.reduce import sum as module
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 FORMS = ["eager", "triton", CUDA, "numba"]

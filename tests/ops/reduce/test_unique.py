@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from support import assert_compiles, few_examples, laid_out, layouts, shapes
-from tilewright.ops import _tuned
-from tilewright.ops import unique as module
+from tilewright.ops.reduce import unique as module
+from tilewright.runtime import configs as _tuned
 
 inf, nan = float("inf"), float("nan")
 KINDS = (*module.NARROW, *module.WIDE)

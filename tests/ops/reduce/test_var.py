@@ -7,7 +7,7 @@ import tilewright as tw
 from reduction_laws import ReductionLaws, registered
 from reduction_laws import few_programs as few_programs
 from support import assert_gradients_match, laid_out
-from tilewright.ops import var as module
+from tilewright.ops.reduce import var as module
 from tilewright.ops.reduce._operators import KINDS, _putting_together
 
 

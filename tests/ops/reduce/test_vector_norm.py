@@ -10,8 +10,8 @@ import tilewright as tw
 from reduction_laws import ReductionLaws, registered, same
 from reduction_laws import few_programs as few_programs
 from support import assert_gradients_match, assert_right, laid_out
-from tilewright.ops import _reduce
-from tilewright.ops import vector_norm as module
+from tilewright.ops.reduce import _operators as _reduce
+from tilewright.ops.reduce import vector_norm as module
 
 norm = torch.linalg.vector_norm
 ORDERS = (0, 0.5, 1, 1.5, 2, 3, math.inf, -math.inf, -1.5)

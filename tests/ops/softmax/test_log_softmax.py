@@ -15,8 +15,8 @@ from support import (
     layouts,
     shapes,
 )
-from tilewright.ops import _softmax
-from tilewright.ops import log_softmax as module
+from tilewright.ops.softmax import _operators as _softmax
+from tilewright.ops.softmax import log_softmax as module
 
 FORMS = ["eager", "triton-online", "triton"]
 

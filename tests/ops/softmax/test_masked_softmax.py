@@ -5,7 +5,7 @@ import torch
 
 import tilewright as tw
 from support import LAYOUTS, assert_compiles, assert_gradients_match, assert_right, laid_out
-from tilewright.ops import masked_softmax as module
+from tilewright.ops.softmax import masked_softmax as module
 
 
 def some_mask(*shape: int, device: str) -> torch.Tensor:

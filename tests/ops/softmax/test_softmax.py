@@ -15,8 +15,8 @@ from support import (
     layouts,
     shapes,
 )
-from tilewright.ops import _softmax
-from tilewright.ops import softmax as module
+from tilewright.ops.softmax import _operators as _softmax
+from tilewright.ops.softmax import softmax as module
 
 FORMS = [name for name, kernel in module.op.kernels.items() if kernel.language in ("torch", "triton")]
 FORMS.remove("compile")
