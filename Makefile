@@ -1,5 +1,5 @@
-# `make demo` and `make test` set up all they need in .venv, once.
-# PY=python3 make … uses an environment that has everything already, and installs nothing.
+# Every target sets up .venv on first use.
+# PY=python3 make … uses an existing environment instead, and installs nothing.
 
 VENV := .venv
 PYTHON ?= python3
@@ -13,18 +13,28 @@ RUN := $(VENV)/bin/python
 READY := $(VENV)/.ready-$(PLACE)
 endif
 
-.PHONY: help demo test lint types tests gpu-test pairs records pages clean
+# One worker process per core. A worker that dies or hangs fails the run instead of being replaced.
+WORKERS ?= 2
+PYTEST := MALLOC_ARENA_MAX=2 $(RUN) -m pytest
+PARALLEL := -n $(WORKERS) --dist loadgroup --max-worker-restart=0
+
+.PHONY: help demo quick test lint types tests gpu-test pairs records pages clean
 
 help:
-	@echo "make demo      set up .venv, then: tilewright bench softmax"
-	@echo "make test      set up .venv, then: lint, types and all tests"
-	@echo "make gpu-test  the tests on this machine's GPU"
-	@echo "make pairs     the interpreter's tests with other versions of Triton and NumPy"
-	@echo "make records   measure on this GPU what results/ lacks or has of older code"
-	@echo "make pages     make the tables of README and docs anew from results/"
+	@echo "make demo      run tilewright bench softmax"
+	@echo "make quick     lint, architecture, style and one case of each test: under 90 s; lists the tests it leaves out"
+	@echo "make test      lint, types and all tests: under 10 minutes and 6 GB of memory on 2 cores"
+	@echo "make gpu-test  run the tests of this machine's GPU"
+	@echo "make pairs     run the interpreter's tests with other versions of Triton and NumPy"
+	@echo "make records   measure on this GPU the records that results/ lacks and those that are stale"
+	@echo "make pages     regenerate the tables of README.md and docs/ from results/"
+	@echo "make clean     remove .venv"
 
 demo: $(READY)
 	$(RUN) -m tilewright bench softmax
+
+quick: lint
+	$(PYTEST) $(PARALLEL) --quick
 
 test: lint
 	@$(MAKE) --no-print-directory -j 2 types tests
@@ -37,10 +47,10 @@ types: $(READY)
 	$(RUN) -m pyright --pythonpath $$($(RUN) -c "import sys; print(sys.executable)")
 
 tests: $(READY)
-	$(RUN) -m pytest -n 2 --dist loadgroup
+	$(PYTEST) $(PARALLEL)
 
 gpu-test: $(READY)
-	$(RUN) -m pytest tests/ops tests/workbench tests/worker tests/test_hardware.py tests/test_launch.py tests/test_notebook.py tests/test_timer.py
+	$(RUN) -m pytest tests/ops tests/workbench tests/worker tests/runtime tests/test_hardware.py tests/test_notebook.py tests/test_timer.py
 
 PAIRS := triton==3.6.0/numpy==2.4.6 triton==3.9.0/numpy==2.3.5 triton==3.9.0/numpy==2.4.6
 
@@ -49,7 +59,7 @@ pairs: $(READY)
 		folder=$(VENV)/pairs/$$(echo $$pair | tr -c 'a-z0-9.\n' -); \
 		echo "== $$pair"; \
 		test -d $$folder || $(RUN) -m pip install --quiet --no-deps --target $$folder $$(echo $$pair | tr / ' ') || exit 1; \
-		PYTHONPATH=$$folder $(RUN) -m pytest -n 2 tests/interpreter tests/ops tests/workbench/test_audit.py || exit 1; \
+		PYTHONPATH=$$folder $(PYTEST) $(PARALLEL) tests/interpreter tests/ops tests/workbench/test_audit.py || exit 1; \
 	done
 
 records: $(READY)
@@ -65,7 +75,7 @@ clean:
 
 $(VENV)/.ready-$(PLACE): requirements/common.txt requirements/$(PLACE).txt pyproject.toml
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Tilewright needs Python 3.10 or newer: make PYTHON=python3.11 …')"
-	@echo "Setting up $(VENV) (requirements/$(PLACE).txt): a few minutes, once"
+	@echo "Setting up $(VENV) from requirements/$(PLACE).txt; this takes a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/$(PLACE).txt
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
