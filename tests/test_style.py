@@ -35,6 +35,11 @@ GLOSSARY = tomllib.loads((ROOT / "tests/style/words.toml").read_text())
 PHRASES = {re.compile(rf"(?<!\w){phrase}(?!\w)", re.IGNORECASE): term for phrase, term in GLOSSARY["phrases"].items()}
 
 
+@pytest.fixture(autouse=True)
+def interpreter():
+    """Nothing runs: these tests read text."""
+
+
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT)).removeprefix("src/tilewright/")
 
