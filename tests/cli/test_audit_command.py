@@ -57,7 +57,7 @@ def test_what_stops_is_one_line_and_the_others_go_on(tmp_path):
     done = run("audit", KERNELS, "-f", "assembly", "-i", "64:fp32")
     assert done.returncode == 1
     assert "uses tl.inline_asm_elementwise, which the interpreter cannot run" in done.stdout
-    done = run("audit", KERNELS, "-f", "for_ever", "-i", "1:int32", "--steps", "300")
+    done = run("audit", KERNELS, "-f", "endless_loop", "-i", "1:int32", "--steps", "300")
     assert done.returncode == 1
     assert "still running after" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Plain kernels that several tests run."""
+"""Simple kernels shared by several tests."""
 
 import torch
 import triton
@@ -60,20 +60,20 @@ def _column(x_ptr, y_ptr, stride, BLOCK: tl.constexpr):
 
 
 def column(x: Tensor) -> Tensor:
-    """The first column of a row-major matrix: each element from a sector of its own."""
+    """Copy the first column of a row-major matrix: every element lies in a sector of its own."""
     y = torch.empty(x.shape[0])
     _column[(1,)](x, y, x.stride(0), BLOCK=x.shape[0])
     return y
 
 
 @triton.jit
-def _for_ever(x_ptr):
+def _endless_loop(x_ptr):
     while tl.load(x_ptr) > -1000.0:
         tl.store(x_ptr, 0.0)
 
 
-def for_ever(x: Tensor) -> Tensor:
-    _for_ever[(1,)](x)
+def endless_loop(x: Tensor) -> Tensor:
+    _endless_loop[(1,)](x)
     return x
 
 

@@ -1,4 +1,4 @@
-"""The context: launches run here while it is open, and Triton is untouched when it is closed."""
+"""The `interpret` context: launches run on the CPU while it is open, and Triton is unchanged once it is closed."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,14 +13,14 @@ from triton.runtime.jit import JITFunction
 
 import tilewright
 from interpreter import kernels
-from tilewright.errors import KernelFault, KernelStopped
+from tilewright.errors import KernelAborted, KernelFault
 
 ROOT = "tests/interpreter/kernels.py"
 
 
 @pytest.fixture(autouse=True)
 def interpreter():
-    """Each test opens the context itself."""
+    """Override the fixture of the suite: each test opens the context itself."""
 
 
 def ptx() -> str:
@@ -35,17 +35,17 @@ def patched() -> list[object]:
     return [dict(vars(owner)) for owner in owners]
 
 
-def test_one_process_interprets_and_compiles_in_either_order():
+def test_one_process_can_interpret_and_compile():
     x = torch.randn(100)
     before = ptx()
     with tilewright.interpret():
         assert torch.equal(kernels.copy(x), x)
         assert ptx() == before
-    kernels._copy.hash = None  # compile afresh
+    kernels._copy.hash = None  # forces a recompilation
     assert ptx() == before
 
 
-def test_nothing_stays_patched():
+def test_closing_the_context_removes_all_patches():
     before = patched()
     with tilewright.interpret():
         kernels.copy(torch.randn(100))
@@ -67,7 +67,7 @@ def test_contexts_nest():
     assert [len(inner.launches), len(outer.launches)] == [1, 1]
 
 
-def test_a_fault_names_all_there_is_to_know():
+def test_a_finding_names_line_program_element_and_lanes():
     with tilewright.interpret(faults="collect") as run:
         kernels.copy_too_much(torch.randn(100))
     (finding,) = run.findings
@@ -80,7 +80,7 @@ def test_a_fault_names_all_there_is_to_know():
     )
 
 
-def test_the_first_fault_raises_unless_collected():
+def test_a_fault_raises_unless_collected():
     with pytest.raises(KernelFault, match="out of bounds"), tilewright.interpret():
         kernels.copy_too_much(torch.randn(100))
     with pytest.raises(ValueError, match="raise"), tilewright.interpret(faults="ignore"):
@@ -88,23 +88,23 @@ def test_the_first_fault_raises_unless_collected():
 
 
 @pytest.mark.parametrize(
-    ("fn", "says"), [(kernels.assembly, "inline_asm_elementwise"), (kernels.gluon_kernel, "Gluon")]
+    ("fn", "message"), [(kernels.assembly, "inline_asm_elementwise"), (kernels.gluon_kernel, "Gluon")]
 )
-def test_what_cannot_be_interpreted_is_named(fn, says):
-    with pytest.raises(KernelStopped, match=says) as stopped, tilewright.interpret():
+def test_unsupported_features_are_named(fn, message):
+    with pytest.raises(KernelAborted, match=message) as aborted, tilewright.interpret():
         fn(torch.randn(64))
-    assert stopped.value.kind == "unsupported"
-    assert str(stopped.value).startswith(ROOT)
-    assert "\n" not in str(stopped.value)
+    assert aborted.value.kind == "unsupported"
+    assert str(aborted.value).startswith(ROOT)
+    assert "\n" not in str(aborted.value)
 
 
-def test_an_endless_loop_ends_at_the_limit():
-    with pytest.raises(KernelStopped, match=f"{ROOT}.*after .* operations") as stopped, tilewright.interpret(steps=500):
-        kernels.for_ever(torch.zeros(1))
-    assert stopped.value.kind == "timeout"
+def test_an_endless_loop_stops_at_the_step_limit():
+    with pytest.raises(KernelAborted, match=f"{ROOT}.*after .* operations") as aborted, tilewright.interpret(steps=500):
+        kernels.endless_loop(torch.zeros(1))
+    assert aborted.value.kind == "timeout"
 
 
-def test_autotuned_kernels_take_their_first_config():
+def test_autotuned_kernels_use_their_first_config():
     x = torch.randn(100)
     with tilewright.interpret() as run:
         assert torch.equal(kernels.double(x), 2 * x)
@@ -113,7 +113,7 @@ def test_autotuned_kernels_take_their_first_config():
     assert not kernels._double.cache
 
 
-def test_memory_that_torch_wrote_counts_as_written():
+def test_memory_written_by_torch_counts_as_initialized():
     with tilewright.interpret(faults="collect") as run:
         kernels.copy(torch.empty(64))
         kernels.copy(torch.empty(64).fill_(1.0))
@@ -121,32 +121,31 @@ def test_memory_that_torch_wrote_counts_as_written():
     assert [bool(launch.findings) for launch in run.launches] == [True, False, False]
 
 
-def test_writes_behind_the_back_of_torch_count_too():
-    behind = torch.empty(64)
+def test_writes_that_bypass_the_version_counter_count_as_initialized():
     with tilewright.interpret() as run:
         for write in (lambda t: t.data.fill_(1.0), lambda t: t.numpy().fill(1.0), lambda t: t.fill_(-1)):
-            behind = torch.empty(64)
-            write(behind)
-            kernels.copy(behind)
+            written = torch.empty(64)
+            write(written)
+            kernels.copy(written)
             small = torch.empty(64, dtype=torch.int8)
             kernels.copy(small.fill_(-1))
     assert not run.findings
 
 
-def test_fresh_memory_is_nan_until_written():
+def test_uninitialized_memory_is_nan():
     with tilewright.interpret():
         assert torch.empty(7).isnan().all()
         assert torch.empty_like(torch.ones(3, dtype=torch.bfloat16)).isnan().all()
 
 
-def test_threads_take_turns():
+def test_launches_from_several_threads():
     inputs = [torch.randn(5000) for _ in range(8)]
     with tilewright.interpret(), ThreadPoolExecutor(4) as pool:
         for x, y in zip(inputs, pool.map(kernels.copy, inputs), strict=True):
             assert torch.equal(x, y)
 
 
-def test_callers_may_be_compiled():
+def test_launches_from_a_compiled_function():
     compiled = torch.compile(kernels.copy, backend="eager")
     x = torch.randn(100)
     with tilewright.interpret() as run:
@@ -154,46 +153,46 @@ def test_callers_may_be_compiled():
     assert run.launches
 
 
-def test_what_would_not_compile_or_launch_stops():
+def test_kernels_that_triton_would_reject_abort():
     x, y = torch.zeros(64), torch.zeros(64)
-    for launch, says in (
+    for launch, message in (
         (lambda: kernels._plain_global[(1,)](x), "`PLAIN` is a plain global"),
-        (lambda: kernels._copy[(1,)](x, y, 64, BLOCK=64, FOO=3), "no option named 'FOO'"),
+        (lambda: kernels._copy[(1,)](x, y, 64, BLOCK=64, FOO=3), "no Triton launch option is named 'FOO'"),
         (lambda: kernels._copy[(1, 65536)](x, y, 64, BLOCK=64), "at most"),
-        (lambda: kernels._copy[(-1,)](x, y, 64, BLOCK=64), "whole numbers"),
+        (lambda: kernels._copy[(-1,)](x, y, 64, BLOCK=64), "non-negative integers"),
         (lambda: kernels._asserting[(1,)](x, debug=True), "AssertionError: positive"),
     ):
-        with pytest.raises(KernelStopped, match=says), tilewright.interpret():
+        with pytest.raises(KernelAborted, match=message), tilewright.interpret():
             launch()
     with tilewright.interpret():
         kernels._asserting[(1,)](x)
 
 
-def test_wrong_arguments_are_one_line():
-    with pytest.raises(KernelStopped, match="missing a required argument"), tilewright.interpret():
+def test_missing_arguments_abort():
+    with pytest.raises(KernelAborted, match="missing a required argument"), tilewright.interpret():
         kernels._copy[(1,)](torch.randn(4))
 
 
-def test_an_empty_grid_runs_nothing():
+def test_an_empty_grid_runs_no_program():
     with tilewright.interpret() as run:
         kernels._copy[(0,)](torch.randn(4), torch.zeros(4), 4, BLOCK=64)
     assert run.launches[0].programs == 0
 
 
-def test_of_a_large_launch_some_programs_tell_what_all_are_like():
+def test_a_sample_of_the_programs_is_extrapolated_to_the_grid():
     x, y = torch.randn(2**20), torch.zeros(2**20)
     with tilewright.interpret(lanes=2**14) as run:
         kernels._copy[(1024,)](x, y, len(x), 1024)
-    (some,) = run.launches
-    assert some.programs == 1024
-    assert some.ran == 8
+    (sampled,) = run.launches
+    assert sampled.programs == 1024
+    assert sampled.programs_run == 8
     assert torch.count_nonzero(y) == 8 * 1024
-    read, written = some.whole.arguments["x_ptr"], some.whole.arguments["y_ptr"]
+    read, written = (sampled.extrapolated.arguments[name] for name in ("x_ptr", "y_ptr"))
     assert (read.loaded, read.distinct_read, written.distinct_written) == (x.nbytes, x.nbytes, y.nbytes)
-    assert read.times(2.0).loaded == 2 * x.nbytes
-    assert read.times(2.0).distinct_read == x.nbytes, "it has no more"
+    assert read.scaled(2.0).loaded == 2 * x.nbytes
+    assert read.scaled(2.0).distinct_read == x.nbytes, "no more than the tensor has"
     with tilewright.interpret(lanes=2**22) as run:
         kernels._copy[(1024,)](x, y, len(x), 1024)
-    assert run.launches[0].ran is None
-    assert run.launches[0].whole is run.launches[0]
+    assert run.launches[0].programs_run is None
+    assert run.launches[0].extrapolated is run.launches[0]
     assert torch.equal(x, y)

@@ -21,7 +21,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import tilewright
 from interpreter.exact import F16, I8, I32, I64, assert_near
-from tilewright.errors import KernelStopped
+from tilewright.errors import KernelAborted
 
 
 @dataclass(frozen=True, eq=False)
@@ -429,7 +429,7 @@ def packed(x):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_cannot_be_interpreted_says_so(kernel, construct):
-    with tilewright.interpret(), pytest.raises(KernelStopped) as stopped:
+    with tilewright.interpret(), pytest.raises(KernelAborted) as stopped:
         kernel[(1,)](torch.zeros(32, dtype=I32))
     assert stopped.value.kind == "unsupported"
     assert re.fullmatch(rf"\S*test_language.py:\d+: {kernel.fn.__name__} uses {construct}, .*", str(stopped.value))

@@ -1,4 +1,4 @@
-"""Triton kernels on the CPU, with the values that hardware gives and with every access to memory watched."""
+"""Interpreter that runs Triton kernels on the CPU, reproduces hardware arithmetic and checks every memory access."""
 
 from __future__ import annotations
 
@@ -16,98 +16,98 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from tilewright.errors import KernelFault, KernelStopped
+from tilewright.errors import KernelAborted, KernelFault
 from tilewright.interpreter import executor
+from tilewright.interpreter.exceptions import LaunchError
 from tilewright.interpreter.results import NEVER_WRITTEN, Finding, Launch, Traffic, tensors
-from tilewright.interpreter.exceptions import Stopped
 
 __all__ = ["Finding", "Launch", "Run", "Traffic", "interpret"]
 
-STEPS = 1_000_000  # operations of one batch of programs
-LARGEST_FRESH = 2**29  # bytes of torch.empty's memory that is watched; more is mostly virtual
+STEPS = 1_000_000  # operations per batch of programs
+MAX_TRACKED_BYTES = 2**29  # larger tensors from torch.empty are not tracked: most of their pages are never touched
 POISON = np.array([0xB7, 0xFF], np.uint8)
-_MAKERS = ("empty", "empty_like", "empty_strided", "empty_permuted")
+_ALLOCATORS = ("empty", "empty_like", "empty_strided", "empty_permuted")
 _INHERITED = object()
-_ONE_AT_A_TIME = threading.RLock()  # the builder is one
+_LOCK = threading.RLock()  # the builder is a global
 
 
 class Run:
-    """What was launched while the context was open."""
+    """The launches made while the context was open."""
 
     def __init__(self, faults: str, steps: int, maps: bool, lanes: int | None):
         self.launches: list[Launch] = []
-        self.made: set[int] = set()  # addresses of the memory that torch.empty gave out
+        self.allocated: set[int] = set()  # addresses of the memory that torch.empty returned
         self._raises = faults == "raise"
         self._steps = steps
         self._maps = maps
         self._lanes = lanes
-        self._fresh: dict[int, _Fresh] = {}  # by address
+        self._uninitialized: dict[int, _Uninitialized] = {}  # by address
 
     @property
     def findings(self) -> list[Finding]:
-        return [finding for done in self.launches for finding in done.findings]
+        return [finding for launch in self.launches for finding in launch.findings]
 
     def unwritten(self, outputs: Any) -> list[Finding]:
-        """Elements of these tensors, made by torch.empty and given to a kernel in the context, that none stored to."""
+        """Return findings for elements that no kernel wrote, in tensors from torch.empty that were passed to one."""
         found = []
-        fresh = self._written()
+        initialized = self._initialized()
         for tensor in tensors(outputs):
-            written = fresh.get(tensor.untyped_storage().data_ptr())
-            taker = self._taker_of(tensor)
-            if written is None or taker is None or not tensor.numel():
+            written = initialized.get(tensor.untyped_storage().data_ptr())
+            last_use = self._last_use(tensor)
+            if written is None or last_use is None or not tensor.numel():
                 continue
             size = tensor.element_size()
             strides = [s * size for s in tensor.stride()]
             start = written[tensor.storage_offset() * size :]
-            left = ~np.lib.stride_tricks.as_strided(start, tensor.shape, strides)
-            if left.any():
-                index = tuple(int(i) for i in np.argwhere(left)[0])
-                kernel, name = taker
-                detail = (
-                    f"{int(left.sum())} of {left.size} elements of `{name}` are never written, the first is {index}"
-                )
-                found.append(Finding(NEVER_WRITTEN, kernel, name, "", 0, None, index, int(left.sum()), detail))
+            missing = ~np.lib.stride_tricks.as_strided(start, tensor.shape, strides)
+            if missing.any():
+                index = tuple(int(i) for i in np.argwhere(missing)[0])
+                kernel, name = last_use
+                count = int(missing.sum())
+                detail = f"{count} of {missing.size} elements of `{name}` are never written; the first is {index}"
+                found.append(Finding(NEVER_WRITTEN, kernel, name, "", 0, None, index, count, detail))
         return found
 
-    def _taker_of(self, tensor: Tensor) -> tuple[str, str] | None:
-        """The last kernel that was given this memory, and the name of the argument there."""
+    def _last_use(self, tensor: Tensor) -> tuple[str, str] | None:
+        """Return the last kernel that received this memory, and the name of its argument."""
         address = tensor.untyped_storage().data_ptr()
-        for done in reversed(self.launches):
-            for traffic in done.arguments.values():
+        for launch in reversed(self.launches):
+            for traffic in launch.arguments.values():
                 if traffic.tensor.untyped_storage().data_ptr() == address:
-                    return done.kernel, traffic.name
+                    return launch.kernel, traffic.name
         return None
 
     def _launch(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grid: Any) -> None:
-        with _ONE_AT_A_TIME:
+        with _LOCK:
             try:
-                how = {"steps": self._steps, "maps": self._maps, "lanes": self._lanes}
-                done = executor.run(function, args, kwargs, grid, fresh=self._written(), **how)
-            except Stopped as stopped:
-                raise KernelStopped(str(stopped), stopped.kind) from stopped.__cause__
-            self.launches.append(done)
-        if self._raises and done.findings:
-            raise KernelFault([str(finding) for finding in done.findings])
+                options = {"steps": self._steps, "maps": self._maps, "lanes": self._lanes}
+                launch = executor.run(function, args, kwargs, grid, initialized=self._initialized(), **options)
+            except LaunchError as error:
+                raise KernelAborted(str(error), error.kind) from error.__cause__
+            self.launches.append(launch)
+        if self._raises and launch.findings:
+            raise KernelFault([str(finding) for finding in launch.findings])
 
-    def _made(self, tensor: Tensor) -> Tensor:
-        plain = type(tensor) is Tensor and not torch._C._are_functorch_transforms_active()  # which wrap unseen
+    def _track(self, tensor: Tensor) -> Tensor:
+        """Poison the new tensor and track which of its bytes kernels write."""
+        plain = type(tensor) is Tensor and not torch._C._are_functorch_transforms_active()  # they wrap tensors
         storage = tensor.untyped_storage() if plain and tensor.device.type == "cpu" else None
         if storage is not None and storage.nbytes():
-            self.made.add(storage.data_ptr())
-            if storage.nbytes() <= LARGEST_FRESH and self._lanes is None:  # else much stays unwritten anyway
+            self.allocated.add(storage.data_ptr())
+            if storage.nbytes() <= MAX_TRACKED_BYTES and self._lanes is None:  # a sample leaves most bytes unwritten
                 poison(tensor)
-                with _ONE_AT_A_TIME:
-                    self._fresh[storage.data_ptr()] = _Fresh(tensor)
+                with _LOCK:
+                    self._uninitialized[storage.data_ptr()] = _Uninitialized(tensor)
         return tensor
 
-    def _written(self) -> dict[int, np.ndarray]:
-        """By address of memory that only kernels have written so far: which bytes."""
-        self._fresh = {address: fresh for address, fresh in self._fresh.items() if not fresh.is_touched_by_others()}
-        return {address: fresh.written for address, fresh in self._fresh.items()}
+    def _initialized(self) -> dict[int, np.ndarray]:
+        """Return masks of the bytes written, by address, of the memory that only kernels have written so far."""
+        self._uninitialized = {a: memory for a, memory in self._uninitialized.items() if memory.is_tracked()}
+        return {address: memory.written for address, memory in self._uninitialized.items()}
 
 
-class _Fresh:
-    """Memory of torch.empty. It ends when torch writes there, which torch counts, or when nothing holds it."""
+class _Uninitialized:
+    """Memory from torch.empty, tracked until torch writes to it or the tensor is freed."""
 
     def __init__(self, tensor: Tensor):
         self._tensor = weakref.ref(tensor)
@@ -115,41 +115,42 @@ class _Fresh:
         self._size = tensor.element_size()
         self.written = np.zeros(tensor.untyped_storage().nbytes(), bool)  # by kernels
 
-    def is_touched_by_others(self) -> bool:
+    def is_tracked(self) -> bool:
         tensor = self._tensor()
         if tensor is None or self._version is None or tensor._version != self._version:
-            return True
-        if self._size > 1:  # writes behind torch's back, through .data or numpy, leave no poison
+            return False
+        if self._size > 1:  # writes through .data or numpy do not change the version, but they overwrite the poison
             kind = f"u{min(self._size, 8)}"
             raw = torch.tensor([], dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
             now = raw[: len(raw) // self._size * self._size].view(kind)
-            gone = now != np.resize(POISON, min(self._size, 8)).view(kind)[0]
-            self.written[: len(gone) * now.itemsize].reshape(len(gone), -1)[gone] = True
-        return False
+            changed = now != np.resize(POISON, min(self._size, 8)).view(kind)[0]
+            self.written[: len(changed) * now.itemsize].reshape(len(changed), -1)[changed] = True
+        return True
 
 
 def poison(tensor: Tensor) -> None:
-    """Fill memory with what no kernel would write: NaN in every float, and large in every integer."""
+    """Fill memory with a pattern that is NaN in every float type and large in every integer type."""
     storage = tensor.untyped_storage()
-    filled = torch.tensor(POISON, device=storage.device).repeat(-(-storage.nbytes() // len(POISON)))
+    pattern = torch.tensor(POISON, device=storage.device).repeat(-(-storage.nbytes() // len(POISON)))
     raw = torch.tensor([], dtype=torch.uint8, device=storage.device).set_(storage)
-    raw.copy_(filled[: storage.nbytes()])
+    raw.copy_(pattern[: storage.nbytes()])
 
 
 @contextlib.contextmanager
 def interpret(
     *, faults: str = "raise", steps: int = STEPS, maps: bool = False, memory: bool = True, lanes: int | None = None
 ) -> Iterator[Run]:
-    """Launches of Triton kernels in this context run here, on the CPU, whatever they were decorated for.
+    """Run every Triton launch in this context on the CPU, with bounds, race and initialization checks.
 
-    `faults="raise"` raises KernelFault after a launch in which something is wrong; `"collect"` leaves it in
-    `run.findings`. `steps` is how many operations a program may take before it counts as endless. `maps` keeps who
-    read and wrote each element, which takes memory. What torch.empty gives out in the context is NaN until written, and
-    known if it stays so; not with `memory=False`, which leaves torch as it is. `lanes`: of a launch whose accesses have
-    more lanes than this, only so many programs run.
+    Args:
+        faults: "raise" raises KernelFault after a launch with a fault; "collect" only appends it to `run.findings`.
+        steps: Operations that a program may execute before the launch stops with KernelAborted.
+        maps: Keep the number of reads and the writer of each element, which takes memory.
+        memory: Fill tensors from torch.empty with NaN and report elements that are read first or never written.
+        lanes: Run only a sample of the programs of a launch whose accesses have more lanes than this.
     """
     if faults not in ("raise", "collect"):
-        raise ValueError(f'faults is "raise" or "collect", not {faults!r}')
+        raise ValueError(f'faults must be "raise" or "collect", not {faults!r}')
     run = Run(faults, steps, maps, lanes)
 
     def interpreted(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
@@ -158,8 +159,8 @@ def interpret(
                 hook(*args, **kwargs)
             run._launch(self, args, kwargs, grid)
 
-    launched: Any = _opaque(interpreted)
-    launched.takes_cpu_tensors = True  # so that ops know
+    launcher: Any = _not_compiled(interpreted)
+    launcher.takes_cpu_tensors = True  # ops check for it
 
     def untuned(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
@@ -170,21 +171,21 @@ def interpret(
         self.nargs = None
         return result
 
-    makers = [*((torch, name) for name in _MAKERS), (Tensor, "new_empty")] if memory else []
-    with contextlib.ExitStack() as undo:
+    allocators = [*((torch, name) for name in _ALLOCATORS), (Tensor, "new_empty")] if memory else []
+    with contextlib.ExitStack() as stack:
         for owner, name, replacement in (
-            (JITFunction, "run", launched),
-            (InterpretedFunction, "run", launched),
+            (JITFunction, "run", launcher),
+            (InterpretedFunction, "run", launcher),
             (Autotuner, "run", untuned),
-            *((owner, name, _watched(getattr(owner, name), run)) for owner, name in makers),
+            *((owner, name, _tracking(getattr(owner, name), run)) for owner, name in allocators),
         ):
-            undo.enter_context(replaced(owner, name, replacement))
+            stack.enter_context(patched(owner, name, replacement))
         yield run
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Another value for an attribute; afterwards the owner is as it was, which may have inherited it."""
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute for the duration of the context; an inherited one is inherited again afterwards."""
     own = vars(owner).get(name, _INHERITED)
     setattr(owner, name, value)
     try:
@@ -193,13 +194,13 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         delattr(owner, name) if own is _INHERITED else setattr(owner, name, own)
 
 
-def _watched(make: Any, run: Run) -> Any:
-    def made(*args: Any, **kwargs: Any) -> Tensor:
-        return run._made(make(*args, **kwargs))
+def _tracking(allocate: Any, run: Run) -> Any:
+    def allocate_tracked(*args: Any, **kwargs: Any) -> Tensor:
+        return run._track(allocate(*args, **kwargs))
 
-    return _opaque(made)
+    return _not_compiled(allocate_tracked)
 
 
-def _opaque(fn: Any) -> Any:
-    """Not to be traced by torch.compile; asked only where it is loaded, for loading it takes seconds."""
+def _not_compiled(fn: Any) -> Any:
+    """Exclude a function from torch.compile, without loading torch._dynamo, which takes seconds."""
     return torch.compiler.disable(fn) if "torch._dynamo" in sys.modules else fn

@@ -1,8 +1,8 @@
-"""Triton's builder on numpy: where the compiler would emit an operation, the value is computed.
+"""Triton's IR builder implemented with NumPy: where the compiler would emit an operation, the value is computed.
 
-`triton.language.semantic` decides types, broadcasting and what is an error, exactly as it does for the compiler, and
-calls the methods here. All programs of a batch run at once: every array has the programs in front, or a 1 there where
-they all have the same value.
+`triton.language.semantic` determines types, broadcasting and errors, exactly as it does for the compiler, and calls the
+methods here. All programs of a batch run at once: axis 0 of every array is the program axis, of length 1 if all
+programs have the same value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.language.semantic import TritonSemantic
 
 from tilewright.interpreter import libdevice, numerics
-from tilewright.interpreter.exceptions import Endless, Unsupported, here
+from tilewright.interpreter.exceptions import StepLimitExceeded, UnsupportedFeature, current_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ Bounds = tuple[int, int] | None
 
 
 class Handle:
-    """A value: its array, its Triton type, and for integers what is known of their range and of a wrap on the way."""
+    """A value: its array, its Triton type and, for integers, their range and whether an offset wrapped around."""
 
     __slots__ = ("_bounds", "data", "dtype", "wrapped")
 
@@ -41,11 +41,11 @@ class Handle:
         self.data = data
         self.dtype: Any = dtype.scalar  # a pointer's has an element_ty
         self._bounds = bounds
-        self.wrapped = wrapped and wrapped.moved(lambda lanes: np.broadcast_to(lanes, data.shape))
+        self.wrapped = wrapped and wrapped.reshaped(lambda lanes: np.broadcast_to(lanes, data.shape))
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Least and largest, as signed integers; exact or wider."""
+        """Lower and upper bound as signed integers, not necessarily tight."""
         if self._bounds is None:
             self._bounds = (int(self.data.min()), int(self.data.max())) if self.data.size else (0, 0)
         return self._bounds
@@ -53,47 +53,46 @@ class Handle:
 
 @dataclass(frozen=True)
 class Wrap:
-    """Where integers first left their width, the value that did not fit, and which lanes descend from such."""
+    """An integer overflow: where it first happened, and the lanes whose values derive from it."""
 
-    place: tuple[str, int]
-    value: int
+    location: tuple[str, int]  # file and line
+    value: int  # the first value that did not fit
     bits: int
     lanes: np.ndarray
 
-    def moved(self, move: Callable[[np.ndarray], np.ndarray]) -> Wrap:
-        return replace(self, lanes=move(self.lanes))
+    def reshaped(self, reshape: Callable[[np.ndarray], np.ndarray]) -> Wrap:
+        return replace(self, lanes=reshape(self.lanes))
 
     @staticmethod
     def of(*handles: Handle) -> Wrap | None:
-        """Of a value made from these."""
+        """Return the overflow of a value computed from these handles."""
         wraps = [h.wrapped for h in handles if h.wrapped is not None]
         if len(wraps) < 2:
             return wraps[0] if wraps else None
         return replace(wraps[0], lanes=functools.reduce(np.logical_or, [w.lanes for w in wraps]))
 
 
+@dataclass(frozen=True, eq=False)
 class BlockPointer:
-    """What `tl.make_block_ptr` makes."""
+    """The result of `tl.make_block_ptr`."""
 
-    def __init__(self, base: Handle, shape: list[Handle], strides: list[Handle], offsets: list[Handle], block, order):
-        self.base = base
-        self.shape = shape
-        self.strides = strides
-        self.offsets = offsets
-        self.block = block
-        self.order = order
+    base: Handle
+    shape: list[Handle]
+    strides: list[Handle]
+    offsets: list[Handle]
+    block: list[int]
 
 
+@dataclass(eq=False)
 class DescriptorHandle:
-    """What TMA is given: a base, a shape, strides, the block it moves, and how it pads."""
+    """A TMA descriptor."""
 
-    def __init__(self, base: Handle, shape: list[Handle], strides: list[Handle], block: list[int], padding: Any):
-        self.base = base
-        self.shape = shape
-        self.strides = strides
-        self.block = block
-        self.padding = padding
-        self.round_to_tf32 = False
+    base: Handle
+    shape: list[Handle]
+    strides: list[Handle]
+    block: list[int]
+    padding: Any
+    round_to_tf32: bool = False
 
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -108,12 +107,12 @@ def _signless(ty: tl.dtype) -> tl.dtype:
 
 
 class Builder:
-    """The methods that Triton's semantic layer calls. `memory` and the grid are set by the launch."""
+    """The methods that Triton's semantic layer calls; the executor sets `memory`, `programs` and `grid`."""
 
     options = _OPTIONS
     arch = "sm90"
     memory: Memory
-    programs: np.ndarray  # (batch, 3): the ids of the programs in this batch
+    programs: np.ndarray  # (batch, 3): the program ids of this batch
     grid: tuple[int, int, int]
 
     def __init__(self) -> None:
@@ -128,9 +127,9 @@ class Builder:
         self.operations += 1
         self.operations_left -= 1
         if self.operations_left < 0:
-            file, line = here()
-            raise Endless(
-                f"{file}:{line}: still running after {self.operations} operations: an endless loop, or raise steps"
+            file, line = current_line()
+            raise StepLimitExceeded(
+                f"{file}:{line}: still running after {self.operations} operations; fix the endless loop or raise steps"
             )
 
     def _make(self, data: np.ndarray, like: Handle | tl.dtype, bounds: Bounds = None, wrapped: Any = None) -> Handle:
@@ -141,7 +140,7 @@ class Builder:
     def _convert_custom_types(value, ty, rounding, _semantic):
         return tl.tensor(_semantic.builder.create_fp_to_fp(value.handle, ty, rounding), ty)
 
-    # types: as Triton's own, without sign
+    # Types
 
     def get_block_ty(self, element: tl.dtype, shape: list[int]) -> tl.dtype:
         return tl.block_type(element, shape)
@@ -152,7 +151,7 @@ class Builder:
     def get_void_ty(self) -> tl.dtype:
         return tl.void
 
-    # constants
+    # Constants
 
     def get_null_value(self, ty: tl.dtype) -> Handle:
         kind = numerics.numpy_type(ty)
@@ -161,7 +160,7 @@ class Builder:
     def get_all_ones_value(self, ty: tl.dtype) -> Handle:
         return self._make(np.full(1, True if ty.is_bool() else -1, numerics.numpy_type(ty)), ty)
 
-    # programs
+    # Program ids
 
     def create_get_program_id(self, axis: int) -> Handle:
         return self._make(self.programs[:, axis].astype(np.int32), tl.int32, (0, max(self.grid[axis] - 1, 0)))
@@ -169,7 +168,7 @@ class Builder:
     def create_get_num_programs(self, axis: int) -> Handle:
         return self._make(np.full(1, self.grid[axis], np.int32), tl.int32)
 
-    # conversions
+    # Conversions
 
     def create_int_cast(self, value: Handle, ty: tl.dtype, is_signed: bool) -> Handle:
         ty, data = ty.scalar, value.data
@@ -179,7 +178,7 @@ class Builder:
             data = numerics.unsigned(data)
         bounds, wrapped = value._bounds, value.wrapped
         if wrapped is not None and not is_signed and 0 <= wrapped.value < 2**32:
-            wrapped = None  # it fitted an unsigned integer
+            wrapped = None  # the value fits an unsigned integer
         if bounds is not None and not (is_signed or bounds[0] >= 0):
             bounds = None
         if bounds is not None and not _fits(bounds, ty.primitive_bitwidth):
@@ -218,7 +217,7 @@ class Builder:
     def create_ptr_to_int(self, value: Handle, ty: tl.dtype) -> Handle:
         return self._make(value.data.astype(numerics.numpy_type(ty)), ty.scalar)
 
-    # integer arithmetic: wraps as the hardware does, and remembers that it did
+    # Integer arithmetic: wraps around as the hardware does, and records that it did
 
     def _wrapping(self, a: Handle, b: Handle, ufunc: np.ufunc, exact: Callable[[int, int], int]) -> Handle:
         if a.data.dtype == bool:
@@ -230,11 +229,11 @@ class Builder:
         bits = a.data.itemsize * 8
         if not _fits(bounds, bits):
             bounds = None
-            if bits == 32 and wrapped is None:  # as wide as offsets are by default; narrower ones wrap on purpose
+            if bits == 32 and wrapped is None:  # the default width of offsets; narrower integers wrap on purpose
                 wide = ufunc(a.data.astype(np.int64), b.data.astype(np.int64))
                 lanes = (wide < -(2**31)) | (wide >= 2**31)
                 if lanes.any():
-                    wrapped = Wrap(here(), int(wide[lanes].reshape(-1)[0]), bits, lanes)
+                    wrapped = Wrap(current_line(), int(wide[lanes].reshape(-1)[0]), bits, lanes)
         return self._make(ufunc(a.data, b.data), a, bounds, wrapped)
 
     def create_add(self, a: Handle, b: Handle) -> Handle:
@@ -276,7 +275,7 @@ class Builder:
         x, y = (numerics.unsigned(v.data).astype(np.uint64) for v in (a, b))
         return self._make(numerics.signed((x * y >> np.uint64(32)).astype(np.uint32)), a)
 
-    # operations that rounding follows
+    # Floating-point arithmetic
 
     def _rounding(self, data: np.ndarray, like: Handle) -> Handle:
         return self._make(numerics.rounded(data, like.dtype), like)
@@ -285,7 +284,7 @@ class Builder:
         return self._make(_fused(a.data, b.data, c.data, c.dtype), c)
 
     def create_frem(self, a: Handle, b: Handle) -> Handle:
-        """As compiled: exact only while the quotient is."""
+        """Compute the remainder as compiled code does, which is exact only if the quotient is."""
         quotient = np.trunc(numerics.rounded(a.data / b.data, a.dtype))
         return self._make(np.where(np.isinf(b.data), a.data, _fused(-quotient, b.data, a.data, a.dtype)), a)
 
@@ -295,7 +294,7 @@ class Builder:
         if nan.any():
             if propagate_nan == tl.PropagateNan.ALL:
                 out = np.where(nan, x.data, out)
-            else:  # a clamp between a limit and its negative is one instruction, which keeps the sign
+            else:  # clamping to [-limit, limit] compiles to one instruction, which keeps the sign of NaN
                 out = np.where(nan & (low.data == -high.data), np.copysign(high.data, x.data), out)
         return self._make(out, x)
 
@@ -314,48 +313,48 @@ class Builder:
         try:
             return self._make(libdevice.evaluate(symbol, [a.data for a in args]), ty.scalar)
         except KeyError:
-            raise Unsupported(f"the extern function {symbol}") from None
+            raise UnsupportedFeature(f"the extern function {symbol}") from None
 
-    # shapes: axis 0 of an array is the program's, so all axes move by one
+    # Shapes: axis 0 of an array is the program axis, so all axes shift by one
 
-    def _moved(self, value: Handle, move: Callable[[np.ndarray], np.ndarray]) -> Handle:
-        return self._make(move(value.data), value, value._bounds, value.wrapped and value.wrapped.moved(move))
+    def _reshaped(self, value: Handle, reshape: Callable[[np.ndarray], np.ndarray]) -> Handle:
+        return self._make(reshape(value.data), value, value._bounds, value.wrapped and value.wrapped.reshaped(reshape))
 
     def create_splat(self, ty: tl.block_type, value: Handle) -> Handle:
         shape = [int(s) for s in ty.shape]
-        return self._moved(value, lambda x: np.broadcast_to(x.reshape(-1, *[1] * len(shape)), (x.shape[0], *shape)))
+        return self._reshaped(value, lambda x: np.broadcast_to(x.reshape(-1, *[1] * len(shape)), (x.shape[0], *shape)))
 
     def create_unsplat(self, value: Handle) -> Handle:
-        return self._moved(value, lambda x: x.reshape(x.shape[0], -1)[:, 0])
+        return self._reshaped(value, lambda x: x.reshape(x.shape[0], -1)[:, 0])
 
     def create_broadcast(self, value: Handle, shape: list[int]) -> Handle:
-        return self._moved(value, lambda x: np.broadcast_to(x, (x.shape[0], *[int(s) for s in shape])))
+        return self._reshaped(value, lambda x: np.broadcast_to(x, (x.shape[0], *[int(s) for s in shape])))
 
     def create_expand_dims(self, value: Handle, axis: int) -> Handle:
-        return self._moved(value, lambda x: np.expand_dims(x, axis + 1))
+        return self._reshaped(value, lambda x: np.expand_dims(x, axis + 1))
 
     def create_reshape(self, value: Handle, shape: list[int], can_reorder: bool) -> Handle:
-        return self._moved(value, lambda x: x.reshape(x.shape[0], *[int(s) for s in shape]))
+        return self._reshaped(value, lambda x: x.reshape(x.shape[0], *[int(s) for s in shape]))
 
     def create_trans(self, value: Handle, order: list[int]) -> Handle:
-        return self._moved(value, lambda x: x.transpose(0, *[int(d) + 1 for d in order]))
+        return self._reshaped(value, lambda x: x.transpose(0, *[int(d) + 1 for d in order]))
 
     def create_cat(self, a: Handle, b: Handle) -> Handle:
-        return self._make(np.concatenate(_same_batch(a.data, b.data), axis=1), a)
+        return self._make(np.concatenate(same_batch(a.data, b.data), axis=1), a)
 
     def create_join(self, a: Handle, b: Handle) -> Handle:
-        return self._make(np.stack(_same_batch(a.data, b.data), axis=-1), a)
+        return self._make(np.stack(same_batch(a.data, b.data), axis=-1), a)
 
     def create_split(self, value: Handle) -> tuple[Handle, Handle]:
-        return self._moved(value, lambda x: x[..., 0]), self._moved(value, lambda x: x[..., 1])
+        return self._reshaped(value, lambda x: x[..., 0]), self._reshaped(value, lambda x: x[..., 1])
 
     def create_make_range(self, ty: tl.dtype, start: int, end: int) -> Handle:
         return self._make(np.arange(start, end, dtype=np.int32)[None], tl.int32, (start, end - 1))
 
     def create_gather(self, source: Handle, index: Handle, axis: int) -> Handle:
-        data, where = _same_batch(source.data, index.data)
+        data, where = same_batch(source.data, index.data)
         if where.size and (where.min() < 0 or where.max() >= data.shape[axis + 1]):
-            raise ValueError(f"tl.gather: an index is outside of 0 to {data.shape[axis + 1] - 1}")
+            raise ValueError(f"tl.gather: an index is not in 0 to {data.shape[axis + 1] - 1}")
         return self._make(np.take_along_axis(data, where.astype(np.int64), axis + 1), source)
 
     def create_histogram(self, value: Handle, bins: int, mask: Handle | None) -> Handle:
@@ -367,7 +366,7 @@ class Builder:
         counts = np.bincount((row + data)[on], minlength=data.shape[0] * bins)
         return self._make(counts.reshape(data.shape[0], bins).astype(np.int32), tl.int32)
 
-    # matrix products: exact products, summed in the accumulator's type
+    # Dot products: exact products, summed in the accumulator's type
 
     def create_dot(self, a: Handle, b: Handle, acc: Handle, precision: Any, max_num_imprecise_acc: int) -> Handle:
         x, y = a.data, b.data
@@ -383,7 +382,7 @@ class Builder:
         y = _scaled(b, b_scale, b_format, packed=-2 if b_pack else -1, along=-2)
         return self._rounding(np.matmul(x, y) + acc.data, acc)
 
-    # pointers and memory
+    # Memory
 
     def create_addptr(self, pointer: Handle, offset: Handle) -> Handle:
         size = numerics.itemsize(pointer.dtype.element_ty)
@@ -409,84 +408,83 @@ class Builder:
         self.memory.store(pointer, value.data, mask.data if mask is not None else None, ty)
 
     def create_atomic_rmw(self, op, pointer: Handle, value: Handle, mask: Handle, order: Any, scope: Any) -> Handle:
-        change = _update(op.name, value.dtype)
-        return self._make(self.memory.update(pointer, value, mask.data, change, order, scope), value)
+        update = _atomic_update(op.name, value.dtype)
+        return self._make(self.memory.atomic(pointer, value, mask.data, update, order, scope), value)
 
     def create_atomic_cas(self, pointer: Handle, expected: Handle, value: Handle, order: Any, scope: Any) -> Handle:
         def swap(old: np.ndarray, new: np.ndarray, wanted: np.ndarray) -> np.ndarray:
             same = numerics.pack(old, value.dtype) == numerics.pack(wanted, value.dtype)
             return np.where(same, new, old)
 
-        return self._make(self.memory.update(pointer, value, None, swap, order, scope, expected.data), value)
+        return self._make(self.memory.atomic(pointer, value, None, swap, order, scope, expected.data), value)
 
     def create_atomic_load(self, pointer: Handle, mask: Handle | None, order: Any, scope: Any) -> Handle:
         return self.create_masked_load(pointer, mask, None, True)
 
     def create_atomic_store(self, pointer: Handle, value: Handle, mask: Handle | None, order: Any, scope: Any) -> None:
-        self.memory.update(pointer, value, mask.data if mask is not None else None, lambda old, new: new, order, scope)
+        self.memory.atomic(pointer, value, mask.data if mask is not None else None, lambda old, new: new, order, scope)
 
     def create_atomic_poll(self, *args: Any) -> Handle:
-        raise Unsupported("tl.atomic_poll")
+        raise UnsupportedFeature("tl.atomic_poll")
 
-    # block pointers and descriptors
+    # Block pointers and descriptors
 
     def create_make_block_ptr(self, base, shape, strides, offsets, block, order) -> BlockPointer:
-        return BlockPointer(base, shape, strides, offsets, block, order)
+        return BlockPointer(base, shape, strides, offsets, block)
 
     def create_advance(self, pointer: BlockPointer, offsets: list[Handle]) -> BlockPointer:
-        moved = [self.create_add(a, b) for a, b in zip(pointer.offsets, offsets, strict=True)]
-        return BlockPointer(pointer.base, pointer.shape, pointer.strides, moved, pointer.block, pointer.order)
+        return replace(pointer, offsets=[self.create_add(a, b) for a, b in zip(pointer.offsets, offsets, strict=True)])
 
     def create_tensor_pointer_load(self, pointer: BlockPointer, check, padding, *policy: Any) -> Handle:
-        places, mask = self._places(pointer, pointer.offsets, check)
-        return self.create_masked_load(places, mask, _padding(padding, places.dtype.element_ty), *policy)
+        addresses, mask = self._addresses(pointer, pointer.offsets, check)
+        return self.create_masked_load(addresses, mask, _padding(padding, addresses.dtype.element_ty), *policy)
 
     def create_tensor_pointer_store(self, pointer: BlockPointer, value: Handle, check, *policy: Any) -> None:
-        places, mask = self._places(pointer, pointer.offsets, check)
-        self.create_masked_store(places, value, mask, *policy)
+        addresses, mask = self._addresses(pointer, pointer.offsets, check)
+        self.create_masked_store(addresses, value, mask, *policy)
 
     def create_make_tensor_descriptor(self, base, shape, strides, block, is_signed, padding) -> DescriptorHandle:
         size = numerics.itemsize(base.dtype.element_ty)
         if (base.data % 16).any():
-            raise ValueError("a descriptor's base must be aligned to 16 bytes")
+            raise ValueError("the base of a tensor descriptor must be aligned to 16 bytes")
         if any((stride.data * size % 16).any() for stride in strides[:-1]):
-            raise ValueError("a descriptor's strides must be multiples of 16 bytes")
+            raise ValueError("the strides of a tensor descriptor must be multiples of 16 bytes")
         return DescriptorHandle(base, shape, strides, [int(b) for b in block], padding)
 
     def create_descriptor_load(self, descriptor: DescriptorHandle, offsets: list[Handle], *policy: Any) -> Handle:
-        places, mask = self._places(descriptor, offsets, range(len(offsets)))
-        other = _padding(descriptor.padding, places.dtype.element_ty)
-        loaded = self.create_masked_load(places, mask, other, False)
+        addresses, mask = self._addresses(descriptor, offsets, range(len(offsets)))
+        other = _padding(descriptor.padding, addresses.dtype.element_ty)
+        loaded = self.create_masked_load(addresses, mask, other, False)
         if descriptor.round_to_tf32 and loaded.dtype.is_fp32():
             return self._make(numerics.to_tf32(loaded.data), loaded)
         return loaded
 
     def create_descriptor_store(self, descriptor: DescriptorHandle, value: Handle, offsets: list[Handle]) -> None:
-        places, mask = self._places(descriptor, offsets, range(len(offsets)))
-        self.create_masked_store(places, value, mask)
+        addresses, mask = self._addresses(descriptor, offsets, range(len(offsets)))
+        self.create_masked_store(addresses, value, mask)
 
     def create_descriptor_reduce(self, kind: Any, descriptor: DescriptorHandle, value: Handle, offsets) -> None:
-        places, mask = self._places(descriptor, offsets, range(len(offsets)))
-        change = _update(kind.name, descriptor.base.dtype.element_ty)
-        self.memory.update(places, value, mask.data, change, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
+        addresses, mask = self._addresses(descriptor, offsets, range(len(offsets)))
+        update = _atomic_update(kind.name, descriptor.base.dtype.element_ty)
+        self.memory.atomic(addresses, value, mask.data, update, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
 
     def create_descriptor_gather(self, descriptor: DescriptorHandle, rows: Handle, column: Handle, ty) -> Handle:
-        places, mask = self._places(descriptor, [rows, column], (0, 1), rows=True)
-        return self.create_masked_load(places, mask, _padding(descriptor.padding, places.dtype.element_ty), False)
+        addresses, mask = self._addresses(descriptor, [rows, column], (0, 1), rows=True)
+        return self.create_masked_load(addresses, mask, _padding(descriptor.padding, addresses.dtype.element_ty), False)
 
     def create_descriptor_scatter(self, descriptor: DescriptorHandle, value: Handle, rows: Handle, column: Handle):
-        places, mask = self._places(descriptor, [rows, column], (0, 1), rows=True)
-        self.create_masked_store(places, value, mask)
+        addresses, mask = self._addresses(descriptor, [rows, column], (0, 1), rows=True)
+        self.create_masked_store(addresses, value, mask)
 
-    def _places(self, block: BlockPointer | DescriptorHandle, offsets: list[Handle], check, rows=False):
-        """The addresses of a block, and which of them lie inside of the shape in the dimensions to check."""
+    def _addresses(self, block: BlockPointer | DescriptorHandle, offsets: list[Handle], check, rows=False):
+        """Return the addresses of a block and a mask of those inside the shape in the dimensions to check."""
         size = numerics.itemsize(block.base.dtype.element_ty)
         rank = len(block.block)
         address = block.base.data.reshape(-1, *[1] * rank)
         mask: np.ndarray = np.ones((1,) * (rank + 1), bool)
         for dim in range(rank):
             side = [1] * rank
-            if rows and dim == 0:  # of a gather: a row an index
+            if rows and dim == 0:  # a gather or scatter has one index per row
                 index = offsets[0].data.astype(np.int64).reshape(offsets[0].data.shape[0], -1, 1)
             else:
                 side[dim] = block.block[dim]
@@ -498,7 +496,7 @@ class Builder:
         mask = np.broadcast_to(mask, np.broadcast_shapes(mask.shape, address.shape))
         return Handle(address, block.base.dtype), Handle(mask, tl.int1)
 
-    # what leaves no value
+    # Operations without a result
 
     def create_print(self, prefix: str, hexadecimal: bool, args: list[Handle], is_signed: list[bool]) -> None:
         for row, program in enumerate(self.programs):
@@ -517,7 +515,7 @@ class Builder:
 
     def create_assume(self, condition: Handle) -> None:
         if not condition.data.all():
-            raise ValueError("tl.assume was given something false")
+            raise ValueError("the condition of tl.assume is false")
 
     def create_barrier(self) -> None:
         self.tick()
@@ -531,7 +529,7 @@ class Builder:
         return None
 
     def create_inline_asm(self, *_: Any) -> Handle:
-        raise Unsupported("tl.inline_asm_elementwise")
+        raise UnsupportedFeature("tl.inline_asm_elementwise")
 
 
 def _constants(ty: tl.dtype) -> Callable[[Builder, Any], Handle]:
@@ -609,7 +607,7 @@ def _erf(x: np.ndarray) -> np.ndarray:
 
 
 def _flushed(x: np.ndarray) -> np.ndarray:
-    """Some instructions take subnormal fp32 numbers for 0."""
+    """Flush subnormal fp32 numbers to zero, as some instructions do."""
     if x.dtype != np.float32 or not (small := np.abs(x) < np.float32(2.0**-126)).any():
         return x
     return np.where(small, np.copysign(np.float32(0), x), x)
@@ -653,7 +651,7 @@ _COMPARED = {"LE": np.less_equal, "LT": np.less, "GE": np.greater_equal, "GT": n
 _METHODS: dict[str, Callable[..., Any]] = {
     **{name: _rounded(f) for name, f in _ROUNDED.items()},
     **{name: _exact(f) for name, f in _EXACT.items()},
-    "and": lambda self, a, b: self._make(a.data & b.data, a),  # a masked hash may have wrapped on purpose
+    "and": lambda self, a, b: self._make(a.data & b.data, a),  # drops the overflow: hashes wrap and mask on purpose
     "iabs": lambda self, a: self._make(np.abs(a.data), a),
     **{f"icmpS{name}": _comparison(f) for name, f in _COMPARED.items()},
     **{f"icmpU{name}": _comparison(f, unsigned=True) for name, f in _COMPARED.items()},
@@ -672,7 +670,7 @@ def _fits(bounds: tuple[int, int], bits: int) -> bool:
 
 
 def _shrunk(value: Handle) -> Bounds:
-    """Bounds of what is nearer to zero."""
+    """Return bounds for a result between the value and zero."""
     return (min(value._bounds[0], 0), max(value._bounds[1], 0)) if value._bounds else None
 
 
@@ -684,14 +682,14 @@ def _from_integer(data: np.ndarray, ty: tl.dtype) -> np.ndarray:
 
 
 def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray, ty: tl.dtype) -> np.ndarray:
-    """a * b + c, rounded once."""
+    """Return a * b + c, rounded once."""
     if ty.primitive_bitwidth == 64:
         return libdevice.evaluate("__nv_fma", [a, b, c])
     return numerics.rounded(numerics.odd_sum(a.astype(np.float64) * b, c.astype(np.float64)), ty)
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Toward zero; by zero: all ones, as the hardware has it."""
+    """Return the quotient, truncated; division by zero gives all ones, as on the hardware."""
     safe = np.where(b == 0, 1, b).astype(b.dtype)
     return np.where(b == 0, _all_ones(a), (a - np.fmod(a, safe)) // safe).astype(a.dtype)
 
@@ -706,13 +704,14 @@ def _all_ones(a: np.ndarray) -> Any:
 
 
 def _shifted(ufunc: np.ufunc, a: np.ndarray, by: np.ndarray) -> np.ndarray:
-    """Shifts by the width or more leave nothing."""
+    """Shift by any amount; the width or more gives zero."""
     by = numerics.unsigned(by)
     bits = a.itemsize * 8
     return np.where(by < bits, ufunc(a, np.minimum(by, bits - 1).astype(a.dtype)), 0).astype(a.dtype)
 
 
-def _same_batch(a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
+def same_batch(a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
+    """Broadcast the program axis of both arrays to the same length."""
     rows = max(a.shape[0], b.shape[0])
     return [np.broadcast_to(x, (rows, *x.shape[1:])) for x in (a, b)]
 
@@ -737,9 +736,9 @@ _UPDATES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 }
 
 
-def _update(name: str, ty: tl.dtype) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    change = _UPDATES["U" + name if name in ("MAX", "MIN") and ty.is_int_unsigned() else name]
-    return (lambda old, new: numerics.rounded(change(old, new), ty)) if ty.is_floating() else change
+def _atomic_update(name: str, ty: tl.dtype) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    update = _UPDATES["U" + name if name in ("MAX", "MIN") and ty.is_int_unsigned() else name]
+    return (lambda old, new: numerics.rounded(update(old, new), ty)) if ty.is_floating() else update
 
 
 _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
@@ -747,7 +746,7 @@ _E2M1 = np.concatenate([_E2M1, -_E2M1])
 
 
 def _scaled(value: Handle, scale: Handle | None, kind: Any, packed: int, along: int) -> np.ndarray:
-    """An operand of a scaled product, times its scales: each covers a run of elements along K."""
+    """Return an operand of tl.dot_scaled times its scales, each of which covers a block of elements along K."""
     data = value.data
     if kind == ir.ScaleDotElemTypeTY.E2M1:
         codes = numerics.unsigned(data)
@@ -758,7 +757,7 @@ def _scaled(value: Handle, scale: Handle | None, kind: Any, packed: int, along: 
     if scale is None:
         return data
     factor = scale.data
-    if scale.dtype.is_int():  # the exponent of a bf16: 0 is 0
+    if scale.dtype.is_int():  # e8m0: the exponent of a bf16, of which 0 is 0
         bits = numerics.unsigned(scale.data).astype(np.uint32)
         factor = np.where(bits == 255, np.float32(np.nan), (bits << 23).view(np.float32))
     factor = np.repeat(factor, data.shape[along] // factor.shape[-1], axis=-1)  # (rows, K)

@@ -1,4 +1,4 @@
-"""Why a kernel stops before its end, and where in its source it is."""
+"""Exceptions raised while a kernel is interpreted, and the source line at which they were raised."""
 
 from __future__ import annotations
 
@@ -11,59 +11,59 @@ import numpy as np
 IS_KERNEL = "__tilewright_kernel__"  # in the globals of interpreted code: True in the user's, False in Triton's own
 
 
-class Stopped(Exception):
-    """The kernel cannot go on; the message is one line that says where and why."""
+class LaunchError(Exception):
+    """The launch cannot finish; the message is one line that says where and why."""
 
     kind = "crashed"  # the verdict it leads to
 
 
-class Endless(Stopped):
+class StepLimitExceeded(LaunchError):
     kind = "timeout"
 
 
-class NotInterpreted(Stopped):
+class UnsupportedKernel(LaunchError):
     kind = "unsupported"
 
 
-class Unsupported(Exception):
-    """The kernel uses something that the interpreter cannot run: its name in the language."""
+class UnsupportedFeature(Exception):
+    """The kernel uses a Triton feature that the interpreter does not implement; the message is its name."""
 
 
 class Diverged(Exception):
-    """The programs of a batch go different ways: `keys` has one value a program."""
+    """The programs of a batch take different branches; `keys` has one value per program."""
 
     def __init__(self, keys: np.ndarray):
         super().__init__("programs diverge")
         self.keys = keys
 
 
-class Waiting(Exception):
-    """The programs of a batch do nothing but look at memory that only another program can change."""
+class SpinWait(Exception):
+    """The programs of a batch poll memory that only another program can change."""
 
 
-def here() -> tuple[str, int]:
-    """File and line of the innermost line of the user's that is being interpreted."""
+def current_line() -> tuple[str, int]:
+    """Return the file and line of the user's kernel that is being interpreted."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get(IS_KERNEL):
-            return short(frame.f_code.co_filename), frame.f_lineno
+            return relative_path(frame.f_code.co_filename), frame.f_lineno
         frame = frame.f_back
     return "", 0
 
 
 def line_of(error: BaseException) -> tuple[str, int]:
-    """The innermost line of the user's kernel that an exception passed through."""
+    """Return the file and line of the innermost frame of the user's kernel in the traceback."""
     found = ("", 0)
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_globals.get(IS_KERNEL):
-            found = (short(trace.tb_frame.f_code.co_filename), trace.tb_lineno)
+            found = (relative_path(trace.tb_frame.f_code.co_filename), trace.tb_lineno)
         trace = trace.tb_next
     return found
 
 
-def short(path: str) -> str:
-    """Relative to the working folder where that is shorter."""
+def relative_path(path: str) -> str:
+    """Return the path relative to the working directory if it lies inside it."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:

@@ -1,8 +1,8 @@
-"""Kernels as Python that runs: the twin of a `@triton.jit` function, in which `tl` computes instead of compiling.
+"""Translation of a `@triton.jit` function into a Python function in which `triton.language` computes with NumPy.
 
-Nothing of Triton is changed. A twin is the function's own source, compiled against a namespace of its own: there
-Triton's builtins are called with the interpreter's semantic layer, other kernels are twins too, and values are
-`Value`s, tensors whose operators need no compiler.
+Triton itself is not patched. An `Executable` is the kernel's own source, compiled against a separate namespace in which
+Triton's builtins use the interpreter's semantic layer, called kernels are executables too, and tensors are `Value`s,
+whose operators need no compiler.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITCallable, JITFunction
 
 from tilewright.interpreter import numerics
-from tilewright.interpreter.builder import BUILDER, SEMANTIC, TARGET, Handle
-from tilewright.interpreter.exceptions import IS_KERNEL, Diverged, Unsupported
+from tilewright.interpreter.builder import BUILDER, SEMANTIC, TARGET, Handle, same_batch
+from tilewright.interpreter.exceptions import IS_KERNEL, Diverged, UnsupportedFeature
 
 _LIBDEVICE: Any = cuda.libdevice
 
@@ -36,14 +36,14 @@ def unwrap(value: Any) -> Any:
 
 
 class Value(tl.tensor):
-    """A tensor of the interpreter. Its operators and methods are set below, from Triton's own."""
+    """A tensor of the interpreter; its operators and methods are set below, from Triton's own."""
 
     type: Any
 
     def __bool__(self) -> bool:
         if self.type.is_block() and self.numel.value != 1:
-            raise ValueError("the truth of a block is asked for: use tl.where, or reduce it to a scalar")
-        return _common(_per_program(self) != 0)
+            raise ValueError("the truth value of a block is ambiguous; use tl.where, or reduce it to a scalar")
+        return _uniform(_per_program(self) != 0)
 
     def __index__(self) -> int:
         return int(uniform(self))
@@ -63,43 +63,43 @@ def _per_program(scalar: tl.tensor) -> np.ndarray:
     return scalar.handle.data.reshape(scalar.handle.data.shape[0], -1)[:, 0]
 
 
-def _common(data: np.ndarray) -> Any:
-    """The one Python value that all programs have."""
+def _uniform(data: np.ndarray) -> Any:
+    """Return the value that all programs have in common, or raise Diverged."""
     if len(data) > 1 and (data != data[0]).any():
         raise Diverged(data)
     return data[0].item()
 
 
 def uniform(value: Any) -> Any:
-    """The one Python value that all programs of the batch have."""
+    """Return the Python value that all programs of the batch have in common, or raise Diverged."""
     value = unwrap(value)
-    return _common(_per_program(value)) if isinstance(value, tl.tensor) else value
+    return _uniform(_per_program(value)) if isinstance(value, tl.tensor) else value
 
 
 def adopt(result: Any) -> Any:
-    """Triton's own functions make plain tensors and constants; here they become values and what they hold."""
+    """Convert the result of one of Triton's functions: tensors to `Value`s, constexprs to what they hold."""
     result = unwrap(result)
-    kind = type(result)
-    if kind is tl.tensor:
+    cls = type(result)
+    if cls is tl.tensor:
         result.__class__ = Value
-    elif kind is tl.tensor_descriptor:
+    elif cls is tl.tensor_descriptor:
         result.__class__ = Descriptor
-    elif kind in (tuple, list):
-        return kind(adopt(r) for r in result)
-    elif kind is tl.tuple:
+    elif cls in (tuple, list):
+        return cls(adopt(r) for r in result)
+    elif cls is tl.tuple:
         return tuple(adopt(r) for r in result.values)
     return result
 
 
 def tensor(data: np.ndarray, ty: tl.dtype) -> Value:
-    """A value of this scalar type with the array's shape behind the programs' axis."""
+    """Return a `Value` of this scalar type; axis 0 of the array is the program axis."""
     shape = list(data.shape[1:])
     return Value(Handle(data, ty), tl.block_type(ty, shape) if shape else ty)
 
 
 @functools.cache
 def _builtin(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of Triton's language, computing."""
+    """Return a function of triton.language that computes instead of emitting IR."""
     takes_generator = "_generator" in inspect.signature(fn).parameters
 
     @functools.wraps(fn)
@@ -107,17 +107,17 @@ def _builtin(fn: Callable[..., Any]) -> Callable[..., Any]:
         kwargs["_semantic"] = SEMANTIC
         if not takes_generator:
             kwargs.pop("_generator", None)
-        return adopt(fn(*map(_wrapped, args), **{name: _wrapped(value) for name, value in kwargs.items()}))
+        return adopt(fn(*map(_as_constexpr, args), **{name: _as_constexpr(value) for name, value in kwargs.items()}))
 
     return call
 
 
-def _wrapped(value: Any) -> Any:
-    """Some functions ask for the `.value` of a string."""
+def _as_constexpr(value: Any) -> Any:
+    """Wrap a string, since some of Triton's functions read its `.value`."""
     return tl.constexpr(value) if isinstance(value, str) else value
 
 
-# what the language says in ways that only a compiler understands, said again
+# Replacements of the functions that Triton implements only in its compiler.
 
 
 def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: bool = False, **_: Any) -> Any:
@@ -127,37 +127,32 @@ def _reduce(input: Any, axis: Any, combine_fn: Any, keep_dims: bool = False, **_
     rank = len(input[0].shape)
     if axis is None:
         input = tuple(_builtin(core.reshape)(t, [t.numel.value]) for t in input)
-        out = _folded(input, 0, combine_fn)
+        out = _reduced(input, 0, combine_fn)
         for _dim in range(rank if keep_dims else 0):
             out = tuple(_builtin(core.expand_dims)(t, 0) for t in out)
         return out
     axis %= rank
-    out = _folded(input, axis, combine_fn)
+    out = _reduced(input, axis, combine_fn)
     return tuple(_builtin(core.expand_dims)(t, axis) for t in out) if keep_dims else out
 
 
-def _folded(input: tuple[Any, ...], axis: int, combine_fn: Any) -> tuple[Any, ...]:
-    """Halves are combined until one element is left, as threads of a block do."""
+def _reduced(input: tuple[Any, ...], axis: int, combine_fn: Any) -> tuple[Any, ...]:
+    """Combine halves until one element is left, as a block's threads do."""
     axis += 1
-    kinds = [t.type.scalar for t in input]
+    dtypes = [t.type.scalar for t in input]
     arrays = [t.handle.data for t in input]
     while (length := arrays[0].shape[axis]) > 1:
         low = [_slice(a, axis, 0, length // 2) for a in arrays]
         high = [_slice(a, axis, length // 2, length) for a in arrays]
-        arrays = _combined(combine_fn, low, high, kinds)
-    return tuple(tensor(a.squeeze(axis), kind) for a, kind in zip(arrays, kinds, strict=True))
-
-
-def _same_programs(a: np.ndarray, b: np.ndarray) -> list[np.ndarray]:
-    rows = max(a.shape[0], b.shape[0])
-    return [np.broadcast_to(x, (rows, *x.shape[1:])) for x in (a, b)]
+        arrays = _combined(combine_fn, low, high, dtypes)
+    return tuple(tensor(a.squeeze(axis), dtype) for a, dtype in zip(arrays, dtypes, strict=True))
 
 
 def _slice(array: np.ndarray, axis: int, start: int, stop: int) -> np.ndarray:
     return array[(slice(None),) * axis + (slice(start, stop),)]
 
 
-_FAST: dict[Any, Callable[..., np.ndarray]] = {
+_UFUNCS: dict[Any, Callable[..., np.ndarray]] = {
     "_sum_combine": np.add,
     "_elementwise_max": numerics.maximum,
     "_elementwise_min": numerics.minimum,
@@ -167,60 +162,60 @@ _FAST: dict[Any, Callable[..., np.ndarray]] = {
 }
 
 
-def _combined(combine_fn: Any, a: list[np.ndarray], b: list[np.ndarray], kinds: list[tl.dtype]) -> list[np.ndarray]:
+def _combined(combine_fn: Any, a: list[np.ndarray], b: list[np.ndarray], dtypes: list[tl.dtype]) -> list[np.ndarray]:
     name = getattr(combine_fn, "__name__", "")
-    ufunc = _FAST.get(name)
+    ufunc = _UFUNCS.get(name)
     if ufunc is not None and len(a) == 1 and getattr(combine_fn, "origin", None) is getattr(standard, name, None):
-        kind = kinds[0]
-        x, y = (numerics.unsigned(a[0]), numerics.unsigned(b[0])) if kind.is_int_unsigned() else (a[0], b[0])
+        dtype = dtypes[0]
+        x, y = (numerics.unsigned(a[0]), numerics.unsigned(b[0])) if dtype.is_int_unsigned() else (a[0], b[0])
         BUILDER.tick()
         out = ufunc(x, y)
-        return [numerics.rounded(out, kind) if kind.is_floating() else numerics.signed(out)]
-    made = _lanewise(combine_fn, a + b, kinds * 2)
-    if (types_of := [ty for _, ty in made]) != kinds:
-        raise TypeError(f"{name} makes {types_of} of {kinds}")
-    return [x for x, _ in made]
+        return [numerics.rounded(out, dtype) if dtype.is_floating() else numerics.signed(out)]
+    results = _lanewise(combine_fn, a + b, dtypes * 2)
+    if (result_types := [ty for _, ty in results]) != dtypes:
+        raise TypeError(f"{name} returns {result_types} for arguments of {dtypes}")
+    return [x for x, _ in results]
 
 
-def _lanewise(fn: Any, arrays: list[np.ndarray], kinds: list[tl.dtype]) -> list[tuple[np.ndarray, tl.dtype]]:
-    """A function of scalars, over arrays: lanes take the place of programs, so they too may go different ways."""
+def _lanewise(fn: Any, arrays: list[np.ndarray], dtypes: list[tl.dtype]) -> list[tuple[np.ndarray, tl.dtype]]:
+    """Apply a function of scalars to arrays; lanes take the place of programs, so they may diverge too."""
     arrays = list(np.broadcast_arrays(*arrays))
     size, shape = arrays[0].size, arrays[0].shape
     out: list[np.ndarray] = []
-    types_of: list[tl.dtype] = []
+    result_types: list[tl.dtype] = []
     groups = [np.arange(size)]
     while groups:
         lanes = groups.pop()
         try:
-            made = fn(*[tensor(a.reshape(-1)[lanes], kind) for a, kind in zip(arrays, kinds, strict=True)])
-        except Diverged as parted:
-            groups.extend(lanes[parted.keys == key] for key in np.unique(parted.keys))
+            results = fn(*[tensor(a.reshape(-1)[lanes], dtype) for a, dtype in zip(arrays, dtypes, strict=True)])
+        except Diverged as diverged:
+            groups.extend(lanes[diverged.keys == key] for key in np.unique(diverged.keys))
             continue
-        made = made if isinstance(made, tuple) else (made,)
-        types_of = [m.dtype for m in made]
-        out = out or [np.zeros(size, m.handle.data.dtype) for m in made]
-        for whole, m in zip(out, made, strict=True):
-            whole[lanes] = m.handle.data
-    return [(whole.reshape(shape), kind) for whole, kind in zip(out, types_of, strict=True)]
+        results = results if isinstance(results, tuple) else (results,)
+        result_types = [result.dtype for result in results]
+        out = out or [np.zeros(size, result.handle.data.dtype) for result in results]
+        for array, result in zip(out, results, strict=True):
+            array[lanes] = result.handle.data
+    return [(array.reshape(shape), dtype) for array, dtype in zip(out, result_types, strict=True)]
 
 
 def _associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: bool = False, **_: Any) -> Any:
-    """By doubling strides: after step k each element holds the combination of up to 2**k."""
+    """Scan by doubling the stride: after step k, each element combines up to 2**k elements."""
     if isinstance(input, tl.tensor):
         return _associative_scan((input,), axis, combine_fn, reverse)[0]
     axis = unwrap(axis) % len(input[0].shape) + 1
-    kinds = [t.type.scalar for t in input]
+    dtypes = [t.type.scalar for t in input]
     arrays = [np.flip(t.handle.data, axis) if unwrap(reverse) else t.handle.data for t in input]
     length, stride = arrays[0].shape[axis], 1
     while stride < length:
         before = [_slice(a, axis, 0, length - stride) for a in arrays]
         after = [_slice(a, axis, stride, length) for a in arrays]
-        joined = _combined(combine_fn, before, after, kinds)
+        joined = _combined(combine_fn, before, after, dtypes)
         heads = [_slice(a, axis, 0, stride) for a in arrays]
-        arrays = [np.concatenate(_same_programs(h, j), axis) for h, j in zip(heads, joined, strict=True)]
+        arrays = [np.concatenate(same_batch(h, j), axis) for h, j in zip(heads, joined, strict=True)]
         stride *= 2
     arrays = [np.flip(a, axis) if unwrap(reverse) else a for a in arrays]
-    return tuple(tensor(a, kind) for a, kind in zip(arrays, kinds, strict=True))
+    return tuple(tensor(a, dtype) for a, dtype in zip(arrays, dtypes, strict=True))
 
 
 def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: bool = False, **_: Any) -> Any:
@@ -232,35 +227,36 @@ def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: bool
 
 def _map_elementwise(scalar_fn: Any, *args: Any, pack: int = 1, **_: Any) -> Any:
     if unwrap(pack) != 1:
-        raise Unsupported("tl.map_elementwise with pack > 1")
+        raise UnsupportedFeature("tl.map_elementwise with pack > 1")
     args = SEMANTIC.broadcast_tensors(*args)
     out = _lanewise(scalar_fn, [t.handle.data for t in args], [t.type.scalar for t in args])
-    made = [tensor(data, kind) for data, kind in out]
-    return tuple(made) if len(made) > 1 else made[0]
+    results = [tensor(data, dtype) for data, dtype in out]
+    return tuple(results) if len(results) > 1 else results[0]
 
 
 def _range(*bounds: Any, **_options: Any) -> Iterator[Any]:
-    """A loop variable is an int32, or wider if a bound is, as in a compiled kernel; never a Python number. Programs
-    that start elsewhere but take as many turns stay together."""
+    """Iterate over a range with a tensor as loop variable: int32, or wider if a bound is, as in a compiled kernel.
+
+    Programs with different bounds stay in one batch if their trip counts are equal.
+    """
     start, stop, step = _bounds(bounds)
     if len(bounds) > 2 and isinstance(unwrap(bounds[2]), tl.tensor) and (step < 0).any():
         if ((step < 0) & (start < stop)).any():
-            raise ValueError("the step of a loop is negative and not a constant: the loop would never end")
-        stop = np.where(step < 0, start, stop)  # compiled, a loop whose step is not constant goes up
-    turns = np.maximum(-((start - stop) // step), 0)
-    if len(turns) > 1 and (turns != turns[0]).any():
-        raise Diverged(turns)
-    given = [SEMANTIC.to_tensor(unwrap(b)).dtype for b in (0, *bounds)]
-    kind = functools.reduce(SEMANTIC.integer_promote_impl, given)
-    for turn in range(int(turns[0])):
+            raise ValueError("the loop never ends: its step is negative and not a constexpr")
+        stop = np.where(step < 0, start, stop)  # a compiled loop counts up unless its step is a negative constexpr
+    trips = np.maximum(-((start - stop) // step), 0)
+    if len(trips) > 1 and (trips != trips[0]).any():
+        raise Diverged(trips)
+    bound_types = [SEMANTIC.to_tensor(unwrap(b)).dtype for b in (0, *bounds)]
+    dtype = functools.reduce(SEMANTIC.integer_promote_impl, bound_types)
+    for trip in range(int(trips[0])):
         BUILDER.tick()
-        yield tensor((start + turn * step).astype(numerics.numpy_type(kind)), kind)
+        yield tensor((start + trip * step).astype(numerics.numpy_type(dtype)), dtype)
 
 
 def _bounds(bounds: tuple[Any, ...]) -> list[np.ndarray]:
-    """Start, stop and step, each of every program or of all."""
-    given = [unwrap(b) for b in bounds]
-    rows = [_per_program(b) if isinstance(b, tl.tensor) else np.array([b]) for b in given]
+    """Return start, stop and step, one value per program or one for all."""
+    rows = [_per_program(b) if isinstance(b, tl.tensor) else np.array([b]) for b in map(unwrap, bounds)]
     start_stop = [np.zeros(1, np.int64), *rows] if len(rows) == 1 else rows
     three = start_stop if len(start_stop) > 2 else [*start_stop, np.ones(1, np.int64)]
     return list(np.broadcast_arrays(*(r.astype(np.int64) for r in three)))
@@ -295,7 +291,7 @@ def _static_print(*args: Any, **options: Any) -> None:
     print(*[unwrap(a) for a in args], **{k: v for k, v in options.items() if not k.startswith("_")})
 
 
-_SAID_AGAIN: dict[str, Callable[..., Any]] = {
+_REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "reduce": _reduce,
     "associative_scan": _associative_scan,
     "_reduce_with_indices": _reduce_with_indices,
@@ -308,11 +304,11 @@ _SAID_AGAIN: dict[str, Callable[..., Any]] = {
     "max_contiguous": _hint,
     "max_constancy": _hint,
 }
-_OVERRIDES = {id(getattr(core, name)): fn for name, fn in _SAID_AGAIN.items() if hasattr(core, name)}
+_OVERRIDES = {id(getattr(core, name)): fn for name, fn in _REPLACEMENTS.items() if hasattr(core, name)}
 _OVERRIDES |= {
     id(core.condition): lambda value, **_: value,
     id(core.constexpr): unwrap,
-    id(cuda.gdc_wait): lambda **_: None,  # launches come one after the other
+    id(cuda.gdc_wait): lambda **_: None,  # launches run one after the other
     id(cuda.gdc_launch_dependents): lambda **_: None,
     id(target_info.current_target): lambda: TARGET,
     id(target_info.is_cuda): lambda: True,
@@ -325,11 +321,8 @@ def _device_print(*args: Any, **options: Any) -> None:
     _builtin(core.device_print)(prefix, *rest, **{k: v for k, v in options.items() if k == "hex"})
 
 
-# namespaces
-
-
 class Namespace:
-    """A module as a kernel sees it."""
+    """A module as an executable sees it."""
 
     def __init__(self, module: types.ModuleType):
         self._module = module
@@ -346,18 +339,18 @@ def _namespace(module: types.ModuleType) -> Namespace:
 
 
 def translated(value: Any) -> Any:
-    """What a name of the kernel's module stands for in its twin."""
+    """Translate a value from the kernel's module to what its executable uses instead."""
     value = unwrap(value)
     if id(value) in _OVERRIDES:
         return _OVERRIDES[id(value)]
     if isinstance(value, types.ModuleType):
         if value.__name__.startswith("triton.experimental.gluon"):
-            raise Unsupported("Gluon")
+            raise UnsupportedFeature("Gluon")
         if value.__name__ == "triton.language.extra.libdevice":
             return _namespace(_LIBDEVICE)
         return _namespace(value)
     if isinstance(value, JITFunction | InterpretedFunction):
-        return twin(value)
+        return executable(value)
     if isinstance(value, types.FunctionType) and core.is_builtin(value):
         return _builtin(value)
     if isinstance(value, types.FunctionType) and value.__module__ == "triton.language.extra.libdevice":
@@ -374,7 +367,7 @@ _BUILTINS = {
 }
 
 
-class Twin:
+class Executable:
     """A jitted function that computes when called."""
 
     def __init__(self, function: Any):
@@ -388,14 +381,14 @@ class Twin:
         return self.bind()(*args, **kwargs)
 
     def bind(self) -> Callable[..., Any]:
-        """The function over its module's names as they are now."""
+        """Return the function, bound to the current values of its module's globals."""
         captured = zip(self.fn.__code__.co_freevars, self.fn.__closure__ or (), strict=True)
         scope = ChainMap({name: cell.cell_contents for name, cell in captured}, self.fn.__globals__)
-        own = not self.fn.__module__.startswith("triton.language")
-        names: dict[str, Any] = {"__builtins__": _BUILTINS, IS_KERNEL: own, **_HELPERS}
+        is_users = not self.fn.__module__.startswith("triton.language")
+        names: dict[str, Any] = {"__builtins__": _BUILTINS, IS_KERNEL: is_users, **_HELPERS}
         constants = self.fn.__globals__.get("__annotations__", {})
         for name in self._names & set(scope):
-            if not own or _may_be_global(scope[name]) or "constexpr" in str(constants.get(name)):
+            if not is_users or _may_be_global(scope[name]) or "constexpr" in str(constants.get(name)):
                 names[name] = translated(scope[name])
         function = types.FunctionType(self._code, names, self.__name__)
         function.__defaults__ = tuple(translated(d) for d in self.fn.__defaults__ or ())
@@ -404,19 +397,21 @@ class Twin:
 
 
 def _may_be_global(value: Any) -> bool:
-    """What Triton lets a kernel take from its module; a plain number, say, may change after the kernel is compiled."""
-    kinds = (tl.constexpr, tl.dtype, types.ModuleType, type, JITCallable, InterpretedFunction)
-    home = getattr(value, "__module__", None) or ""
-    return isinstance(value, kinds) or core.is_builtin(value) or home.startswith("triton") or hasattr(value, "_fields")
+    """Return whether Triton lets a kernel read this global; a plain number could change after compilation."""
+    allowed = (tl.constexpr, tl.dtype, types.ModuleType, type, JITCallable, InterpretedFunction)
+    module = getattr(value, "__module__", None) or ""
+    return (
+        isinstance(value, allowed) or core.is_builtin(value) or module.startswith("triton") or hasattr(value, "_fields")
+    )
 
 
-_TWINS: dict[Any, Twin] = {}
+_EXECUTABLES: dict[Any, Executable] = {}
 
 
-def twin(function: Any) -> Twin:
-    if function.fn not in _TWINS:
-        _TWINS[function.fn] = Twin(function)
-    return _TWINS[function.fn]
+def executable(function: Any) -> Executable:
+    if function.fn not in _EXECUTABLES:
+        _EXECUTABLES[function.fn] = Executable(function)
+    return _EXECUTABLES[function.fn]
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -424,11 +419,11 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*inner)
 
 
-# rewriting
+# Helpers that the rewritten source of a kernel calls.
 
 
 def _assigned(value: Any) -> Any:
-    """A Python number that is assigned or returned becomes a tensor, as it does in a compiled kernel."""
+    """Convert a Python number that is assigned or returned to a tensor, as a compiled kernel does."""
     value = unwrap(value)
     if isinstance(value, bool | int | float):
         return adopt(SEMANTIC.to_tensor(value))
@@ -438,21 +433,21 @@ def _assigned(value: Any) -> Any:
 
 
 def _and(*parts: Callable[[], Any]) -> Any:
-    return _logical(parts, SEMANTIC.logical_and, decides=False)
+    return _logical(parts, SEMANTIC.logical_and, short_circuits_on=False)
 
 
 def _or(*parts: Callable[[], Any]) -> Any:
-    return _logical(parts, SEMANTIC.logical_or, decides=True)
+    return _logical(parts, SEMANTIC.logical_or, short_circuits_on=True)
 
 
-def _logical(parts: tuple[Callable[[], Any], ...], join: Callable[[Any, Any], Any], decides: bool) -> Any:
-    """Constants are settled at once; tensors are all computed, whatever the first of them says."""
+def _logical(parts: tuple[Callable[[], Any], ...], join: Callable[[Any, Any], Any], short_circuits_on: bool) -> Any:
+    """Short-circuit on constants, as Python does; evaluate and combine all tensors, as Triton does."""
     value, tensors = None, []
     for part in parts:
         value = unwrap(part())
         if isinstance(value, tl.tensor):
             tensors.append(value)
-        elif bool(value) is decides:
+        elif bool(value) is short_circuits_on:
             return value
     return adopt(functools.reduce(join, tensors)) if tensors else value
 
@@ -462,20 +457,20 @@ def _not(a: Any) -> Any:
     return adopt(SEMANTIC.not_(a)) if isinstance(a, tl.tensor) else not a
 
 
-def _chosen(test: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
-    """`yes if test else no`: a constant is a tensor where the test is one."""
+def _conditional(test: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """Evaluate `yes if test else no`; the result is a tensor if the test is one."""
     test = unwrap(test)
     chosen = yes() if test else no()
     return _assigned(chosen) if isinstance(test, tl.tensor) else chosen
 
 
 def _plain(value: Any) -> Any:
-    """A shape: numbers, as all constants are here."""
+    """Unwrap a shape or a size, since constexprs are plain numbers here."""
     return tl.tuple([adopt(v) for v in value.values]) if isinstance(value, tl.tuple) else unwrap(value)
 
 
 def _value_of(value: Any) -> Any:
-    """`.value`, of a constexpr that has already become what it holds."""
+    """Evaluate `.value` of a constexpr, which may have been unwrapped already."""
     return value if isinstance(value, bool | int | float | str | tl.dtype | type(None)) else value.value
 
 
@@ -485,7 +480,7 @@ _HELPERS: dict[str, Any] = {
     "__and__": _and,
     "__or__": _or,
     "__not__": _not,
-    "__chosen__": _chosen,
+    "__conditional__": _conditional,
     "__plain__": _plain,
     "__value_of__": _value_of,
     "__tick__": BUILDER.tick,
@@ -496,7 +491,7 @@ _SHAPES = ("shape", "strides", "numel")
 
 
 class _Rewriter(ast.NodeTransformer):
-    """The few things that Python says otherwise than Triton."""
+    """Rewrites the constructs whose semantics differ between Python and Triton."""
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:
         node.decorator_list, node.returns = [], None
@@ -534,7 +529,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_Assert(self, node: ast.Assert) -> Any:
-        return ast.copy_location(ast.Pass(), node)  # compiled in for debugging only
+        return ast.copy_location(ast.Pass(), node)  # Triton compiles it only in debug mode
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         self.generic_visit(node)
@@ -543,7 +538,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
         self.generic_visit(node)
-        return ast.copy_location(_call("__chosen__", node.test, _lambda(node.body), _lambda(node.orelse)), node)
+        return ast.copy_location(_call("__conditional__", node.test, _lambda(node.body), _lambda(node.orelse)), node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         self.generic_visit(node)
@@ -588,10 +583,10 @@ def _rewritten(fn: Callable[..., Any]) -> types.CodeType:
 
 
 def _member(member: Any, name: str) -> Any:
-    if name in _SAID_AGAIN:
-        return _SAID_AGAIN[name]
+    if name in _REPLACEMENTS:
+        return _REPLACEMENTS[name]
     if isinstance(member, JITFunction | InterpretedFunction):
-        return lambda self, *args, **kwargs: twin(member)(self, *args, **kwargs)
+        return lambda self, *args, **kwargs: executable(member)(self, *args, **kwargs)
     return _builtin(member)
 
 

@@ -1,8 +1,8 @@
-"""Memory as a kernel sees it: every tensor argument in an address range of its own.
+"""Simulated global memory: every tensor argument has an address range of its own.
 
-An address holds the number of its argument above 48 bits and an offset in the argument's storage below, so a pointer
-never loses the tensor it came from: where it points outside of that tensor, no neighbour is read. What each access did
-is logged and goes to the ledger when the batch of programs has come to its end; a batch that diverges is undone.
+The upper 16 bits of an address hold the number of the argument, the lower 48 an offset into its storage, so a pointer
+never loses the tensor it derives from: an out-of-bounds access cannot read a neighbouring tensor. Accesses are logged
+and committed to the AccessLog when the batch of programs has finished; a batch that diverges is rolled back.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from torch import Tensor
 from triton._C.libtriton import ir
 
 from tilewright.interpreter import numerics
+from tilewright.interpreter.exceptions import LaunchError, SpinWait, current_line
 from tilewright.interpreter.results import OUT_OF_BOUNDS, OVERFLOW, RACE, SECTOR, Finding
-from tilewright.interpreter.exceptions import Stopped, Waiting, here
 
-HELD = 2**22  # lanes of accesses that are kept until the batch ends
-PATIENCE = 500  # atomics at one place in a row, after which a program counts as waiting for another
-SLOT = 48  # bits of an address below the number of the argument
-ORIGIN = 1 << 47  # offset of a storage's first byte, so that negative offsets stay in their slot
+MAX_LOGGED_LANES = 2**22  # a program that runs alone commits its accesses when it has logged more
+SPIN_LIMIT = 500  # consecutive atomics at one address after which a program counts as waiting for another
+SLOT_BITS = 48  # address bits below the argument number
+SLOT_ORIGIN = 1 << 47  # offset of a storage's first byte in its slot, so that negative offsets stay in the slot
 
 
 class Buffer:
-    """One storage, shared by all arguments that view it."""
+    """One storage, shared by all arguments that are views of it."""
 
     def __init__(self, tensor: Tensor):
         self.storage = tensor.untyped_storage()
         self.on_cpu = self.storage if self.storage.device.type == "cpu" else self.storage.cpu()
         self.bytes = torch.empty(0, dtype=torch.uint8).set_(self.on_cpu).numpy()
-        self.unit = 8  # bytes: the smallest element of any argument here
+        self.unit = 8  # bytes of the smallest element type among the arguments; accesses are tracked per unit
         self.written = False
 
-    def typed(self, size: int) -> np.ndarray:
-        whole = len(self.bytes) // size * size
-        return self.bytes[:whole].view(f"u{size}")
+    def typed(self, itemsize: int) -> np.ndarray:
+        whole = len(self.bytes) // itemsize * itemsize
+        return self.bytes[:whole].view(f"u{itemsize}")
 
     def copy_back(self) -> None:
         if self.written and self.on_cpu is not self.storage:
@@ -48,398 +48,399 @@ class Buffer:
 
 
 class Argument:
-    """A tensor given to a kernel."""
+    """A tensor passed to a kernel."""
 
     def __init__(self, name: str, tensor: Tensor, buffer: Buffer, slot: int):
         self.name = name
         self.tensor = tensor
         self.buffer = buffer
-        self.size = tensor.element_size()
-        self.base = (slot << SLOT) + ORIGIN  # address of the storage's first byte
-        self.first = int(tensor.storage_offset()) * self.size  # byte of the first element
+        self.itemsize = tensor.element_size()
+        self.storage_address = (slot << SLOT_BITS) + SLOT_ORIGIN
+        self.first_byte = int(tensor.storage_offset()) * self.itemsize
         self.span = 0  # elements from the first to the last in memory
-        self.dense = True  # all of them are the tensor's
+        self.is_dense = True  # the view has no gaps
         if tensor.numel():
-            runs = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s and n > 1)
-            self.span = sum((n - 1) * s for s, n in runs) + 1
-            self.dense = all(s == math.prod(n for _, n in runs[:place]) for place, (s, _) in enumerate(runs))
-        self.end = self.first + self.span * self.size
-        self._inside: np.ndarray | None = None
+            dims = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s and n > 1)
+            self.span = sum((n - 1) * s for s, n in dims) + 1
+            self.is_dense = all(s == math.prod(n for _, n in dims[:dim]) for dim, (s, _) in enumerate(dims))
+        self.end_byte = self.first_byte + self.span * self.itemsize
+        self._occupied: np.ndarray | None = None
 
     @property
     def address(self) -> int:
-        return self.base + self.first
+        return self.storage_address + self.first_byte
 
     @property
-    def inside(self) -> np.ndarray:
-        """Which elements of the span belong to the tensor: a view may have gaps."""
-        if self._inside is None:
-            self._inside = np.zeros(self.span, bool)
+    def occupied(self) -> np.ndarray:
+        """A mask of the elements of the span that belong to the tensor; a strided view has gaps."""
+        if self._occupied is None:
+            self._occupied = np.zeros(self.span, bool)
             if self.span:
-                self.shaped(self._inside)[...] = True
-        return self._inside
+                self.shaped(self._occupied)[...] = True
+        return self._occupied
 
     def shaped(self, per_element: np.ndarray) -> np.ndarray:
-        """An array over the span, seen in the tensor's shape."""
+        """Return an array over the span as a view with the tensor's shape."""
         strides = [s * per_element.itemsize for s in self.tensor.stride()]
         return np.lib.stride_tricks.as_strided(per_element, self.tensor.shape, strides)
 
     def index(self, element: int) -> tuple[int, ...]:
-        """The tensor's index of an element of the span, or its distance from the first where it has none."""
-        if not 0 <= element < self.span or not self.inside[element]:
+        """Return the tensor index of an element of the span, or the element's offset if it has no index."""
+        if not 0 <= element < self.span or not (self.is_dense or self.occupied[element]):
             return (element,)
-        place: dict[int, int] = {}
+        index: dict[int, int] = {}
         strides = [0 if n == 1 else s for n, s in zip(self.tensor.shape, self.tensor.stride(), strict=True)]
         for dim in sorted(range(len(strides)), key=lambda d: -strides[d]):
-            place[dim], element = divmod(element, strides[dim]) if strides[dim] else (0, element)
-        return tuple(place[dim] for dim in range(len(strides)))
+            index[dim], element = divmod(element, strides[dim]) if strides[dim] else (0, element)
+        return tuple(index[dim] for dim in range(len(strides)))
 
-    def named(self, element: int) -> str:
+    def describe(self, element: int) -> str:
         index = self.index(element)
         return f"`{self.name}[{', '.join(map(str, index))}]`" if index else f"`{self.name}`"
 
-    def outside(self, element: int) -> str:
-        """What an element that is not the tensor's is called."""
+    def describe_outside(self, element: int) -> str:
+        """Describe an element that does not belong to the tensor."""
         shape = f"shape {tuple(self.tensor.shape)}"
         if not self.span:
             return f"`{self.name}`, which is empty"
         if 0 <= element < self.span:
-            return f"element {element} of `{self.name}`, in a gap of it ({shape}, strides {self.tensor.stride()})"
+            return f"element {element} of `{self.name}`, a gap in the view ({shape}, strides {self.tensor.stride()})"
         strides = "" if self.tensor.is_contiguous() else f", strides {self.tensor.stride()}"
         return f"element {element} of `{self.name}`, whose elements are 0 to {self.span - 1} ({shape}{strides})"
 
 
 @dataclass
 class Part:
-    """The lanes of one operation that touch one argument."""
+    """The lanes of one operation that access one argument."""
 
     argument: Argument
-    where: np.ndarray  # byte in the storage
-    on: np.ndarray | None  # lanes that take part, in the shape of `where`; None: all
-    rows: np.ndarray | None  # which program of the batch, broadcast over `where`; None: each lane is every program's
-    lanes: np.ndarray | None = None  # which of the operation's lanes these are; None: all, in their shape
+    offsets: np.ndarray  # in bytes from the start of the storage
+    mask: np.ndarray | None  # active lanes, in the shape of `offsets`; None: all
+    rows: np.ndarray | None  # row of the batch, broadcast over `offsets`; None: every program makes this access
+    lanes: np.ndarray | None = None  # indices of these lanes in the operation; None: all, in their shape
 
-    def pick(self, per_lane: np.ndarray) -> np.ndarray:
-        """Of an array over the operation's lanes, those that are on here, flat."""
+    def select(self, per_lane: np.ndarray) -> np.ndarray:
+        """Return the values of the active lanes from an array over the operation's lanes."""
         part = per_lane.reshape(-1)[self.lanes] if self.lanes is not None else per_lane
-        return part[self.on] if self.on is not None else part.reshape(-1)
+        return part[self.mask] if self.mask is not None else part.reshape(-1)
 
 
 @dataclass
 class Access:
-    """What one operation did to one argument: flat arrays over the lanes that took part."""
+    """One operation's accesses to one argument, as flat arrays over the active lanes."""
 
     kind: str  # load, store or atomic
     argument: Argument
-    size: int
-    where: np.ndarray  # byte in the storage
-    programs: np.ndarray | None  # numbers; None: every program of the batch did this
-    place: tuple[str, int]
-    lanes: int  # on and off
+    itemsize: int
+    offsets: np.ndarray  # in bytes from the start of the storage
+    programs: np.ndarray | None  # program index per lane; None: every program of the batch made this access
+    location: tuple[str, int]  # file and line
+    lanes: int  # active and masked
     sectors: int
-    changed: np.ndarray | None = None  # of stores and atomics: lanes that put another value there
-    order: Any = None  # of atomics: which memory order, and among whom
-    scope: Any = None
+    changed: np.ndarray | None = None  # lanes of a store or an atomic that changed the value in memory
+    order: Any = None  # memory order of an atomic
+    scope: Any = None  # synchronization scope of an atomic
     volatile: bool = False
 
 
 class Memory:
-    """The arguments of one launch, and what the running batch has done to them."""
+    """The arguments of one launch and the accesses that the current batch has made to them."""
 
     def __init__(self, kernel: str, grid: tuple[int, int, int]):
         self.kernel = kernel
         self.grid = grid
         self.arguments: list[Argument] = []
         self.buffers: dict[int, Buffer] = {}
-        self.numbers = np.zeros(1, np.int32)  # of the batch's programs
-        self.settle: Callable[[], None] | None = None  # what to do with many accesses of a batch that cannot part
-        self._patience: float = PATIENCE
-        self.forget()
+        self.programs = np.zeros(1, np.int32)  # indices of the programs in the batch
+        self.commit: Callable[[], None] | None = None  # commits the logged accesses of a batch that cannot diverge
+        self._spin_limit: float = SPIN_LIMIT
+        self.clear_log()
 
     def add(self, name: str, tensor: Tensor) -> Argument:
-        key = tensor.untyped_storage().data_ptr() or -1 - len(self.arguments)  # storages without memory share address 0
+        key = tensor.untyped_storage().data_ptr() or -1 - len(self.arguments)  # empty storages share address 0
         buffer = self.buffers.get(key) or self.buffers.setdefault(key, Buffer(tensor))
         argument = Argument(name, tensor, buffer, len(self.arguments) + 1)
-        buffer.unit = min(buffer.unit, argument.size)
+        buffer.unit = min(buffer.unit, argument.itemsize)
         self.arguments.append(argument)
         return argument
 
-    def begin(self, numbers: np.ndarray, patient: bool = False) -> None:
-        self.numbers = numbers
-        self._patience = math.inf if patient else PATIENCE
-        self.forget()
+    def begin(self, programs: np.ndarray, may_spin: bool = False) -> None:
+        self.programs = programs
+        self._spin_limit = math.inf if may_spin else SPIN_LIMIT
+        self.clear_log()
 
-    def undo(self) -> None:
+    def roll_back(self) -> None:
         for memory, index, old in reversed(self._undo):
             memory[index] = old
-        self.forget()
+        self.clear_log()
 
-    def forget(self) -> None:
+    def clear_log(self) -> None:
         self.accesses: list[Access] = []
         self.findings: list[Finding] = []
-        self.lanes = 0  # of the accesses
+        self.lanes = 0  # in `accesses`
         self._undo: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        self._looked: tuple[Any, ...] = ()  # the line and place of the last atomic
-        self._looks = 0  # how often in a row
+        self._last_atomic: tuple[Any, ...] = ()  # line and address
+        self._repeats = 0  # of the last atomic in a row
 
-    def program(self, number: int) -> tuple[int, int, int]:
+    def program_id(self, index: Any) -> tuple[Any, Any, Any]:
         x, y, _ = self.grid
-        return number % x, number // x % y, number // (x * y)
+        return index % x, index // x % y, index // (x * y)
 
-    def find(
+    def finding(
         self,
         kind: str,
         argument: Argument,
-        place: tuple[str, int],
-        program: int | None,
+        location: tuple[str, int],
+        program: int,
         element: int,
         lanes: int,
         detail: str,
     ) -> Finding:
-        at = self.program(program) if program is not None else None
-        return Finding(kind, self.kernel, argument.name, *place, at, argument.index(element), lanes, detail)
-
-    # the three kinds of access
+        where = (*location, self.program_id(program), argument.index(element))
+        return Finding(kind, self.kernel, argument.name, *where, lanes, detail)
 
     def load(self, pointer: Any, mask: np.ndarray | None, ty: tl.dtype, volatile: bool) -> np.ndarray:
-        size = numerics.itemsize(ty)
+        itemsize = numerics.itemsize(ty)
         shape = pointer.data.shape if mask is None else np.broadcast_shapes(pointer.data.shape, mask.shape)
         out = None
-        for part in self._parts(pointer, shape, mask, size, "load"):
-            memory = part.argument.buffer.typed(size)
-            bits = memory[part.where // size] if len(memory) else np.zeros(part.where.shape, f"u{size}")
-            if part.on is not None:
-                bits = np.where(part.on, bits, bits.dtype.type(0))
-            self._log("load", part, size, volatile=volatile)
+        for part in self._parts(pointer, shape, mask, itemsize, "load"):
+            memory = part.argument.buffer.typed(itemsize)
+            bits = memory[part.offsets // itemsize] if len(memory) else np.zeros(part.offsets.shape, f"u{itemsize}")
+            if part.mask is not None:
+                bits = np.where(part.mask, bits, bits.dtype.type(0))
+            self._log("load", part, itemsize, volatile=volatile)
             if part.lanes is None:
                 out = bits
             else:
-                out = np.zeros(shape, f"u{size}") if out is None else out
+                out = np.zeros(shape, f"u{itemsize}") if out is None else out
                 out.reshape(-1)[part.lanes] = bits
-        return numerics.unpack(np.zeros(shape, f"u{size}") if out is None else out, ty)
+        return numerics.unpack(np.zeros(shape, f"u{itemsize}") if out is None else out, ty)
 
     def store(self, pointer: Any, data: np.ndarray, mask: np.ndarray | None, ty: tl.dtype) -> None:
-        size = numerics.itemsize(ty)
+        itemsize = numerics.itemsize(ty)
         shape = self._all_programs(pointer, data, mask)
         bits = np.broadcast_to(numerics.pack(data, ty), shape)
-        for part in self._parts(pointer, shape, mask, size, "store"):
-            memory, index = self._opened(part, size)
-            now, old = part.pick(bits), memory[index]
+        for part in self._parts(pointer, shape, mask, itemsize, "store"):
+            memory, index = self._writable(part, itemsize)
+            now, old = part.select(bits), memory[index]
             memory[index] = now
             lost = memory[index] != now
             if lost.any():
-                self._report_lost(part, index, lost, size)
-            self._log("store", part, size, changed=old != now)
+                self._report_conflicting_store(part, index, lost, itemsize)
+            self._log("store", part, itemsize, changed=old != now)
 
-    def update(
+    def atomic(
         self,
         pointer: Any,
         value: Any,
         mask: np.ndarray | None,
-        change: Callable[..., np.ndarray],
+        update: Callable[..., np.ndarray],
         order: Any,
         scope: Any,
         expected: np.ndarray | None = None,
     ) -> np.ndarray:
-        """An atomic read-modify-write; lanes take their turns in the order of programs. Returns what was there.
+        """Perform an atomic read-modify-write and return the old values; lanes take turns in program order.
 
-        `change(old, new)`, or `change(old, new, expected)`, gives what to write.
+        `update(old, new)`, or `update(old, new, expected)`, returns the value to write.
         """
         ty = pointer.dtype.element_ty
-        size = numerics.itemsize(ty)
+        itemsize = numerics.itemsize(ty)
         shape = self._all_programs(pointer, value.data, mask)
         operands = [np.broadcast_to(value.data, shape)]
         if expected is not None:
             operands.append(np.broadcast_to(expected, shape))
         out = np.zeros(shape, operands[0].dtype)
-        for part in self._parts(pointer, shape, mask, size, "atomic"):
-            memory, index = self._opened(part, size)
-            given = [part.pick(operand) for operand in operands]
+        for part in self._parts(pointer, shape, mask, itemsize, "atomic"):
+            memory, index = self._writable(part, itemsize)
+            active = [part.select(operand) for operand in operands]
             before = np.zeros(len(index), out.dtype)
             changed = np.zeros(len(index), bool)
-            for turn in _turns(index):
-                old = before[turn] = numerics.unpack(memory[index[turn]], ty)
-                bits = numerics.pack(change(old, *[g[turn] for g in given]), ty)
-                changed[turn] = memory[index[turn]] != bits
-                memory[index[turn]] = bits
-            on = part.pick(np.arange(out.size).reshape(shape))
-            out.reshape(-1)[on] = before
-            self._log("atomic", part, size, changed=changed, order=order, scope=scope)
+            for group in _conflict_free_groups(index):
+                old = before[group] = numerics.unpack(memory[index[group]], ty)
+                bits = numerics.pack(update(old, *[operand[group] for operand in active]), ty)
+                changed[group] = memory[index[group]] != bits
+                memory[index[group]] = bits
+            out.reshape(-1)[part.select(np.arange(out.size).reshape(shape))] = before
+            self._log("atomic", part, itemsize, changed=changed, order=order, scope=scope)
         return out
 
     def _all_programs(self, pointer: Any, data: np.ndarray, mask: np.ndarray | None) -> tuple[int, ...]:
-        """The shape of a write: each program makes its own, even where all make the same."""
-        batch = (len(self.numbers),) + (1,) * (pointer.data.ndim - 1)
+        """Return the shape of a write with one row per program, even if all programs write the same."""
+        batch = (len(self.programs),) + (1,) * (pointer.data.ndim - 1)
         return np.broadcast_shapes(batch, pointer.data.shape, data.shape, () if mask is None else mask.shape)
 
-    def _opened(self, part: Part, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """The memory that a part writes and its indices there, with what is needed to undo."""
-        memory = part.argument.buffer.typed(size)
-        index = (part.where[part.on] if part.on is not None else part.where.reshape(-1)) // size
+    def _writable(self, part: Part, itemsize: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the memory that a part writes and the indices there, and save the old values for a roll-back."""
+        memory = part.argument.buffer.typed(itemsize)
+        index = (part.offsets[part.mask] if part.mask is not None else part.offsets.reshape(-1)) // itemsize
         self._undo.append((memory, index, memory[index]))
         part.argument.buffer.written |= bool(len(index))
         return memory, index
 
-    def _report_lost(self, part: Part, index: np.ndarray, lost: np.ndarray, size: int) -> None:
+    def _report_conflicting_store(self, part: Part, index: np.ndarray, lost: np.ndarray, itemsize: int) -> None:
         loser = int(np.flatnonzero(lost)[0])
         winner = int(np.flatnonzero(index == index[loser])[-1])
         programs = self._programs(part)
         assert programs is not None
         one, two = int(programs[loser]), int(programs[winner])
         argument = part.argument
-        element = (int(index[loser]) * size - argument.first) // argument.size
-        who = "two lanes of the program store" if one == two else f"it and program {self.program(two)} store"
-        detail = f"{who} different values to {argument.named(element)}"
-        self.findings.append(self.find(RACE, argument, here(), one, element, int(lost.sum()), detail))
+        element = (int(index[loser]) * itemsize - argument.first_byte) // argument.itemsize
+        who = "two lanes of one program" if one == two else f"this program and program {self.program_id(two)}"
+        detail = f"{who} store different values to {argument.describe(element)}"
+        self.findings.append(self.finding(RACE, argument, current_line(), one, element, int(lost.sum()), detail))
 
     def _programs(self, part: Part) -> np.ndarray | None:
         if part.rows is None:
             return None
-        rows = np.broadcast_to(part.rows, part.where.shape)
-        return self.numbers[rows[part.on] if part.on is not None else rows.reshape(-1)]
+        rows = np.broadcast_to(part.rows, part.offsets.shape)
+        return self.programs[rows[part.mask] if part.mask is not None else rows.reshape(-1)]
 
-    def _log(self, kind: str, part: Part, size: int, **more: Any) -> None:
-        where = part.where[part.on] if part.on is not None else part.where.reshape(-1)
-        repeats = len(self.numbers) if part.rows is None else 1
-        lanes, moved = part.where.size * repeats, sectors(part.where, part.on, size) * repeats
-        access = Access(kind, part.argument, size, where, self._programs(part), here(), lanes, moved, **more)
+    def _log(self, kind: str, part: Part, itemsize: int, **more: Any) -> None:
+        offsets = part.offsets[part.mask] if part.mask is not None else part.offsets.reshape(-1)
+        repeats = len(self.programs) if part.rows is None else 1
+        lanes, moved = part.offsets.size * repeats, sectors(part.offsets, part.mask, itemsize) * repeats
+        programs = self._programs(part)
+        access = Access(kind, part.argument, itemsize, offsets, programs, current_line(), lanes, moved, **more)
         self.accesses.append(access)
         self.lanes += access.lanes
         if kind != "atomic" and not access.volatile:
-            self._looks = 0
-            if self.lanes > HELD and self.settle is not None and len(self.numbers) == 1 and not self._looked:
-                self.settle()
-        elif (access.place, *access.where[:1].tolist()) != self._looked:
-            self._looks, self._looked = 0, (access.place, *access.where[:1].tolist())
+            self._repeats = 0
+            alone = len(self.programs) == 1 and not self._last_atomic
+            if self.lanes > MAX_LOGGED_LANES and self.commit is not None and alone:
+                self.commit()
+        elif (atomic := (access.location, *access.offsets[:1].tolist())) != self._last_atomic:
+            self._repeats, self._last_atomic = 0, atomic
         else:
-            self._looks += 1
-            if self._looks > self._patience:
-                raise Waiting
+            self._repeats += 1
+            if self._repeats > self._spin_limit:
+                raise SpinWait
 
-    # addresses
-
-    def _parts(self, pointer: Any, shape: tuple[int, ...], mask: np.ndarray | None, size: int, what: str) -> list[Part]:
-        """An operation's lanes by the argument they touch, without those that fall outside of it."""
+    def _parts(
+        self, pointer: Any, shape: tuple[int, ...], mask: np.ndarray | None, itemsize: int, kind: str
+    ) -> list[Part]:
+        """Split an operation's lanes by the argument they access, and mask the lanes that are out of bounds."""
         addresses = np.broadcast_to(pointer.data, shape)
-        on = None if mask is None else np.broadcast_to(mask, shape)
+        mask = None if mask is None else np.broadcast_to(mask, shape)
         if not addresses.size:
             return []
-        one_row = shape[0] == 1 and len(self.numbers) > 1
-        rows = None if one_row else np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+        same_for_all = shape[0] == 1 and len(self.programs) > 1
+        rows = None if same_for_all else np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
         if pointer.wrapped is not None:
-            addresses, on = self._without_wrapped(pointer, addresses, on, rows)
+            addresses, mask = self._mask_wrapped(pointer, addresses, mask, rows)
         low, high = int(addresses.min()), int(addresses.max())
-        if low >> SLOT == high >> SLOT and self._known(low >> SLOT):
-            parts = [self._part(low >> SLOT, addresses, on, rows, None, size, what, (low, high))]
-        else:
-            lanes = np.arange(addresses.size) if on is None else np.flatnonzero(on.reshape(-1))
-            flat = addresses.reshape(-1)[lanes]
-            all_rows = None if rows is None else np.broadcast_to(rows, shape).reshape(-1)[lanes]
-            parts = []
-            for slot in np.unique(flat >> SLOT):
-                own = flat >> SLOT == slot
-                if not self._known(int(slot)):
-                    self._astray(what, int(own.sum()))
-                of_rows = None if all_rows is None else all_rows[own]
-                bounds = int(flat[own].min()), int(flat[own].max())
-                parts.append(self._part(int(slot), flat[own], None, of_rows, lanes[own], size, what, bounds))
+        if low >> SLOT_BITS == high >> SLOT_BITS and self._is_slot(low >> SLOT_BITS):
+            return [self._part(low >> SLOT_BITS, addresses, mask, rows, None, itemsize, kind, (low, high))]
+        lanes = np.arange(addresses.size) if mask is None else np.flatnonzero(mask.reshape(-1))
+        flat = addresses.reshape(-1)[lanes]
+        all_rows = None if rows is None else np.broadcast_to(rows, shape).reshape(-1)[lanes]
+        parts = []
+        for slot in np.unique(flat >> SLOT_BITS):
+            own = flat >> SLOT_BITS == slot
+            if not self._is_slot(int(slot)):
+                self._raise_unmapped(kind, int(own.sum()))
+            own_rows = None if all_rows is None else all_rows[own]
+            bounds = int(flat[own].min()), int(flat[own].max())
+            parts.append(self._part(int(slot), flat[own], None, own_rows, lanes[own], itemsize, kind, bounds))
         return parts
 
-    def _known(self, slot: int) -> bool:
+    def _is_slot(self, slot: int) -> bool:
         return 0 < slot <= len(self.arguments)
 
-    def _part(self, slot, addresses, on, rows, lanes, size, what, bounds) -> Part:
+    def _part(self, slot, addresses, mask, rows, lanes, itemsize, kind, bounds) -> Part:
         argument = self.arguments[slot - 1]
-        part = Part(argument, addresses - argument.base, on, rows, lanes)
-        low, high = bounds[0] - argument.base, bounds[1] - argument.base + size
-        if not argument.dense or low < argument.first or high > argument.end:
-            self._keep_inside(part, size, what)
-        if size != argument.size and (part.where % size).any():
-            file, line = here()
-            raise Stopped(f"{file}:{line}: a misaligned {what} of {size} bytes of `{argument.name}`")
+        part = Part(argument, addresses - argument.storage_address, mask, rows, lanes)
+        low, high = bounds[0] - argument.storage_address, bounds[1] - argument.storage_address + itemsize
+        if not argument.is_dense or low < argument.first_byte or high > argument.end_byte:
+            self._mask_out_of_bounds(part, itemsize, kind)
+        if itemsize != argument.itemsize and (part.offsets % itemsize).any():
+            file, line = current_line()
+            raise LaunchError(f"{file}:{line}: misaligned {itemsize}-byte {kind} in `{argument.name}`")
         return part
 
-    def _keep_inside(self, part: Part, size: int, what: str) -> None:
-        """Accesses outside of the tensor are reported and turned off; all that are off go where they harm nothing."""
-        argument, where = part.argument, part.where
-        bad = (where < argument.first) | (where + size > argument.end)
-        element = (where - argument.first) // argument.size
-        if not argument.dense:
-            bad |= ~argument.inside[np.where(bad, 0, element)]
-        if part.on is not None:
-            bad &= part.on
+    def _mask_out_of_bounds(self, part: Part, itemsize: int, kind: str) -> None:
+        """Report and mask the lanes outside of the tensor, and point all masked lanes at its first element."""
+        argument, offsets = part.argument, part.offsets
+        bad = (offsets < argument.first_byte) | (offsets + itemsize > argument.end_byte)
+        elements = (offsets - argument.first_byte) // argument.itemsize
+        if not argument.is_dense:
+            bad |= ~argument.occupied[np.where(bad, 0, elements)]
+        if part.mask is not None:
+            bad &= part.mask
         if bad.any():
-            lane = int(np.flatnonzero(bad.reshape(-1))[0])
-            row = 0 if part.rows is None else int(np.broadcast_to(part.rows, where.shape).reshape(-1)[lane])
-            place = int(element.reshape(-1)[lane])
-            repeats = len(self.numbers) if part.rows is None else 1
-            detail = f"{what} of {argument.outside(place)}"
-            number = int(self.numbers[row])
-            self.findings.append(
-                self.find(OUT_OF_BOUNDS, argument, here(), number, place, int(bad.sum()) * repeats, detail)
-            )
-            part.on = ~bad if part.on is None else part.on & ~bad
-        if part.on is not None:
-            part.where = np.where(part.on, where, argument.first if argument.span else 0)
+            lane, program, count = self._first_of(bad, part.rows)
+            element = int(elements.reshape(-1)[lane])
+            detail = f"{kind} of {argument.describe_outside(element)}"
+            self.findings.append(self.finding(OUT_OF_BOUNDS, argument, current_line(), program, element, count, detail))
+            part.mask = ~bad if part.mask is None else part.mask & ~bad
+        if part.mask is not None:
+            part.offsets = np.where(part.mask, offsets, argument.first_byte if argument.span else 0)
 
-    def _without_wrapped(self, pointer: Any, addresses: np.ndarray, on: np.ndarray | None, rows: np.ndarray | None):
-        """Lanes whose offset wrapped are reported and turned off, wherever they came to lie."""
+    def _mask_wrapped(
+        self, pointer: Any, addresses: np.ndarray, mask: np.ndarray | None, rows: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Report and mask the lanes whose offset wrapped around, wherever it points now."""
         wrap = pointer.wrapped
         lanes = np.broadcast_to(wrap.lanes, addresses.shape)
-        bad = lanes if on is None else lanes & on
+        bad = lanes if mask is None else lanes & mask
         if not bad.any():
-            return addresses, on
-        lane = int(np.flatnonzero(bad.reshape(-1))[0])
-        row = 0 if rows is None else int(np.broadcast_to(rows, addresses.shape).reshape(-1)[lane])
-        slot = int(addresses.reshape(-1)[lane]) >> SLOT
-        if not self._known(slot):
-            self._astray("access", int(bad.sum()))
+            return addresses, mask
+        lane, program, count = self._first_of(bad, rows)
+        slot = int(addresses.reshape(-1)[lane]) >> SLOT_BITS
+        if not self._is_slot(slot):
+            self._raise_unmapped("access", int(bad.sum()))
         argument = self.arguments[slot - 1]
-        element = (int(addresses.reshape(-1)[lane]) - argument.address) // argument.size
-        what = f"an offset into `{argument.name}` reached {wrap.value}"
-        detail = f"{what} and wrapped around int{wrap.bits}: compute it in int64"
-        number, repeats = int(self.numbers[row]), len(self.numbers) if rows is None else 1
-        self.findings.append(
-            self.find(OVERFLOW, argument, wrap.place, number, element, int(bad.sum()) * repeats, detail)
-        )
-        return np.where(bad, argument.address, addresses), (~bad if on is None else on & ~bad)
+        element = (int(addresses.reshape(-1)[lane]) - argument.address) // argument.itemsize
+        reached = f"an offset into `{argument.name}` reached {wrap.value}"
+        detail = f"{reached} and wrapped around int{wrap.bits}: compute it in int64"
+        self.findings.append(self.finding(OVERFLOW, argument, wrap.location, program, element, count, detail))
+        return np.where(bad, argument.address, addresses), (~bad if mask is None else mask & ~bad)
 
-    def _astray(self, what: str, lanes: int) -> None:
-        file, line = here()
-        raise Stopped(f"{file}:{line}: {what} at an address that came from no tensor argument ({lanes} lanes)")
+    def _first_of(self, bad: np.ndarray, rows: np.ndarray | None) -> tuple[int, int, int]:
+        """Return the first bad lane, its program, and the number of bad lanes over all programs."""
+        lane = int(np.flatnonzero(bad.reshape(-1))[0])
+        if rows is None:
+            return lane, int(self.programs[0]), int(bad.sum()) * len(self.programs)
+        row = int(np.broadcast_to(rows, bad.shape).reshape(-1)[lane])
+        return lane, int(self.programs[row]), int(bad.sum())
+
+    def _raise_unmapped(self, kind: str, lanes: int) -> None:
+        file, line = current_line()
+        raise LaunchError(f"{file}:{line}: {kind} at an address outside of every tensor argument ({lanes} lanes)")
 
 
-def sectors(where: np.ndarray, on: np.ndarray | None, size: int) -> int:
-    """How many sectors the warps of a program ask for, if neighbouring lanes go along the dimension with the smallest
-    stride, as Triton lays them out, each taking as much of a run as 16 bytes hold."""
-    if not where.size:
+def sectors(offsets: np.ndarray, mask: np.ndarray | None, itemsize: int) -> int:
+    """Estimate the 32-byte sectors that the warps of a program request.
+
+    Assumes Triton's usual layout: neighbouring lanes along the dimension with the smallest stride, up to 16 contiguous
+    bytes per lane.
+    """
+    if not offsets.size:
         return 0
-    if where.ndim == 1:  # lanes of several arguments, or one a program: nothing is known of their neighbours
-        return int(where.size if on is None else on.sum())
+    if offsets.ndim == 1:  # lanes of several arguments, or one lane per program: nothing is known of their neighbours
+        return int(offsets.size if mask is None else mask.sum())
     steps = {}
-    for dim in range(1, where.ndim):
-        if where.shape[dim] > 1:
-            pair = where[(0,) * dim + (slice(0, 2),) + (0,) * (where.ndim - dim - 1)]
+    for dim in range(1, offsets.ndim):
+        if offsets.shape[dim] > 1:
+            pair = offsets[(0,) * dim + (slice(0, 2),) + (0,) * (offsets.ndim - dim - 1)]
             steps[dim] = abs(int(pair[1]) - int(pair[0]))
-    order = sorted(range(1, where.ndim), key=lambda dim: (-(steps.get(dim) or 2**62), dim))
-    lined = where.transpose(0, *order).reshape(where.shape[0], -1)
-    step = steps.get(order[-1], size) or size
+    order = sorted(range(1, offsets.ndim), key=lambda dim: (-(steps.get(dim) or 2**62), dim))
+    ordered = offsets.transpose(0, *order).reshape(offsets.shape[0], -1)
+    step = steps.get(order[-1], itemsize) or itemsize
     vector = 1
-    while vector * size < 16 and step == size and int(lined[0, 0]) % (2 * vector * size) == 0:
+    while vector * itemsize < 16 and step == itemsize and int(ordered[0, 0]) % (2 * vector * itemsize) == 0:
         vector *= 2
-    width = min(32 * vector, lined.shape[1])
-    sector = lined.reshape(-1, width) // SECTOR
-    if on is not None:
-        lanes_on = on.transpose(0, *order).reshape(-1, width)
-        sector = np.where(lanes_on, sector, -1)
+    width = min(32 * vector, ordered.shape[1])
+    sector = ordered.reshape(-1, width) // SECTOR
+    if mask is not None:
+        sector = np.where(mask.transpose(0, *order).reshape(-1, width), sector, -1)
     if (sector[:, 1:] < sector[:, :-1]).any():
         sector = np.sort(sector, axis=1)
     new = sector[:, 1:] != sector[:, :-1]
-    return int(new.sum()) + len(sector) - (int((sector == -1).any(axis=1).sum()) if on is not None else 0)
+    return int(new.sum()) + len(sector) - (int((sector == -1).any(axis=1).sum()) if mask is not None else 0)
 
 
-def _turns(index: np.ndarray) -> list[Any]:
-    """Lanes in groups that touch no element twice; an element's lanes keep their order."""
+def _conflict_free_groups(index: np.ndarray) -> list[Any]:
+    """Split lanes into groups that access no element twice; the lanes of one element keep their order."""
     if len(index) < 2 or len(np.unique(index)) == len(index):
         return [slice(None)]
     order = np.argsort(index, kind="stable")

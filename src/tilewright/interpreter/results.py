@@ -1,4 +1,4 @@
-"""What one launch did: the faults found in it and the bytes it moved, argument by argument."""
+"""The result of one launch: the faults found and the bytes moved per argument."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ READ_BEFORE_WRITE = "read before write"
 NEVER_WRITTEN = "never written"
 OVERFLOW = "offset overflow"
 
-SECTOR = 32  # bytes: the least that a GPU fetches from or writes to memory
+SECTOR = 32  # bytes, the smallest transaction between a GPU's L2 and DRAM
 WARP = 32  # lanes
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault, at the first place where it was seen."""
+    """One fault, located at its first occurrence."""
 
     kind: str  # one of the constants above
     kernel: str
     argument: str
     file: str
     line: int
-    program: tuple[int, int, int] | None  # None: of no one program
-    element: tuple[int, ...]  # of a tensor: its index; outside of one: how many elements from its first
-    lanes: int  # how many accesses of that line and kind were at fault, over all programs
-    detail: str  # what happened there, as part of a sentence
+    program: tuple[int, int, int] | None  # None if the fault belongs to no single program
+    element: tuple[int, ...]  # index in the tensor; outside of it, the offset from the first element
+    lanes: int  # faulty accesses by this line and of this kind, summed over all programs
+    detail: str  # completes the message: "load of element 100 of `x`, ..."
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}: " if self.line else ""
@@ -42,39 +42,39 @@ class Finding:
 
 @dataclass
 class Traffic:
-    """What a launch did to one tensor argument. Counts of bytes are of lanes that no mask turned off."""
+    """Accesses of a launch to one tensor argument; byte counts exclude masked lanes."""
 
     name: str
-    tensor: Tensor  # as it was given to the kernel; descriptors stand for their base
+    tensor: Tensor  # as passed to the kernel; the base tensor if a descriptor was passed
     loaded: int = 0  # bytes
-    stored: int = 0
-    atomic: int = 0  # read and written by atomics
-    warps: int = 0  # that made them, each as often as it did
-    lanes: int = 0  # of loads, stores and atomics, whether on or off
-    masked: int = 0  # of those, turned off by a mask
-    sectors: int = 0  # estimated, 32 bytes each: what the memory system moves for these accesses
-    distinct_read: int = 0  # bytes of the elements that were read; one of an expanded tensor counts once
+    stored: int = 0  # bytes
+    atomic: int = 0  # bytes read and written by atomics
+    warps: int = 0  # warp-level atomic instructions executed
+    lanes: int = 0  # lanes of all loads, stores and atomics, including masked ones
+    masked: int = 0  # lanes disabled by a mask
+    sectors: int = 0  # estimated 32-byte sectors moved
+    distinct_read: int = 0  # bytes of the elements read, each counted once
     distinct_written: int = 0
 
-    # Maps in the tensor's shape, where they were asked for. A program's number counts x fastest, then y, then z.
-    reads: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))  # times each element was read
-    writer: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # program number + 1; 0: none wrote
+    # Maps in the tensor's shape, present on request. Program indices count x fastest, then y, then z.
+    reads: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))  # number of reads per element
+    writer: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # program index + 1; 0: not written
 
-    def times(self, factor: float) -> Traffic:
-        """Of so many times more programs."""
-        more = ("loaded", "stored", "atomic", "warps", "lanes", "masked", "sectors")
-        bytes_ = self.tensor.nbytes
-        touched = {n: min(bytes_, round(factor * getattr(self, n))) for n in ("distinct_read", "distinct_written")}
-        return replace(self, **{name: round(factor * getattr(self, name)) for name in more}, **touched)
+    def scaled(self, factor: float) -> Traffic:
+        """Return the traffic of `factor` times as many programs."""
+        linear = ("loaded", "stored", "atomic", "warps", "lanes", "masked", "sectors")
+        limit = self.tensor.nbytes
+        distinct = {n: min(limit, round(factor * getattr(self, n))) for n in ("distinct_read", "distinct_written")}
+        return replace(self, **{name: round(factor * getattr(self, name)) for name in linear}, **distinct)
 
     @property
     def moved(self) -> int:
-        """Bytes requested."""
+        """Bytes requested by loads, stores and atomics."""
         return self.loaded + self.stored + 2 * self.atomic
 
     @property
     def reads_per_element(self) -> float:
-        """How often each element that was read was fetched, on average."""
+        """Average number of times each element that was read at all was read."""
         return (self.loaded + self.atomic) / self.distinct_read if self.distinct_read else 0.0
 
 
@@ -88,25 +88,25 @@ class Launch:
     grid: tuple[int, int, int]
     arguments: dict[str, Traffic]
     findings: list[Finding]
-    operations: int  # of Triton, executed; programs that go the same way share them
+    operations: int  # Triton operations executed; programs that run as one batch share them
     meta: dict[str, object] = field(default_factory=dict)  # num_warps, num_stages, constexpr arguments
-    ran: int | None = None  # programs, where not all did
+    programs_run: int | None = None  # None: all of them
 
     @property
     def programs(self) -> int:
         return self.grid[0] * self.grid[1] * self.grid[2]
 
     @property
-    def whole(self) -> Launch:
-        """Of all programs, if those that did not run are like those that did: each tensor moves so many times more, but
-        has no more elements than it has."""
-        if self.ran is None:
+    def extrapolated(self) -> Launch:
+        """The launch with its traffic scaled from the programs that ran to the whole grid."""
+        if self.programs_run is None:
             return self
-        return replace(self, arguments={n: t.times(self.programs / self.ran) for n, t in self.arguments.items()})
+        factor = self.programs / self.programs_run
+        return replace(self, arguments={name: t.scaled(factor) for name, t in self.arguments.items()})
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """Those in a function's arguments or result."""
+    """Iterate over the tensors in the arguments or the result of a function."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):

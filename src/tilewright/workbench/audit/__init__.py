@@ -168,7 +168,7 @@ def audit(
 ) -> Audit:
     """Call `fn(*args)` with every Triton launch interpreted, and tell what it did to memory.
 
-    Faults are in `findings` and raise nothing; a kernel that cannot come to its end raises KernelStopped. `elements`
+    Faults are in `findings` and raise nothing; a kernel that cannot come to its end raises KernelAborted. `elements`
     is how many the tensors may have in all, `steps` how many operations a program may take. With `lanes`, of a launch
     that touches more only some programs run, and what is told of all is what these are like.
     """
@@ -181,10 +181,10 @@ def audit(
     found = [*run.findings, *(run.unwritten(result) if lanes is None else ())]
     outputs = {t.untyped_storage().data_ptr() for t in tensors(result)}
     inputs = {t.untyped_storage().data_ptr() for t in given}
-    roles = dict.fromkeys(run.made, "scratch") | dict.fromkeys(outputs, "output")
+    roles = dict.fromkeys(run.allocated, "scratch") | dict.fromkeys(outputs, "output")
     roles |= dict.fromkeys(outputs & inputs, "in place")
     name = title or getattr(fn, "__name__", "audit")
-    launches = [launch.whole for launch in run.launches]
+    launches = [launch.extrapolated for launch in run.launches]
     return Audit(name, launches, found, roles, cost, hardware.datasheet(gpu).sms, result)
 
 
