@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from support import timing_record
+from sample_records import timing_record
 from tilewright import record, source
 from tilewright.errors import CannotRead, CannotWrite
 
@@ -137,7 +137,7 @@ def test_a_timing_of_this_version_must_be_complete(tmp_path):
 
 
 def test_a_folder_in_the_way_is_one_clear_error(tmp_path):
-    with pytest.raises(CannotWrite, match="name a file you may write to"):
+    with pytest.raises(CannotWrite, match="choose a file that you have permission to write"):
         record.require_writable(tmp_path)
 
 

@@ -19,11 +19,11 @@ from tilewright import source
 from tilewright.errors import (
     FileBroken,
     MissingPackage,
-    NoFunction,
+    MissingFunction,
     UnknownFunction,
     UnknownKernel,
     UnknownOp,
-    WhichFunction,
+    AmbiguousFunction,
     WrongArguments,
     first_line,
 )
@@ -104,7 +104,7 @@ def load_file(path: Path, op: Op, *, differentiable: bool = False) -> Kernel:
     """The kernel that a user's file holds for an Op."""
     fn = _find(load_module(path), path, op)
     if fn is None:
-        raise NoFunction(path, op.name)
+        raise MissingFunction(path, op.name)
     _require_callable(fn, path, op)
     return Kernel(path.name, fn, "python", lambda *_: True, differentiable)
 
@@ -143,7 +143,7 @@ def launcher(path: Path, name: str | None) -> Callable[..., Any]:
     kernels = {n for n, value in vars(module).items() if isinstance(value, KernelInterface)}
     launching = {n: fn for n, fn in own.items() if kernels & set(fn.__code__.co_names)} or own
     if len(launching) != 1:
-        raise WhichFunction(path, launching)
+        raise AmbiguousFunction(path, launching)
     return next(iter(launching.values()))
 
 

@@ -1,4 +1,4 @@
-"""The only reader of os.environ: a handful of typed knobs."""
+"""Environment variables. No other module reads os.environ."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """Where compiled CUDA C++ is kept: TILEWRIGHT_CACHE, else the user's cache folder."""
+    """Return the folder of cached files: TILEWRIGHT_CACHE, or `tilewright` in the user's cache folder."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("TILEWRIGHT_CACHE") or Path(home) / "tilewright")
 
 
 def results_dir() -> Path:
-    """Where recorded timings lie: TILEWRIGHT_RESULTS, else the checkout's, else the wheel's own."""
+    """Return the folder of records: TILEWRIGHT_RESULTS, or that of the checkout, or that of the wheel."""
     if named := os.environ.get("TILEWRIGHT_RESULTS"):
         return Path(named)
     package = Path(__file__).parent
@@ -22,7 +22,7 @@ def results_dir() -> Path:
 
 
 def record_files() -> list[Path]:
-    """Those in the folder, and in one of each GPU. What lies deeper is kept to be compared."""
+    """Return the files of records in the results folder and in the folder of each GPU."""
     folder = results_dir()
     return sorted([*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")])
 
@@ -34,9 +34,9 @@ CACHES = (
 
 
 def worker_environment(simulate: bool) -> dict[str, str]:
-    """The environment of worker processes. `simulate`: Numba kernels without a GPU.
+    """Return the environment of worker processes. `simulate` runs Numba kernels without a GPU.
 
-    Numba reads its switch when a kernel is decorated, so it must be set before the process imports it.
+    Numba reads the variable when a kernel is decorated, so it must be set before the process starts.
     """
     environment = dict(os.environ)
     package_root = str(Path(__file__).parent.parent)
@@ -48,9 +48,9 @@ def worker_environment(simulate: bool) -> dict[str, str]:
     return environment
 
 
-def folder_of_worker(folder: str) -> dict[str, str]:
-    """What has a worker process write all it writes to a folder of its own."""
-    # In a sandbox it may be a user whom nobody knows.
+def redirected_caches(folder: str) -> dict[str, str]:
+    """Return the variables that make a worker process write all its files to one folder."""
+    # In a sandbox the user id may have no name.
     return dict.fromkeys(CACHES, folder) | {"HOME": folder, "USER": "tilewright"}
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tilewright.errors import GPUBroken, first_line
+from tilewright.errors import GPUUnusable, first_line
 
 CACHES = 4  # times the L2: what is read to empty it
 SLEEP_HZ = 2.0e9  # cycles that torch.cuda._sleep spends in a second, about
@@ -221,7 +221,7 @@ def require_working_gpu(who: str) -> None:
         try:
             torch.cuda.synchronize()
         except RuntimeError as error:
-            raise GPUBroken(who, first_line(error)) from None
+            raise GPUUnusable(who, first_line(error)) from None
 
 
 def tensors_in(result: Any) -> list[Tensor]:

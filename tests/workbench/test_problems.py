@@ -76,7 +76,7 @@ def test_parameters_follow_the_sizes_of_a_case():
 def test_bad_problems_are_one_line(tmp_path):
     path, softmax = str(solution("kernelbench", "softmax_torch")), str(FOLDER / "kernelbench" / "level1_softmax.py")
     assert_one_line(run("check", "--problem", str(tmp_path / "none.py"), path), 2, "no file at")
-    assert_one_line(run("check", "--problem", str(tmp_path), path), 2, "task.yml is no problem")
+    assert_one_line(run("check", "--problem", str(tmp_path), path), 2, "task.yml is not a problem")
     assert_one_line(run("check", "--problem", softmax, "none.py"), 2, "no file at")
     (tmp_path / "task.yml").write_text("files: [\n")
     assert_one_line(run("check", "--problem", str(tmp_path), path), 2, "no task with files and tests")

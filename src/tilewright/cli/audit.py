@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import json
 import shlex
@@ -15,29 +14,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright import source
+from tilewright.cli.options import AsJson, CallOptions, RecordFile, flattened
+from tilewright.cli.selection import refuse_other_kinds, target_kind
 from tilewright.cli.shared import (
-    AsJson,
-    CaseText,
-    DtypeName,
-    FunctionName,
-    Inputs,
-    Kernels,
-    OwnKernels,
-    cases_of,
     console,
-    dtypes_of,
     load_op,
+    parse_cases,
+    parse_dtypes,
     progress,
+    require_outputs,
     say_next,
+    stdout_to_stderr,
 )
 from tilewright.errors import (
     CannotWrite,
-    KernelStopped,
+    KernelAborted,
     NoGPU,
     NothingAudited,
     TilewrightError,
     TooLarge,
-    WrongArguments,
+    WrongInputs,
     first_line,
 )
 
@@ -51,87 +47,82 @@ class Job:
 
     title: str
     run: Callable[[], Audit]
-    call: dict[str, Any]  # what to call, as a record and the counters know it
+    call: dict[str, Any]  # as a record and the hardware counters identify it
     source: str  # hash of the code
 
 
+@flattened
 def audit(
-    target: Annotated[str, typer.Argument(metavar="OP|FILE", help="An operation, or a file with kernels.")],
-    files: OwnKernels = None,
-    kernel: Kernels = None,
-    case: CaseText = None,
-    dtype: DtypeName = None,
-    function: FunctionName = None,
-    given: Inputs = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with a map of each tensor.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Operations a program may take; a million.")] = None,
-    gpu: Annotated[str, typer.Option(help="Whose SMs the programs are held against.")] = "h200",
-    measure: Annotated[bool, typer.Option(help="On a GPU: also count the bytes with ncu.")] = False,
-    record: Annotated[Path | None, typer.Option(help="Append what was found to this file, as JSON lines.")] = None,
+    ctx: typer.Context,
+    *,
+    target: Annotated[str, typer.Argument(metavar="OP|FILE", help="Operation, or a .py file with Triton kernels.")],
+    options: CallOptions,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write an HTML map of each tensor.")] = None,
+    steps: Annotated[
+        int, typer.Option(min=1, metavar="INTEGER", help="Operations per program before it is stopped.")
+    ] = 1_000_000,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="GPU whose SMs the grid is compared with.")] = "h200",
+    measure: Annotated[bool, typer.Option("--measure", help="On a GPU, also count the bytes with ncu.")] = False,
+    record: RecordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """What does it do to memory? Every byte a Triton kernel moves, every access it should not make. Needs no GPU."""
-    from tilewright import hardware
-    from tilewright.interpreter import STEPS
-    from tilewright.record import require_writable
+    """Count the bytes that Triton kernels move and find invalid accesses. Needs no GPU.
 
-    hardware.datasheet(gpu)  # a wrong name is told before the work
+    Exits with 1 if an access is out of bounds or races, or an output is not written.
+    """
+    from tilewright import hardware
+
+    hardware.datasheet(gpu)  # reports a wrong name before the work starts
     if measure and not hardware.has_gpu():
         raise NoGPU("--measure")
-    if record:
-        require_writable(record)
-    if html:
-        require_writable(html)
-    limits = {"steps": steps or STEPS, "gpu": gpu}
-    if target in source.op_files() or not target.endswith(".py"):
-        if function or given:
-            raise typer.BadParameter("--function and --input are for a FILE: an operation has its own inputs.")
-        jobs = list(_of_op(target, files or [], kernel or [], case, dtype, limits))
-    else:
-        if kernel or case or dtype or files:
-            raise typer.BadParameter("--kernel, --case, --dtype and more files are for an OP: a FILE takes --input.")
-        jobs = list(_of_file(Path(target), function, given or [], limits))
-    done, stopped = _run(jobs, measure, record, as_json)
+    require_outputs(record, html)
+    kind = target_kind(target)
+    refuse_other_kinds(ctx, kind)
+    limits = {"steps": steps, "gpu": gpu}
+    if kind == "cu":
+        raise typer.BadParameter("audit interprets Triton kernels; read a .cu FILE with `tilewright inspect`.")
+    jobs = list(_op_jobs(target, options, limits) if kind == "op" else _file_jobs(Path(target), options, limits))
+    done, aborted = _run(jobs, measure, record, as_json)
     if html and done:
-        _write(html, done)
-    if not jobs or (done and not stopped and not any(found.launches for found in done)):
+        _write_page(html, done)
+    if not jobs or (done and not aborted and not any(found.launches for found in done)):
         raise NothingAudited(target)
     if not as_json:
-        given_again = [w for w in sys.argv[1:] if not w.startswith("--html")]
-        say_next(f"open {html}" if html else shlex.join(["tilewright", *given_again, "--html", "audit.html"]))
-    if stopped or any(found.findings for found in done):
+        arguments = [word for word in sys.argv[1:] if not word.startswith("--html")]
+        say_next(f"open {html}" if html else shlex.join(["tilewright", *arguments, "--html", "audit.html"]))
+    if aborted or any(found.findings for found in done):
         raise typer.Exit(1)
 
 
 def _run(jobs: list[Job], measure: bool, path: Path | None, as_json: bool) -> tuple[list[Audit], int]:
-    """Audit and print. Returns what was found, and how many kernels could not come to their end."""
+    """Audit and print. Return the audits, and the number of kernels that could not finish."""
     from tilewright.report import terminal
 
-    done, stopped = [], 0
+    done, aborted = [], 0
     with progress("auditing", len(jobs)) as advance:
         for job in jobs:
             advance(job.title)
             try:
-                with contextlib.redirect_stdout(sys.stderr):  # what a launcher prints is not ours to say
+                with stdout_to_stderr():
                     found = job.run()
-            except KernelStopped as why:
-                stopped += 1
+            except KernelAborted as why:
+                aborted += 1
                 line = json.dumps({"title": job.title, "stopped": str(why)}) if as_json else f"{job.title}: {why}\n"
                 print(line, flush=True)
                 continue
             done.append(found)
-            counted = _counted(job) if measure else None
+            counted = _count_bytes(job) if measure else None
             if path:
                 _record(path, job, found, counted)
             if as_json:
                 print(json.dumps({**found.as_json(), "call": job.call, **({"counted": counted} if counted else {})}))
             else:
                 console().print(terminal.audit(found, counted))
-    return done, stopped
+    return done, aborted
 
 
-def _counted(job: Job) -> dict[str, int]:
-    from tilewright.workbench.audit.counters import count
+def _count_bytes(job: Job) -> dict[str, int]:
+    from tilewright.workbench.audit.dram_counters import count
 
     return count(job.call)
 
@@ -147,19 +138,18 @@ def _record(path: Path, job: Job, found: Audit, counted: dict[str, int] | None) 
     append(path, [stamp("audit", *names, job.source, call=job.call, **content, versions=hardware.versions())])
 
 
-def _of_op(
-    name: str, files: list[Path], kernels: list[str], cases: list[str] | None, dtypes: list[str] | None, limits: Any
-) -> Iterator[Job]:
+def _op_jobs(name: str, options: CallOptions, limits: Any) -> Iterator[Job]:
     from tilewright import registry
     from tilewright.workbench import audit as tool
 
+    files, kernels = options.files or [], options.kernel or []
     op = load_op(name, files)
-    wanted = dtypes_of(op, dtypes) or [op.bench_dtype]
-    todo = [case.with_dtype(d) for case in cases_of(op, cases) or [tool.default_case(op)] for d in wanted]
+    dtypes = parse_dtypes(op, options.dtype) or [op.bench_dtype]
+    cases = [case.with_dtype(d) for case in parse_cases(op, options.case) or [tool.default_case(op)] for d in dtypes]
     picked = registry.pick(op, kernels) if kernels or not files else []
     found = [(k, source.kernel_hash(name, k.name) or "") for k in picked if k.language == "triton"]
     found += [(registry.load_file(path, op), source.file_hash(path)) for path in files]
-    for case in todo:
+    for case in cases:
         for kernel, code in found:
             if not kernel.fits(*op.make(case, device="meta")):
                 continue
@@ -180,41 +170,44 @@ def _audit_case(op: Any, kernel: Any, case: Any, title: str, limits: Any) -> Aud
     if elements > tool.ELEMENTS:
         raise TooLarge(elements, tool.ELEMENTS, f"try --case {tool.shrunk(op, case)}")
     args = op.make(case)
-    return _called(kernel.name, lambda: tool.audit(kernel.fn, *args, cost=op.cost(*args), title=title, **limits))
+    return _reporting_errors(
+        kernel.name, lambda: tool.audit(kernel.fn, *args, cost=op.cost(*args), title=title, **limits)
+    )
 
 
-def _called(name: str, run: Callable[[], Audit]) -> Audit:
-    """What a user's function raises is told in a line, as a kernel's end is."""
+def _reporting_errors(name: str, run: Callable[[], Audit]) -> Audit:
+    """Turn an exception of the user's function into a one-line KernelAborted."""
     try:
         return run()
     except TilewrightError:
         raise
     except (Exception, SystemExit) as error:
-        raise KernelStopped(f"{name} fails: {first_line(error)}") from error
+        raise KernelAborted(f"{name} fails: {first_line(error)}") from error
 
 
-def _of_file(path: Path, name: str | None, given: list[str], limits: Any) -> Iterator[Job]:
+def _file_jobs(path: Path, options: CallOptions, limits: Any) -> Iterator[Job]:
     from tilewright import registry
     from tilewright.workbench import audit as tool
     from tilewright.workbench.audit.inputs import make
 
-    fn = registry.launcher(path, name)
+    given = options.inputs or []
+    fn = registry.launcher(path, options.function)
     args = [make(text) for text in given]
     title = f"{path.name}, {fn.__name__}({', '.join(given)})"
 
     try:
         inspect.signature(fn).bind(*args)
     except TypeError as error:
-        raise WrongArguments(path, fn.__name__, str(error), ", ".join(inspect.signature(fn).parameters)) from None
+        raise WrongInputs(fn.__name__, str(error), str(inspect.signature(fn))) from None
 
     def run() -> Audit:
-        return _called(f"{path}: {fn.__name__}", lambda: tool.audit(fn, *args, title=title, **limits))
+        return _reporting_errors(f"{path}: {fn.__name__}", lambda: tool.audit(fn, *args, title=title, **limits))
 
     call = {"file": str(path), "function": fn.__name__, "inputs": given}
     yield Job(title, run, call, source.file_hash(path))
 
 
-def _write(path: Path, done: list[Audit]) -> None:
+def _write_page(path: Path, done: list[Audit]) -> None:
     from tilewright.workbench.audit.page import render
 
     title = done[0].title if len(done) == 1 else "Audit"

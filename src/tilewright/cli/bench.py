@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,144 +14,135 @@ import typer
 
 from tilewright import settings, source
 from tilewright.cli.check import check_and_print
-from tilewright.cli.compare import compare_files
+from tilewright.cli.options import AsJson, Fresh, OpNames, OpOptions, RecordFile, flattened
 from tilewright.cli.shared import (
-    AsJson,
-    CaseText,
-    DtypeName,
-    Files,
-    Kernels,
-    cases_of,
     console,
-    dtypes_of,
-    exit_unless_good,
+    exit_unless_correct,
     load_op,
+    measure_ceilings,
+    newest_records,
     op_names,
+    parse_cases,
+    parse_dtypes,
     progress,
-    recorded,
+    require_choice,
+    require_outputs,
     say_next,
+    warn,
 )
 from tilewright.cost import DIRECTIONS
 from tilewright.errors import MissingPackage
-from tilewright.record import append, is_stale, latest, read, require_writable, stamp
+from tilewright.record import append, is_stale, latest, read, stamp
 
 if TYPE_CHECKING:
     from tilewright.spec import Case, Kernel, Op
     from tilewright.timer import Timer
     from tilewright.workbench.bench import Timing
 
-WANTED = {name: (name,) for name in DIRECTIONS} | {"all": DIRECTIONS}
+CHOICES = {name: (name,) for name in DIRECTIONS} | {"all": DIRECTIONS}
 
 
+@flattened
 def bench(
-    op_name: Annotated[
-        str | None,
-        typer.Argument(metavar="[OP]", help="An operation, or several with commas between; all of them unless told."),
-    ] = None,
-    files: Files = None,
-    kernel: Kernels = None,
-    case: CaseText = None,
-    dtype: DtypeName = None,
+    *,
+    op_name: OpNames = None,
+    options: OpOptions,
     direction: Annotated[
-        str, typer.Option(help="forward, backward, both (in one call, as training does), or all three.")
+        str, typer.Option(metavar="DIRECTION", help="forward, backward, both (in one call), or all three.")
     ] = "forward",
-    against: Annotated[str, typer.Option(help="The kernel that speeds are held against.")] = "eager",
-    samples: Annotated[int | None, typer.Option(min=6, help="Timed samples of each kernel; 50 unless told.")] = None,
+    against: Annotated[str, typer.Option(metavar="NAME", help="Baseline kernel of the speedups.")] = "eager",
+    samples: Annotated[int, typer.Option(min=6, metavar="INTEGER", help="Samples per kernel.")] = 50,
     search: Annotated[
-        bool, typer.Option("--search", help="Also torch.compile after its longest search (compile-max): minutes more.")
+        bool, typer.Option("--search", help="Also time torch.compile with max-autotune. Takes minutes.")
     ] = False,
     sizes: Annotated[
-        bool,
-        typer.Option("--sizes", help="Instead of the bench cases 1 KiB to 4 GiB: torch's own, and what users call."),
+        bool, typer.Option("--sizes", help="Time sizes from 1 KiB to 4 GiB instead of the bench cases.")
     ] = False,
     gpu: Annotated[
-        str | None, typer.Option(help="Time nothing: show what was recorded on this GPU, and its floor.")
+        str | None, typer.Option(metavar="NAME", help="Show the recorded timings of this GPU; time nothing.")
     ] = None,
-    record: Annotated[Path | None, typer.Option(help="Append every timing to this file, as JSON lines.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Also write a page with charts to this file.")] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(metavar="OLD NEW", help="Instead: what changed between two files of records; 1 if for the worse."),
-    ] = None,
-    threshold: Annotated[
-        float, typer.Option(min=0.0, help="With --compare: the share by which slower counts as slower.")
-    ] = 0.02,
+    fresh: Fresh = False,
+    record: RecordFile = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write an HTML page with charts.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How fast is it? Time every right kernel of OP, and those in FILEs, against the ceilings measured here.
+    """Time kernels and compare them with the measured ceilings of this GPU. Only correct kernels are timed.
 
-    Without a GPU: check what can run here, and show the recorded timings.
+    Without a GPU, check the kernels that can run here and show the recorded timings.
     """
-    if compare:
-        if op_name or kernel or case or gpu or record or html:
-            raise typer.BadParameter("--compare takes two files of records, --threshold and --json, and nothing else.")
-        compare_files(*compare, threshold, as_json)
-        return
-    if direction not in WANTED:
-        raise typer.BadParameter(f"'{direction}' is none of {', '.join(WANTED)}.")
-    names = op_names(op_name)
-    if not op_name and kernel:
-        raise typer.BadParameter("not every operation has the same kernels: name those that --kernel is of.")
-    if len(names) > 1 and (case or files):
-        raise typer.BadParameter("--case and FILEs are of one operation: name it.")
-    if sizes and (case or gpu or files):
-        raise typer.BadParameter("--sizes makes its own cases and times what users call: no --case, --gpu or FILEs.")
-    if gpu and files:
-        raise typer.BadParameter("--gpu shows what was recorded, and of FILEs nothing is.")
     from tilewright import hardware
 
+    require_choice("--direction", direction, CHOICES)
+    names, files = op_names(op_name), options.files or []
+    if not op_name and options.kernel:
+        raise typer.BadParameter("--kernel needs an OP: not every operation has the same kernels.")
+    if len(names) > 1 and (options.case or files):
+        raise typer.BadParameter("--case and FILE need one OP.")
+    if sizes and (options.case or gpu or files):
+        raise typer.BadParameter("--sizes has its own cases and kernels; leave out --case, --gpu and FILE.")
+    if gpu and files:
+        raise typer.BadParameter("--gpu shows recorded timings, and those of a FILE are not recorded.")
     if gpu:
         gpu = hardware.datasheet(gpu).name
-    if record and html and record.resolve() == html.resolve():
-        raise typer.BadParameter("--record and --html name one file: the page would replace the records.")
-    for path in (record, html):
-        if path:
-            require_writable(path)
+    require_outputs(record, html)
     if html and not importlib.util.find_spec("plotly"):
         raise MissingPackage("--html", "plotly")
     ops = [load_op(name, files) for name in names]
-    _require_known(ops, kernel or [], against, files or [])
-    cases, dtypes = cases_of(ops[0], case), dtypes_of(ops[0], dtype)
-    asked = Asked(files or [], kernel or [], cases, dtypes, WANTED[direction], against, samples, search, sizes, as_json)
+    _require_known(ops, options.kernel or [], against, files)
+    plan = Plan(
+        files=files,
+        kernels=options.kernel or [],
+        cases=parse_cases(ops[0], options.case),
+        dtypes=parse_dtypes(ops[0], options.dtype),
+        directions=CHOICES[direction],
+        against=against,
+        samples=samples,
+        max_autotune=search,
+        is_sized=sizes,
+        as_json=as_json,
+    )
     if sizes:
         ops = [op for op in ops if op.shipped and op.sizes()]
         if not ops:
-            raise typer.BadParameter(f"{op_name} has no size that could grow alone.")
+            raise typer.BadParameter(f"--sizes: {op_name} has no size that can vary by itself.")
     if gpu or not hardware.has_gpu():
-        shown = _bench_recorded(ops, asked, gpu)
+        result = _show_records(ops, plan, gpu)
         if record:
-            print(f"tilewright: nothing was timed, so nothing was recorded in {record}", file=sys.stderr)
+            warn(f"nothing was timed, so nothing was written to {record}")
     else:
-        shown = _bench_here(ops, asked, record)
+        result = _time(ops, plan, record, fresh)
     if html:
-        _write_page(shown.records, html)
+        from tilewright.report.site import single_op
+
+        single_op(result.records, html)
+        warn(f"wrote {html}")
     if not as_json:
-        say_next(shown.next)
-    if shown.was_stopped:
+        say_next(result.next)
+    if result.was_interrupted:
         raise typer.Exit(130)
-    exit_unless_good(shown.found)
+    exit_unless_correct(result.verdicts)
 
 
 def _require_known(ops: list[Op], kernels: list[str], against: str, files: list[Path]) -> None:
     from tilewright import registry
 
-    nowhere = [name for name in kernels if not any(_of(op, [name]) for op in ops)]
+    unknown = [name for name in kernels if not any(_available(op, [name]) for op in ops)]
     is_file = against in [path.name for path in files]
     for op in ops:
-        registry.pick(op, nowhere or _of(op, kernels) or kernels)
+        registry.pick(op, unknown or _available(op, kernels) or kernels)
         registry.pick(op, [] if is_file else [against])
 
 
-def _of(op: Op, kernels: list[str]) -> list[str]:
-    """Those of the kernels that the op has: of several operations not all have the same."""
+def _available(op: Op, kernels: list[str]) -> list[str]:
+    """Return those of the kernels that the operation has."""
     from tilewright import registry
 
     return [name for name in kernels if name in registry.named(op)]
 
 
-@dataclass
-class Asked:
-    """What the options say."""
+@dataclass(frozen=True)
+class Plan:
+    """The kernels and cases to time, and how."""
 
     files: list[Path]
     kernels: list[str]
@@ -160,103 +150,103 @@ class Asked:
     dtypes: list[str] | None
     directions: tuple[str, ...]
     against: str
-    samples: int | None
-    searches: bool
+    samples: int
+    max_autotune: bool
     is_sized: bool
     as_json: bool
 
 
 @dataclass
-class Shown:
-    """What was shown: records, what says whether all is good, and what to do next."""
+class Result:
+    """The records that were printed, the verdicts that decide the exit code, and the next command."""
 
     records: list[dict[str, Any]]
-    found: list[Any]
+    verdicts: list[Any]
     next: str
-    was_stopped: bool = False
+    was_interrupted: bool = False
 
 
-def _bench_here(ops: list[Op], asked: Asked, path: Path | None) -> Shown:
+def _time(ops: list[Op], plan: Plan, path: Path | None, fresh: bool) -> Result:
     from tilewright import hardware
     from tilewright.report import terminal
     from tilewright.report.timings import timing_rows
     from tilewright.timer import Timer
-    from tilewright.workbench import bench as tool
-    from tilewright.workbench.bench.gpu_state import others, watched
+    from tilewright.workbench.bench.gpu_state import others
 
-    entered = {op.name: _kernels(op, asked) for op in ops}
+    kernels = {op.name: _select_kernels(op, plan) for op in ops}
     if busy := others():
-        print(f"tilewright: this GPU is not ours alone: {busy}; times may be too long", file=sys.stderr)
+        warn(f"this GPU is shared: {busy}; times may be too long")
     timer = Timer()
-    records, timings, was_stopped = [], [], False
-    with progress("measuring this GPU's ceilings", None) as advance, watched() as state:
-        advance("")
-        ceilings = tool.measure(timer)
-    context = {"ceilings": ceilings, "device": hardware.in_hand(), "versions": hardware.versions()}
+    ceilings = measure_ceilings(timer, fresh)
+    context = {"ceilings": ceilings.rates, "device": hardware.in_hand(), "versions": hardware.versions()}
+    if plan.is_sized:
+        context["sized"] = True
+    result = Result([], [], f"{_command(ops)} --record FILE.jsonl")
     for op in ops:
         mine: list[dict[str, Any]] = []
         try:
-            for timing in _timings(op, entered[op.name], asked, timer, context):
-                timings.append(timing)
-                mine.append(_record(timing, asked.files, context | ({"sized": True} if asked.is_sized else {})))
+            for timing in _timings(op, kernels[op.name], plan, timer, context):
+                result.verdicts.append(timing)
+                mine.append(_record(timing, plan.files, context))
                 if path:
                     append(path, mine[-1:])
-                if asked.as_json:
+                if plan.as_json:
                     print(json.dumps(mine[-1]), flush=True)
         except KeyboardInterrupt:
-            was_stopped = True
-        records += mine
-        if mine and not asked.as_json:
+            result.was_interrupted = True
+        result.records += mine
+        if mine and not plan.as_json:
             out = console()
-            found = list(timing_rows(mine, sized=asked.is_sized))
+            found = list(timing_rows(mine, sized=plan.is_sized))
             out.print(terminal.timings(found, f"{op.name} on {context['device']['name']}", out.width))
-        if was_stopped:
-            print(f"tilewright: stopped; the {len(records)} timings until then are kept", file=sys.stderr)
+        if result.was_interrupted:
+            warn(f"interrupted; {len(result.records)} timings were completed")
             break
-    if not asked.as_json:
-        console().print(terminal.conditions(records, state))
-    where = f"{len(records)} records are in {path}" if path else f"{_again(ops)} --record FILE.jsonl"
-    return Shown(records, timings, where, was_stopped)
+    if not plan.as_json:
+        console().print(terminal.conditions(result.records, ceilings.state))
+    if path:
+        result.next = f"{len(result.records)} records are in {path}"
+    return result
 
 
-def _kernels(op: Op, asked: Asked) -> list[Kernel]:
-    """Those that take part: the named ones and what they are held against, or all, and libraries that are here."""
+def _select_kernels(op: Op, plan: Plan) -> list[Kernel]:
+    """Return the named kernels and the baseline; by default all kernels and the peers that are installed."""
     from tilewright import registry
 
-    if asked.is_sized and not asked.kernels:
+    if plan.is_sized and not plan.kernels:
         return registry.pick(op, ["eager", "compile", source.PUBLIC])
-    kernels = registry.pick(op, _of(op, asked.kernels))
-    if asked.searches and registry.SEARCHED not in asked.kernels:
+    kernels = registry.pick(op, _available(op, plan.kernels))
+    if plan.max_autotune and registry.SEARCHED not in plan.kernels:
         kernels.append(registry.searched(op))
-    if not asked.kernels:
+    if not plan.kernels:
         kernels += registry.shipped(op).values()
         for peer in registry.peers(op).values():
             if package := registry.absent(peer):
                 console(stderr=True).print(f"{peer.name} is not installed (pip install {package})", style="dim")
             else:
                 kernels.append(peer)
-    names = [kernel.name for kernel in kernels] + [path.name for path in asked.files]
-    return kernels if asked.against in names else [*registry.pick(op, [asked.against]), *kernels]
+    names = [kernel.name for kernel in kernels] + [path.name for path in plan.files]
+    return kernels if plan.against in names else [*registry.pick(op, [plan.against]), *kernels]
 
 
-def _timings(op: Op, kernels: list[Kernel], asked: Asked, timer: Timer, context: dict[str, Any]) -> Iterator[Timing]:
+def _timings(op: Op, kernels: list[Kernel], plan: Plan, timer: Timer, context: dict[str, Any]) -> Iterator[Timing]:
     from tilewright.workbench import bench as tool
     from tilewright.workbench.bench.runner import physical_seconds
 
-    chosen = op.sizes() if asked.is_sized else asked.cases or op.bench
-    dtypes = asked.dtypes or (op.bench_dtypes[:1] if asked.is_sized else op.bench_dtypes)
+    chosen = op.sizes() if plan.is_sized else plan.cases or op.bench
+    dtypes = plan.dtypes or (op.bench_dtypes[:1] if plan.is_sized else op.bench_dtypes)
     cases = [c.with_dtype(d) for d in dtypes for c in chosen]
-    total = tool.steps(kernels, asked.files, cases, asked.directions)
+    total = tool.steps(kernels, plan.files, cases, plan.directions)
     with progress(f"timing {op.name}", total) as advance:
         yield from tool.bench(
             op,
             kernels,
-            asked.files,
+            plan.files,
             clock=timer,
             cases=cases,
-            directions=[d for d in asked.directions if d == "forward" or op.backward_cost],
-            samples=asked.samples or tool.SAMPLES,
-            against=asked.against,
+            directions=[d for d in plan.directions if d == "forward" or op.backward_cost],
+            samples=plan.samples,
+            against=plan.against,
             physical=physical_seconds(context["ceilings"], context["device"]),
             proven=_proven(op, context),
             on_step=advance,
@@ -264,7 +254,7 @@ def _timings(op: Op, kernels: list[Kernel], asked: Asked, timer: Timer, context:
 
 
 def _proven(op: Op, context: dict[str, Any]) -> set[str]:
-    """Kernels that a recorded check found right as they stand, on such a GPU with these versions."""
+    """Return the kernels that a recorded check of the current code found correct on this GPU with these versions."""
     found = [r for path in settings.record_files() for r in read(path).records]
     return {
         r["kernel"]
@@ -285,52 +275,50 @@ def _record(timing: Timing, files: list[Path], context: dict[str, Any]) -> dict[
     return stamp("timing", timing.op, timing.kernel, source_hash or "", **content, **context, **extra)
 
 
-def _bench_recorded(ops: list[Op], asked: Asked, gpu: str | None) -> Shown:
-    found: list[Any] = []
-    is_checked = len(ops) == 1 and not gpu
-    if not asked.as_json:
-        why = "With --gpu nothing is timed" if gpu else "No GPU here, so nothing is timed"
-        print(f"{why}: {'kernels are checked, and ' if is_checked else ''}recorded timings are shown.\n")
-    if is_checked:
-        found += check_and_print(ops[0], asked.files, asked.kernels, asked.cases, asked.dtypes, None, asked.as_json)
-    points = [dict(case.point) for case in asked.cases or []]
+def _show_records(ops: list[Op], plan: Plan, gpu: str | None) -> Result:
+    checked = not gpu and len(ops) == 1
+    if not gpu and not plan.as_json:
+        what = "kernels are checked, and recorded timings are shown" if checked else "recorded timings are shown"
+        print(f"No GPU found, so nothing is timed: {what}.\n")
+    verdicts: list[Any] = []
+    if checked:
+        verdicts += check_and_print(ops[0], plan.files, plan.kernels, plan.cases, plan.dtypes, None, plan.as_json)
+    points = [dict(case.point) for case in plan.cases or []]
     names = [op.name for op in ops]
 
-    def is_wanted(r: dict[str, Any]) -> bool:
+    def is_selected(r: dict[str, Any]) -> bool:
         return (
             r["kind"] == "timing"
-            and r.get("sized", False) == asked.is_sized
+            and r.get("sized", False) == plan.is_sized
             and r["op"] in names
-            and r["direction"] in asked.directions
+            and r["direction"] in plan.directions
             and gpu in (None, r["device"]["gpu"])
             and (not points or r["case"] in points)
-            and (not asked.dtypes or r["dtype"] in asked.dtypes)
+            and (not plan.dtypes or r["dtype"] in plan.dtypes)
         )
 
-    with recorded() as records:
-        found_here = [r for r in records if is_wanted(r)]
-        shown = [r for r in found_here if not asked.kernels or r["kernel"] in asked.kernels]
-        if asked.as_json:
+    with newest_records() as records:
+        selected = [r for r in records if is_selected(r)]
+        shown = [r for r in selected if not plan.kernels or r["kernel"] in plan.kernels]
+        if plan.as_json:
             for r in shown:
                 print(json.dumps({**r, "recorded": True, "stale": is_stale(r)}))
         else:
             for op in ops:
-                _show_recorded(op, [r for r in found_here if r["op"] == op.name], asked.kernels)
-            if asked.against != "eager":
-                print("Recorded speeds are against eager: --against is for timings made here.")
-        if gpu:
-            _show_floors(ops, asked, gpu)
-    then = f"on a machine with a GPU: {_again(ops)}" if gpu else f"{_again(ops)} --gpu a100-80gb"
-    return Shown(shown, found, then)
+                _print_records(op, [r for r in selected if r["op"] == op.name], plan.kernels)
+            if plan.against != "eager":
+                print("Recorded speedups are against eager; --against applies to new timings.")
+    floor = f"tilewright floor {ops[0].name} --gpu a100-80gb"
+    return Result(shown, verdicts, floor if checked else f"on a machine with a GPU: {_command(ops)}")
 
 
-def _show_recorded(op: Op, records: list[dict[str, Any]], kernels: list[str]) -> None:
-    """All take part in who wins; those named are shown."""
+def _print_records(op: Op, records: list[dict[str, Any]], kernels: list[str]) -> None:
+    """Print a table per GPU. All kernels compete for the best time; only the named ones are shown."""
     from tilewright.report import terminal
     from tilewright.report.timings import timing_rows
 
     if not records:
-        print(f"\nNo such timings of {op.name} were recorded in {settings.results_dir()}.")
+        print(f"\nNo matching timings of {op.name} in {settings.results_dir()}.")
     for device in dict.fromkeys(r["device"]["name"] for r in records):
         here = [r for r in records if r["device"]["name"] == device]
         dates = sorted({r["date"][:10] for r in here})
@@ -338,45 +326,10 @@ def _show_recorded(op: Op, records: list[dict[str, Any]], kernels: list[str]) ->
         sized = here[0].get("sized", False)
         chosen = [row for row in timing_rows(here, sized=sized) if not kernels or row.kernel in kernels]
         out = console()
-        out.print(terminal.timings(chosen, f"\n{op.name}, RECORDED on {device}, {when}", out.width))
-        console().print(terminal.conditions(here, {}))
+        out.print(terminal.timings(chosen, f"\n{op.name}, recorded on {device}, {when}", out.width))
+        out.print(terminal.conditions(here, {}))
 
 
-def _show_floors(ops: list[Op], asked: Asked, gpu: str) -> None:
-    """The least time of each case on a GPU that need not be here."""
-    from tilewright import hardware
-    from tilewright.report import terminal
-    from tilewright.workbench.bench.runner import cost_of
-
-    sheet = hardware.datasheet(gpu)
-    floors = []
-    for op in ops:
-        cases = [c.with_dtype(d) for d in asked.dtypes or op.bench_dtypes for c in asked.cases or op.bench]
-        for case in cases:
-            for direction in asked.directions:
-                cost = cost_of(op, case, direction)
-                if cost.bytes:
-                    unit, seconds = cost.floor(sheet.rates())
-                    floors.append((op.name, case, direction, cost, unit, seconds))
-    if asked.as_json:
-        for name, case, direction, cost, unit, seconds in floors:
-            about = {"op": name, "case": dict(case.point), "dtype": case.dtype, "direction": direction}
-            print(json.dumps({"kind": "floor", "gpu": gpu, **about, "us": seconds * 1e6, "binds": unit, **vars(cost)}))
-    else:
-        console().print(
-            terminal.floors(
-                floors, f"\nThe floor on {gpu}: all bytes and all work of a case, at the rates of its datasheet"
-            )
-        )
-
-
-def _write_page(records: list[dict[str, Any]], path: Path) -> None:
-    from tilewright.report.site import single_op
-
-    single_op(records, path)
-    print(f"{path}: written", file=sys.stderr)
-
-
-def _again(ops: list[Op]) -> str:
+def _command(ops: list[Op]) -> str:
     names = [op.name for op in ops]
     return shlex.join(["tilewright", "bench", *([",".join(names)] if names != op_names(None) else [])])

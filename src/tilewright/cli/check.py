@@ -14,23 +14,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewright import source
+from tilewright.cli.options import AsJson, OpOptions, RecordFile, flattened
 from tilewright.cli.shared import (
-    AsJson,
-    CaseText,
-    DtypeName,
-    Files,
-    Kernels,
-    cases_of,
     console,
-    dtypes_of,
-    exit_unless_good,
+    exit_unless_correct,
     load_op,
+    parse_cases,
+    parse_dtypes,
     progress,
     require_files,
     say_next,
     start_worker_early,
+    warn,
 )
-from tilewright.errors import FileMissing, FileUnusable, NothingChecked
+from tilewright.errors import FileMissing, InvalidKernelFile, NothingChecked
 from tilewright.record import append, require_writable, stamp
 
 if TYPE_CHECKING:
@@ -39,54 +36,59 @@ if TYPE_CHECKING:
     from tilewright.workbench.check.problems import Problem
 
 
+@flattened
 def check(
-    op_name: Annotated[
-        str | None, typer.Argument(metavar="[OP]", help="An operation; all of them unless told.")
-    ] = None,
-    files: Files = None,
-    kernel: Kernels = None,
-    case: CaseText = None,
-    dtype: DtypeName = None,
+    *,
+    op_name: Annotated[str | None, typer.Argument(metavar="OP", help="Operation.", show_default="all")] = None,
+    options: OpOptions,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=2**63 - 2, help="Repeat a run: the seed its JSON names.")
+        int | None,
+        typer.Option(min=0, max=2**63 - 2, metavar="INTEGER", help="Repeat a run with the seed in its JSON output."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few cases and variants: seconds.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Every variant of every small case: minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Check a few cases. Takes seconds.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Check every variant of every small case. Minutes.")] = False,
     problem: Annotated[
         Path | None,
-        typer.Option(help="FILEs solve this: a KernelBench file, or a gpu-mode folder with task.yml; then without OP."),
+        typer.Option(
+            metavar="PATH",
+            help="Check FILEs as solutions of this KernelBench file, or gpu-mode folder with task.yml, without OP.",
+        ),
     ] = None,
-    record: Annotated[Path | None, typer.Option(help="Append every verdict to this file, as JSON lines.")] = None,
+    record: RecordFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Is it right? Hold every kernel of OP, or those in FILEs, against float64 on many cases."""
+    """Check kernels against a float64 reference on many cases. Needs no GPU for Triton kernels.
+
+    Exits with 1 if a kernel is not correct.
+    """
     if quick and full:
         raise typer.BadParameter("--quick and --full exclude each other.")
-    depth = "quick" if quick else "full" if full else "default"
     if record:
         require_writable(record)
-    asked = Asked(kernel or [], case, dtype, seed, depth, as_json)
+    files, kernels = options.files or [], options.kernel or []
+    depth = "quick" if quick else "full" if full else "default"
+    plan = Plan(kernels, options.case, options.dtype, seed, depth, as_json)
     if problem is not None:
-        found = _check_problem(problem, [Path(name) for name in ([op_name] if op_name else [])] + (files or []), asked)
+        found = _check_problem(problem, [Path(name) for name in ([op_name] if op_name else [])] + files, plan)
     elif op_name is None:
-        found = _check_all(asked)
+        found = _check_all(plan)
     else:
-        found = _check_op(op_name, files or [], asked)
+        found = _check_op(op_name, files, plan)
     if record:
-        _append(record, found, is_narrow=bool(case or dtype))
-    exit_unless_good(found)
+        _append(record, found, is_narrow=bool(options.case or options.dtype))
+    exit_unless_correct(found)
     if not any(verdict.verdict == "right" for verdict in found):
         raise NothingChecked("; ".join(dict.fromkeys(f"{verdict.kernel} {verdict.reason}" for verdict in found)))
     if left := [verdict.kernel for verdict in found if verdict.verdict != "right"]:
         names = ", ".join(dict.fromkeys(left))
-        print(f"tilewright: not checked here: {names}; name those to check with --kernel", file=sys.stderr)
+        warn(f"not checked on this machine: {names}; select the others with --kernel to exit with 0")
         raise typer.Exit(1)
     if not as_json and not problem:
-        say_next(shlex.join(["tilewright", "bench", op_name or "softmax", *map(str, files or [])]))
+        say_next(shlex.join(["tilewright", "bench", op_name or "softmax", *map(str, files)]))
 
 
 def _append(path: Path, found: list[Verdict], *, is_narrow: bool) -> None:
-    """`is_narrow`: not all was asked that a proof needs."""
+    """Record the verdicts. `is_narrow` marks a check of selected cases, which does not prove a kernel correct."""
     from tilewright import hardware
 
     about = {
@@ -103,9 +105,9 @@ def _append(path: Path, found: list[Verdict], *, is_narrow: bool) -> None:
         append(path, [stamp("verdict", verdict.op, verdict.kernel, hashed or "", **content, **about, **file)])
 
 
-@dataclass
-class Asked:
-    """What the options say."""
+@dataclass(frozen=True)
+class Plan:
+    """What to check, and how thoroughly."""
 
     kernels: list[str]
     cases: list[str] | None
@@ -115,20 +117,20 @@ class Asked:
     as_json: bool
 
 
-def _check_all(asked: Asked) -> list[Verdict]:
-    """Every operation, two at a time, each in a process of its own: most of the time goes into compilers."""
+def _check_all(plan: Plan) -> list[Verdict]:
+    """Check every operation, two at a time, each in its own process, because compilers take most of the time."""
     from tilewright.report import terminal
     from tilewright.workbench.check import Verdict
 
-    named = [("--kernel", k) for k in asked.kernels] + [("--dtype", d) for d in asked.dtypes or []]
-    named += [("--seed", str(asked.seed))] if asked.seed is not None else []
-    options = [word for pair in named for word in pair] + ([f"--{asked.depth}"] if asked.depth != "default" else [])
+    named = [("--kernel", k) for k in plan.kernels] + [("--dtype", d) for d in plan.dtypes or []]
+    named += [("--seed", str(plan.seed))] if plan.seed is not None else []
+    options = [word for pair in named for word in pair] + ([f"--{plan.depth}"] if plan.depth != "default" else [])
 
     def run(name: str) -> list[Verdict]:
         command = [sys.executable, "-m", "tilewright", "check", name, "--json", *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode > 1:
-            raise FileUnusable(f"{name}: {done.stderr.strip() or 'check ended with code ' + str(done.returncode)}")
+            raise InvalidKernelFile(f"{name}: {done.stderr.strip() or f'check exited with {done.returncode}'}")
         return [Verdict.from_json(json.loads(line)) for line in done.stdout.splitlines()]
 
     found = []
@@ -137,26 +139,26 @@ def _check_all(asked: Asked) -> list[Verdict]:
         for name, verdicts in zip(names, pool.map(run, names), strict=True):
             advance(name)
             found += verdicts
-            if asked.as_json:
+            if plan.as_json:
                 print("\n".join(json.dumps(verdict.as_json()) for verdict in verdicts), flush=True)
             else:
-                console().print(terminal.verdicts(verdicts, f"{name}"))
+                console().print(terminal.verdicts(verdicts, name))
     return found
 
 
-def _check_op(name: str, files: list[Path], asked: Asked) -> list[Verdict]:
+def _check_op(name: str, files: list[Path], plan: Plan) -> list[Verdict]:
     if files:
         start_worker_early()
     op = load_op(name, files)
-    cases, dtypes = cases_of(op, asked.cases), dtypes_of(op, asked.dtypes)
-    return check_and_print(op, files, asked.kernels, cases, dtypes, asked.seed, asked.as_json, asked.depth)
+    cases, dtypes = parse_cases(op, plan.cases), parse_dtypes(op, plan.dtypes)
+    return check_and_print(op, files, plan.kernels, cases, dtypes, plan.seed, plan.as_json, plan.depth)
 
 
-def _check_problem(path: Path, files: list[Path], asked: Asked) -> list[Verdict]:
+def _check_problem(path: Path, files: list[Path], plan: Plan) -> list[Verdict]:
     if not files:
-        raise typer.BadParameter("--problem needs a file that solves it.")
-    if asked.kernels or asked.dtypes:
-        raise typer.BadParameter("--kernel and --dtype do not go with --problem, which decides them.")
+        raise typer.BadParameter("--problem needs a FILE that solves it.")
+    if plan.kernels or plan.dtypes:
+        raise typer.BadParameter("--kernel and --dtype cannot be combined with --problem, which determines them.")
     if not path.exists():
         raise FileMissing(path, "a KernelBench file, or of a gpu-mode folder with task.yml")
     require_files(files)
@@ -165,12 +167,10 @@ def _check_problem(path: Path, files: list[Path], asked: Asked) -> list[Verdict]
 
     loaded = problems.load(path)
     try:
-        cases = cases_of(loaded.op, asked.cases)
+        cases = parse_cases(loaded.op, plan.cases)
         if cases:
             loaded.use([case.with_dtype(loaded.op.dtypes[0]) for case in cases])
-        return check_and_print(
-            loaded.op, files, [], cases, None, asked.seed, asked.as_json, asked.depth, problem=loaded
-        )
+        return check_and_print(loaded.op, files, [], cases, None, plan.seed, plan.as_json, plan.depth, problem=loaded)
     finally:
         loaded.close()
 
@@ -186,7 +186,6 @@ def check_and_print(
     depth: str = "default",
     problem: Problem | None = None,
 ) -> list[Verdict]:
-    """Check and print."""
     from tilewright import hardware, registry
     from tilewright.report import terminal
     from tilewright.workbench.check import case_count
@@ -197,7 +196,7 @@ def check_and_print(
     total = case_count(op, kernels, files, cases, dtypes, depth, device)
     found = []
     with progress(f"checking {op.name}", total) as advance:
-        asked = run_check(
+        for verdict in run_check(
             op,
             kernels,
             files,
@@ -208,12 +207,11 @@ def check_and_print(
             depth=depth,
             problem=problem,
             on_case=lambda: advance(""),
-        )
-        for verdict in asked:
+        ):
             found.append(verdict)
             if as_json:
                 print(json.dumps(verdict.as_json()), flush=True)
     if not as_json:
-        where = "on this GPU" if device == "cuda" else "without a GPU: Triton in our interpreter"
+        where = "on this GPU" if device == "cuda" else "without a GPU (Triton kernels in the interpreter)"
         console().print(terminal.verdicts(found, f"{op.name}, checked {where}"))
     return found

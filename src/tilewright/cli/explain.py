@@ -2,128 +2,112 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tilewright import source
-from tilewright.cli.inspect import THREADS, Chosen, of_name
-from tilewright.cli.shared import (
-    AsJson,
-    CaseText,
-    DtypeName,
-    FunctionName,
-    Inputs,
-    Kernels,
-    OwnKernels,
-    SharedBytes,
-    Threads,
-    console,
-    kind_of,
-    progress,
-    recorded,
-    refuse,
-    refuse_of_another_kind,
-    say_next,
+from tilewright.cli.inspect import filter_by_name
+from tilewright.cli.options import AsJson, CompileOptions, Direction, flattened
+from tilewright.cli.selection import OpSelection, refuse, refuse_other_kinds, target_kind
+from tilewright.cli.shared import console, newest_records, progress, require_choice, say_next, stdout_to_stderr
+from tilewright.cost import DIRECTIONS
+from tilewright.errors import (
+    CompilationFailed,
+    FileMissing,
+    NothingLaunched,
+    NothingToPredict,
+    UnknownKernel,
+    UnknownOp,
 )
-from tilewright.errors import CompilerRefused, FileMissing, NothingLaunched, NothingToPredict, UnknownKernel, UnknownOp
 
 if TYPE_CHECKING:
     from tilewright.hardware import GPU
+    from tilewright.spec import Kernel
     from tilewright.workbench.explain import Diagnosis
-    from tilewright.workbench.explain.evidence import Evidence
+    from tilewright.workbench.explain.collect import CallData
 
     Records = list[dict[str, Any]]
 
-WAYS = ("forward", "backward")
 
-
+@flattened
 def explain(
     ctx: typer.Context,
+    *,
     target: Annotated[
-        str | None, typer.Argument(metavar="OP|FILE", help="An operation, or a .py or .cu file with kernels.")
+        str | None, typer.Argument(metavar="OP|FILE", help="Operation, or a .py or .cu file with kernels.")
     ] = None,
-    files: OwnKernels = None,
-    kernel: Kernels = None,
-    case: CaseText = None,
-    dtype: DtypeName = None,
-    gpu: Annotated[str, typer.Option(help="On which GPU.")] = "h200",
-    direction: Annotated[str, typer.Option(help="forward or backward.")] = "forward",
-    function: FunctionName = None,
-    given: Inputs = None,
-    threads: Threads = THREADS,
-    shared: SharedBytes = 0,
+    options: CompileOptions,
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="GPU to explain the kernel for.")] = "h200",
+    direction: Direction = "forward",
     predict: Annotated[
-        bool, typer.Option("--predict", help="Only times, beside those recorded; of all operations unless told.")
+        bool, typer.Option("--predict", help="Compare predicted with recorded times; of all operations by default.")
     ] = False,
     record: Annotated[
-        Path | None, typer.Option(help="With --predict: append the predictions to this file, as JSON lines.")
+        Path | None, typer.Option(metavar="FILE", help="With --predict, append the results to this file as JSON lines.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Why is it slow, and what next? What binds, how far from the ceiling, and eight points with their numbers."""
+    """Diagnose a kernel: its bottleneck, its distance from the ceiling, and what to try next. Needs no GPU."""
     from tilewright import hardware
 
     if "," in gpu:
-        raise typer.BadParameter("--gpu: explain is of one GPU at a time; inspect takes several.")
+        raise typer.BadParameter("--gpu: explain takes one GPU; inspect takes several.")
     sheet = hardware.datasheet(gpu)
-    if direction not in WAYS:
-        raise typer.BadParameter(f"'{direction}' is neither of {' and '.join(WAYS)}.")
+    require_choice("--direction", direction, DIRECTIONS[:2])
     if not predict:
-        refuse(ctx, {"record"}, "for --predict; a diagnosis is for its reader")
+        refuse(ctx, {"record"}, "only with --predict")
         if target is None:
             raise typer.BadParameter("name an operation or a file, or give --predict.")
-    kind = kind_of(target) if target else "op"
-    refuse_of_another_kind(ctx, kind)
+    kind = target_kind(target) if target else "op"
+    refuse_other_kinds(ctx, kind)
     if predict:
-        unheeded = {"files", "case", "dtype", "direction"}
-        refuse(ctx, unheeded, "not for --predict, which takes the calls of the records")
-    with recorded() as records:
+        refuse(ctx, {"files", "case", "dtype", "direction"}, "not with --predict, which uses the recorded calls")
+    with newest_records() as records:
         if predict:
-            _predict(target, kernel or [], sheet, records, record, as_json)
+            _predict(target, options.kernel or [], sheet, records, record, as_json)
             return
         assert target
         if kind == "cu":
-            jobs = [lambda: _of_cuda_file(Path(target), function, sheet, threads, shared, records)]
+            jobs = [lambda: _collect_cuda_file(Path(target), options, sheet, records)]
         elif kind == "py":
-            jobs = [lambda: [_of_file(Path(target), function, given or [], sheet, records)]]
+            jobs = [lambda: [_collect_python_file(Path(target), options, sheet, records)]]
         else:
-            chosen = Chosen(target, files or [], case, dtype, (direction,))
-            names = chosen.kernels(kernel)
-            jobs = [lambda each=each: _of_kernel(chosen, each, sheet, records, direction) for each in names]
-        found, refused = _diagnosed(jobs)
-        if not found and not refused:
+            selection = OpSelection(target, options, (direction,))
+            kernels = selection.compiled_kernels()
+            jobs = [lambda each=each: _collect_kernel(selection, each, sheet, records) for each in kernels]
+        found, failures = _diagnose_all(jobs)
+        if not found and not failures:
             raise NothingLaunched(target)
-        for error in refused:
+        for error in failures:
             print(json.dumps({"gpu": sheet.name, "refused": str(error)}) if as_json else f"{error}\n")
-        _show(found, as_json)
-        if refused or any(one.failed for one in found):
+        _print(found, as_json)
+        if failures or any(one.failed for one in found):
             raise typer.Exit(1)
 
 
-def _diagnosed(jobs: list[Callable[[], list[Evidence]]]) -> tuple[list[Diagnosis], list[CompilerRefused]]:
-    """And what does not compile for the GPU, while the others go on."""
-    from tilewright.workbench.explain import diagnosed
+def _diagnose_all(jobs: list[Callable[[], list[CallData]]]) -> tuple[list[Diagnosis], list[CompilationFailed]]:
+    """Return the diagnoses, and the errors of kernels that do not compile for the GPU."""
+    from tilewright.workbench.explain import diagnose
 
-    found, refused = [], []
+    found, failures = [], []
     with progress("explaining", len(jobs)) as advance:
         for job in jobs:
-            with contextlib.redirect_stdout(sys.stderr):  # what a launcher prints is not ours to say
+            with stdout_to_stderr():
                 try:
-                    found += map(diagnosed, job())
-                except CompilerRefused as error:
-                    refused.append(error)
+                    found += map(diagnose, job())
+                except CompilationFailed as error:
+                    failures.append(error)
             advance("")
-    return found, refused
+    return found, failures
 
 
-def _show(found: list[Diagnosis], as_json: bool) -> None:
+def _print(found: list[Diagnosis], as_json: bool) -> None:
     from tilewright.report import diagnosis as report
 
     for one in found:
@@ -132,47 +116,46 @@ def _show(found: list[Diagnosis], as_json: bool) -> None:
         else:
             console().print(report.overview(one))
             print()
-    moves = [one.binding.move for one in found if one.binding] + [point.move for one in found for point in one.failed]
     if found and not as_json:
-        say_next(next(filter(None, moves), shlex.join(["tilewright", "inspect", *sys.argv[2:], "--sass"])))
+        advice = [one.bottleneck.advice for one in found if one.bottleneck]
+        advice += [check.advice for one in found for check in one.failed]
+        say_next(next(filter(None, advice), shlex.join(["tilewright", "inspect", *sys.argv[2:], "--sass"])))
 
 
-def _of_kernel(chosen: Chosen, kernel: Any, gpu: GPU, records: Records, direction: str) -> list[Evidence]:
-    """On the cases asked for, or on the first of the op's own that the kernel takes."""
-    from tilewright.workbench.explain.evidence import of_op
+def _collect_kernel(selection: OpSelection, kernel: Kernel, gpu: GPU, records: Records) -> list[CallData]:
+    from tilewright.workbench.explain.collect import collect_op
 
     found = []
-    for case in chosen.cases or chosen.defaults:
+    for case in selection.candidates:
         try:
-            found.append(of_op(chosen.op, kernel, case, gpu, records, direction))
+            found.append(collect_op(selection.op, kernel, case, gpu, records, selection.directions[0]))
         except NothingLaunched:
             continue
-        if not chosen.cases:
+        if not selection.cases:
             break
     return found
 
 
-def _of_file(path: Path, name: str | None, given: list[str], gpu: GPU, records: Records) -> Evidence:
+def _collect_python_file(path: Path, options: CompileOptions, gpu: GPU, records: Records) -> CallData:
     from tilewright import registry
-    from tilewright.workbench.explain.evidence import of_function
+    from tilewright.workbench.explain.collect import collect_function
 
     source.require_python_file(path)
+    name, given = options.function, options.inputs or []
     title = f"{path.name}{f', {name}' if name else ''}({', '.join(given)})"
     try:
-        return of_function(lambda: registry.launcher(path, name), given, title, gpu, records)
+        return collect_function(lambda: registry.launcher(path, name), given, title, gpu, records)
     except NothingLaunched:
         raise NothingLaunched(str(path), is_file=True) from None
 
 
-def _of_cuda_file(
-    path: Path, name: str | None, gpu: GPU, threads: int, shared: int, records: Records
-) -> list[Evidence]:
-    from tilewright.workbench.explain.evidence import of_cuda_file
+def _collect_cuda_file(path: Path, options: CompileOptions, gpu: GPU, records: Records) -> list[CallData]:
+    from tilewright.workbench.explain.collect import collect_cuda_file
 
     if not path.is_file():
         raise FileMissing(path, "a CUDA C++ file")
-    found = of_cuda_file(path, gpu, threads, shared, records)
-    return of_name(path, name, found, lambda one: one.launches[0].name)
+    found = collect_cuda_file(path, gpu, options.threads, options.shared, records)
+    return filter_by_name(path, options.function, found, lambda one: one.launches[0].name)
 
 
 def _predict(
@@ -180,7 +163,7 @@ def _predict(
 ) -> None:
     from tilewright.record import append, require_writable
     from tilewright.report import diagnosis as report
-    from tilewright.workbench.explain.validation import compared, predictable
+    from tilewright.workbench.explain.validation import check_predictions, predictable
 
     if target and target not in source.op_files():
         raise UnknownOp(target, source.op_files())
@@ -195,8 +178,8 @@ def _predict(
     found, skipped = [], []
     with progress("predicting", len(timings)) as advance:
         for timing in timings:
-            found += compared([timing], gpu, records, skipped.append)
-            advance(_named(timing))
+            found += check_predictions([timing], gpu, records, skipped.append)
+            advance(f"{timing['op']}, {timing['kernel']}")
     if path:
         append(path, [one.as_record() for one in found])
     if as_json:
@@ -205,9 +188,5 @@ def _predict(
         return
     console().print(report.predictions(found))
     if skipped:
-        print(f"Without a prediction, as they launch no kernel of ours there: {len(skipped)} timings.")
+        print(f"Not predicted, because the call launches none of our kernels: {len(skipped)} timings.")
     say_next("tilewright report --fill docs/reading.md" if path else "tilewright explain OP -c CASE for the reasons")
-
-
-def _named(timing: Mapping[str, Any]) -> str:
-    return f"{timing['op']}, {timing['kernel']}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,72 +10,73 @@ from typing import Annotated, Any
 import typer
 
 from tilewright import settings
-from tilewright.cli.shared import one_line, recorded, say_next
-from tilewright.errors import BadBlock, CannotRead, CannotWrite, CorruptRecords, FileMissing, NewerRecords, NoTimings
+from tilewright.cli.options import AsJson
+from tilewright.cli.shared import newest_records, one_line, read_records, say_next
+from tilewright.errors import CannotWrite, FileMissing, InvalidPageBlock, NoTimings
 
 
 def report(
     records: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RECORDS]...", help="Files of JSON lines; all recorded unless told.")
+        list[Path] | None,
+        typer.Argument(metavar="RECORDS", help="Files of JSON lines.", show_default="the results folder"),
     ] = None,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Where the site is to stand.")] = Path("site"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder to write the site to.")] = Path("site"),
     fill: Annotated[
         list[Path] | None,
-        typer.Option(metavar="PAGE", help="Make the tables of this Markdown page anew instead; may be repeated."),
+        typer.Option(metavar="PAGE", help="Update the tables of this Markdown page instead. Repeatable."),
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Build an HTML site from recorded timings: a page an operation, the roofline, and the raw records."""
-    with nullcontext(_read(records)) if records else recorded() as found:
+    """Build an HTML site from records: a page per operation, the roofline and the raw data."""
+    with nullcontext(_read(records)) if records else newest_records() as found:
         if fill:
-            _fill(fill, found)
+            _fill(fill, found, as_json)
         elif any(r["kind"] in ("timing", "sweep") for r in found):
-            _build(found, out)
+            _build(found, out, as_json)
         else:
             raise NoTimings(records[0] if records else settings.results_dir() / "timings.jsonl")
 
 
-def _build(found: list[dict[str, Any]], out: Path) -> None:
+def _build(found: list[dict[str, Any]], out: Path, as_json: bool) -> None:
     from tilewright.report import site
 
     try:
-        site.build(found, out)
+        files = site.build(found, out)
     except OSError as error:
         raise CannotWrite(error.filename or out, error.strerror or one_line(error)) from None
-    print(out / "index.html")
+    if as_json:
+        for file in files:
+            print(json.dumps({"file": str(file), "bytes": file.stat().st_size}))
+        return
+    print(f"Wrote {len(files)} files to {out}.")
     say_next(f"open {out / 'index.html'} in a browser")
 
 
-def _fill(pages: list[Path], found: list[dict[str, Any]]) -> None:
+def _fill(pages: list[Path], found: list[dict[str, Any]], as_json: bool) -> None:
     from tilewright.report import markdown
 
     for page in pages:
         if not page.is_file():
             raise FileMissing(page, "a Markdown page")
         try:
-            page.write_text(markdown.fill(page.read_text(), found))
-        except markdown.Unfillable as error:
-            raise BadBlock(page, str(error)) from None
+            old = page.read_text()
+            new = markdown.fill(old, found)
+            page.write_text(new)
+        except markdown.BlockError as error:
+            raise InvalidPageBlock(page, str(error)) from None
         except (OSError, UnicodeDecodeError) as error:
             raise CannotWrite(page, one_line(error)) from None
-        print(f"{page}: made anew")
+        if as_json:
+            print(json.dumps({"file": str(page), "changed": new != old}))
+        else:
+            print(f"{page}: {'updated' if new != old else 'unchanged'}")
 
 
 def _read(paths: list[Path]) -> list[dict[str, Any]]:
-    """The newest records of these files."""
-    from tilewright.record import latest, read
+    """Return the newest record of each call in these files."""
+    from tilewright.record import latest
 
-    found: list[dict[str, Any]] = []
     for path in paths:
         if not path.is_file():
             raise FileMissing(path, "a file of records")
-        file = read(path)
-        for number in file.torn:
-            print(f"tilewright: {path}, line {number} was cut off while written; skipped", file=sys.stderr)
-        if file.newer:
-            raise NewerRecords(path, file.newer)
-        if file.corrupt and not file.records:
-            raise CannotRead(path, "none of its lines is a record")
-        if file.corrupt:
-            raise CorruptRecords(path, file.corrupt)
-        found += file.records
-    return list(latest(found))
+    return list(latest([record for path in paths for record in read_records(path)]))

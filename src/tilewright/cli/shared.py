@@ -1,22 +1,22 @@
-"""What the commands share: how their arguments read, and how they speak."""
+"""Functions that several commands share: loading what the arguments name, reading records, and printing."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tilewright import settings, source
 from tilewright.errors import (
-    ADirectory,
     BadCase,
+    CannotRead,
     CorruptRecords,
-    NotAnOp,
-    SameName,
+    DuplicateFileName,
+    NewerRecords,
     UnknownDtype,
     UnknownOp,
     first_line,
@@ -24,37 +24,26 @@ from tilewright.errors import (
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from tilewright.spec import Case, Op
+    from tilewright.timer import Timer
     from tilewright.workbench.bench import Timing
+    from tilewright.workbench.bench.ceilings import Ceilings
     from tilewright.workbench.check import Verdict
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-LARGEST_CASE = 2**34  # elements: beyond, the inputs alone pass any GPU's memory
-OF_AN_OP = {"files", "kernel", "case", "dtype", "direction", "diff", "predict"}
-
-OpName = Annotated[str, typer.Argument(metavar="OP", help="An operation; `tilewright ops` lists them.")]
-Files = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Kernels of your own, one a file.")]
-Kernels = Annotated[list[str] | None, typer.Option("--kernel", "-k", help="Only this kernel; may be repeated.")]
-CaseText = Annotated[list[str] | None, typer.Option("--case", "-c", help="Sizes, as M=64,N=1000; may be repeated.")]
-OwnKernels = Annotated[list[Path] | None, typer.Argument(metavar="[FILE]...", help="Your kernels of OP.")]
-FunctionName = Annotated[
-    str | None, typer.Option("--function", "-f", help="Of FILE: the one to call; of a .cu file the kernel.")
-]
-Inputs = Annotated[
-    list[str] | None, typer.Option("--input", "-i", help="Of FILE: 64x1000:bfloat16, 7 or 0.5; may be repeated.")
-]
-Threads = Annotated[int, typer.Option(min=1, help="Of a .cu file: threads of a block.")]
-SharedBytes = Annotated[int, typer.Option(min=0, help="Of a .cu file: bytes of shared memory a launch asks for.")]
-DtypeName = Annotated[list[str] | None, typer.Option("--dtype", "-d", help="float32, float16 or bfloat16.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON lines instead of a table.")]
+LARGEST_CASE = 2**34  # elements: larger inputs fit into no GPU's memory
+SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+WIDTH = 160  # of output that goes to a file or a pipe
 
 
 def one_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def load_op(name: str, files: list[Path] | None) -> Op:
+def load_op(name: str, files: list[Path] | None = None) -> Op:
+    """Load an operation, after checking that it and the user's files exist."""
     if name not in source.op_files():
         raise UnknownOp(name, source.op_files())
     require_files(files or [])
@@ -63,48 +52,8 @@ def load_op(name: str, files: list[Path] | None) -> Op:
     return registry.load(name)
 
 
-def kind_of(target: str) -> str:
-    """What is named: "op", or a file that is "py" or "cu"."""
-    path = Path(target)
-    if target in source.op_files():
-        return "op"
-    if path.is_dir():
-        raise ADirectory(path)
-    if target.endswith((".py", ".cu")):
-        return target[-2:]
-    if path.exists():
-        raise NotAnOp(path)
-    return "op"
-
-
-def refuse(ctx: typer.Context, unheeded: Collection[str], why: str) -> None:
-    """Parameters that were given, and would change nothing."""
-    given = [p for p in ctx.command.params if p.name in unheeded and _is_given(ctx, p.name)]
-    if given:
-        names = (p.opts[0] if p.param_type_name == "option" else (p.metavar or "").strip("[].") for p in given)
-        raise typer.BadParameter(f"{', '.join(names)}: {why}.")
-
-
-def _is_given(ctx: typer.Context, name: str) -> bool:
-    origin = ctx.get_parameter_source(name)
-    return origin is not None and origin.name == "COMMANDLINE"
-
-
-def refuse_of_another_kind(ctx: typer.Context, kind: str) -> None:
-    """Of an operation, a Python file or a CUDA C++ file, what is for one of the others."""
-    if kind == "op":
-        refuse(ctx, {"function", "given"}, "for a FILE; an operation has its own inputs")
-    else:
-        own = "--input and --function" if kind == "py" else "--function and --threads"
-        refuse(ctx, OF_AN_OP, f"for an OP; a .{kind} FILE has {own}")
-    if kind == "cu":
-        refuse(ctx, {"given"}, "for a .py FILE; a .cu FILE is compiled and not called")
-    else:
-        refuse(ctx, {"threads", "shared"}, "for a .cu FILE; others say it themselves")
-
-
 def op_names(text: str | None) -> list[str]:
-    """Those named with commas between, each once; all of them unless told."""
+    """Return the operations in a comma-separated list, without repetitions; all operations by default."""
     return list(dict.fromkeys(name.strip() for name in text.split(","))) if text else list(source.op_files())
 
 
@@ -113,44 +62,89 @@ def require_files(paths: list[Path]) -> None:
     for path in paths:
         source.require_python_file(path)
         if names.count(path.name) > 1:
-            raise SameName(path.name)
+            raise DuplicateFileName(path.name)
+
+
+def require_outputs(record: Path | None, html: Path | None) -> None:
+    """Raise before the work starts if a result could not be written."""
+    from tilewright.record import require_writable
+
+    if record and html and record.resolve() == html.resolve():
+        raise typer.BadParameter("--record and --html name the same file; the page would overwrite the records.")
+    for path in filter(None, (record, html)):
+        require_writable(path)
+
+
+def require_choice(option: str, given: str, choices: Collection[str]) -> None:
+    if given not in choices:
+        raise typer.BadParameter(f"{option}: '{given}' is not one of {', '.join(choices)}.")
 
 
 def start_worker_early() -> None:
-    """A worker imports torch while we do. Where there may be a GPU it is not known yet what kind to start."""
-    from tilewright.worker.process import nursery
+    """Let a worker import torch while this process does. With a GPU, the kind of worker is not known yet."""
+    from tilewright.worker.process import fork_server
 
     if not any(Path(device).exists() for device in GPU_DEVICES):
-        nursery("cpu")
+        fork_server("cpu")
 
 
-def exit_unless_good(found: Sequence[Verdict | Timing]) -> None:
+def exit_unless_correct(found: Sequence[Verdict | Timing]) -> None:
     from tilewright.workbench.check import NOT_RIGHT
 
     if any(one.verdict in (*NOT_RIGHT, "implausible") for one in found):
         raise typer.Exit(1)
 
 
-@contextmanager
-def recorded() -> Iterator[list[dict[str, Any]]]:
-    """The newest records of every kind; lines that cannot be read are told once the rest has been used."""
+def measure_ceilings(timer: Timer, fresh: bool) -> Ceilings:
+    """Return the ceilings of this GPU, and say so if those of the last hour are reused."""
+    from tilewright.workbench.bench.ceilings import current
+
+    with progress("measuring the ceilings of this GPU", None) as advance:
+        advance("")
+        found = current(timer, fresh=fresh)
+    if found.age_s is not None:
+        warn(f"using the ceilings measured {found.age_s / 60:.0f} min ago; --fresh measures them again")
+    return found
+
+
+@contextlib.contextmanager
+def newest_records() -> Iterator[list[dict[str, Any]]]:
+    """Yield the newest record of each call in the results folder; on leaving, raise if a line was corrupt."""
     from tilewright.record import latest, read
 
     found = [read(path) for path in settings.record_files()]
     for file in found:
-        for number in file.torn:
-            print(f"tilewright: {file.path}, line {number} was cut off while written; skipped", file=sys.stderr)
+        warn_of_torn_lines(file.path, file.torn)
         for number in file.newer:
-            newer = "was written by a newer version of Tilewright; skipped: update to read it"
-            print(f"tilewright: {file.path}, line {number} {newer}", file=sys.stderr)
+            warn(f"{file.path}, line {number} was written by a newer version of Tilewright; update to read it")
     yield list(latest([r for file in found for r in file.records]))
     for file in found:
         if file.corrupt:
             raise CorruptRecords(file.path, file.corrupt)
 
 
-def cases_of(op: Op, texts: list[str] | None) -> list[Case] | None:
-    """The cases named on the command line; None for the op's own."""
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Read a file of records that the user named; raise if any line is not a record."""
+    from tilewright.record import read
+
+    found = read(path)
+    warn_of_torn_lines(path, found.torn)
+    if found.newer:
+        raise NewerRecords(path, found.newer)
+    if found.corrupt and not found.records:
+        raise CannotRead(path, "none of its lines is a record")
+    if found.corrupt:
+        raise CorruptRecords(path, found.corrupt)
+    return found.records
+
+
+def warn_of_torn_lines(path: Path, lines: list[int]) -> None:
+    for number in lines:
+        warn(f"{path}, line {number} is incomplete (an interrupted write); skipped")
+
+
+def parse_cases(op: Op, texts: list[str] | None) -> list[Case] | None:
+    """Return the cases given on the command line; None if there are none."""
     from tilewright.spec import Case
 
     cases = [Case.parse(text, like=op.check[-1]) for text in texts or []]
@@ -159,16 +153,15 @@ def cases_of(op: Op, texts: list[str] | None) -> list[Case] | None:
             shapes = op.make(case, device="meta")
             op.reference(*shapes)
         except Exception as error:
-            raise BadCase(text, f"{op.name} does not take it ({first_line(error)})", str(op.check[-1])) from None
+            raise BadCase(text, f"{op.name} does not accept it ({first_line(error)})", str(op.check[-1])) from None
         size = sum(a.numel() for a in shapes if hasattr(a, "numel"))
         if size > LARGEST_CASE:
-            raise BadCase(text, f"it has {size} elements, more than the {LARGEST_CASE} allowed", str(op.check[-1]))
+            raise BadCase(text, f"it has {size} elements, more than the limit of {LARGEST_CASE}", str(op.check[-1]))
     return cases or None
 
 
-def dtypes_of(op: Op, names: list[str] | None) -> list[str] | None:
-    short = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-    full = [short.get(name, name) for name in names or []]
+def parse_dtypes(op: Op, names: list[str] | None) -> list[str] | None:
+    full = [SHORT_DTYPES.get(name, name) for name in names or []]
     for name in full:
         if name not in op.dtypes:
             raise UnknownDtype(name, op.dtypes)
@@ -176,15 +169,34 @@ def dtypes_of(op: Op, names: list[str] | None) -> list[str] | None:
 
 
 def console(*, stderr: bool = False) -> Console:
+    """Return a console that prints text as it is: `[i, j]` in a formula is not markup, and `:x:` is not an emoji."""
     from rich.console import Console
 
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=160)
+    plain: Any = {"stderr": stderr, "markup": False, "emoji": False, "highlight": False}
+    console = Console(**plain)
+    return console if console.is_terminal else Console(**plain, width=WIDTH)
 
 
-@contextmanager
+def table(*left: str, right: Sequence[str] = (), last: Sequence[str] = (), title: str | None = None) -> Table:
+    """Return an empty table without lines: text columns, right-aligned numbers, then text columns again."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(
+        title=Text(title) if title else None, title_justify="left", box=None, pad_edge=False, header_style="bold"
+    )
+    for column in left:
+        made.add_column(column, overflow="fold")
+    for column in right:
+        made.add_column(column, justify="right", no_wrap=True)
+    for column in last:
+        made.add_column(column, overflow="fold")
+    return made
+
+
+@contextlib.contextmanager
 def progress(title: str, total: int | None) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr that is gone when the work is done; nothing where no one watches."""
+    """Show a progress bar on stderr while the context is open, if stderr is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -199,6 +211,15 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[str], None]]:
             bar.update(task, advance=1, description=f"{title}: {step}" if step else title)
 
         yield advance
+
+
+def stdout_to_stderr() -> contextlib.AbstractContextManager[Any]:
+    """Keep what a user's launcher prints out of our output."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
+def warn(message: str) -> None:
+    print(f"tilewright: {message}", file=sys.stderr)
 
 
 def say_next(what: str) -> None:

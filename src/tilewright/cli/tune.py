@@ -3,52 +3,42 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tilewright.cli.shared import (
-    AsJson,
-    CaseText,
-    DtypeName,
-    Kernels,
-    OpName,
-    cases_of,
-    console,
-    dtypes_of,
-    load_op,
-    progress,
-    say_next,
-)
+from tilewright.cli.options import AsJson, Cases, Dtypes, Kernels, OpName
+from tilewright.cli.shared import console, load_op, parse_cases, parse_dtypes, progress, say_next, table
 from tilewright.errors import NoGPU, NothingToTune
+from tilewright.report.formatting import digits
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from tilewright.workbench.tune import Search
 
 
 def tune(
     op_name: OpName,
     kernel: Kernels = None,
-    case: CaseText = None,
-    dtype: DtypeName = None,
-    samples: Annotated[
-        int | None, typer.Option(min=6, help="Timed samples of each configuration; 15 unless told.")
-    ] = None,
+    case: Cases = None,
+    dtype: Dtypes = None,
+    samples: Annotated[int, typer.Option(min=6, metavar="INTEGER", help="Samples per configuration.")] = 15,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Write the winners into the package, where calls on such a GPU find them.")
+        bool, typer.Option("--keep", help="Save the best configurations in the package, for calls on this GPU model.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Which configuration is best here? Try what OP's kernels leave open on its bench cases, check and time each.
+    """Search for the fastest kernel configurations on this GPU. Each is checked before it is timed.
 
-    Calls never search by themselves; without --keep nothing changes.
+    Calls never search by themselves, and without --keep nothing is saved.
     """
     from tilewright import hardware, registry
 
-    op = load_op(op_name, None)
+    op = load_op(op_name)
     kernels = [one for one in registry.pick(op, kernel or []) if one.language in ("triton", "cuda")]
-    dtypes = dtypes_of(op, dtype) or op.bench_dtypes
-    cases = [c.with_dtype(d) for d in dtypes for c in cases_of(op, case) or op.bench]
+    dtypes = parse_dtypes(op, dtype) or op.bench_dtypes
+    cases = [c.with_dtype(d) for d in dtypes for c in parse_cases(op, case) or op.bench]
     if not kernels:
         raise NothingToTune(op_name)
     if not hardware.has_gpu():
@@ -59,7 +49,7 @@ def tune(
     gpu = hardware.in_hand()["gpu"]
     found = []
     with progress(f"tuning {op_name}", None) as advance:
-        for search in tool.tune(op, kernels, cases, clock=Timer(), samples=samples or tool.SAMPLES, on_step=advance):
+        for search in tool.tune(op, kernels, cases, clock=Timer(), samples=samples, on_step=advance):
             found.append(search)
             if as_json:
                 print(json.dumps(tool.as_json(search, gpu)))
@@ -70,28 +60,23 @@ def tune(
     if not as_json:
         console().print(_table(found))
         better = sum(search.winner is not None for search in found)
-        kept = "written down" if keep else "not written down: add --keep"
-        say_next(f"tilewright bench {op_name}" if keep or not better else f"{better} better than the default, {kept}")
+        unsaved = f"{better} configurations beat the default; save them with --keep"
+        say_next(f"tilewright bench {op_name}" if keep or not better else unsaved)
 
 
-def _table(found: list[Search]) -> Any:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("kernel", "case", "direction", "best configuration"):
-        table.add_column(column)
-    for column in ("time", "default", "tried"):
-        table.add_column(column, justify="right", no_wrap=True)
+def _table(found: list[Search]) -> Table:
+    numbers = ("time (us)", "default (us)", "tried")
+    shown = table("kernel", "case", "direction", "best configuration", right=numbers)
     for search in found:
         best = search.best
-        words = ", ".join(f"{name} {value}" for name, value in best.config.items()) if best else "none is right"
-        table.add_row(
+        words = ", ".join(f"{name}={value}" for name, value in best.config.items()) if best else "none is correct"
+        shown.add_row(
             search.kernel,
             f"{search.case} {search.case.dtype}",
             search.direction,
-            words if search.winner or not best else f"{words} (the default is as good)",
-            f"{best.us:.1f} us" if best and best.us else "",
-            f"{search.default_us:.1f} us" if search.default_us else "",
+            words if search.winner or not best else f"{words} (no faster than the default)",
+            digits(best.us if best else None),
+            digits(search.default_us),
             str(len(search.tried)),
         )
-    return table
+    return shown
