@@ -1,4 +1,4 @@
-"""A matrix transposed into new memory, tile by tile."""
+"""Transpose a matrix tile by tile."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""A copy whose grid is rounded down: the last columns and rows are never written. `tilewright audit` shows where."""
+"""Copy with a grid that is rounded down: `tilewright audit` shows the rows and columns that are never written."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""Means of overlapping windows along the rows of a matrix: neighbours read their common columns twice."""
+"""Means of overlapping windows along the rows of a matrix: neighbouring windows read their common columns twice."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""A scaled and shifted matrix, what is negative cut off. The slow way leaves the scaled one in memory in between."""
+"""Scale, shift and clamp a vector at zero. The slow version stores the scaled vector in memory in between."""
 
 import torch
 import triton

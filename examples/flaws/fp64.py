@@ -1,4 +1,4 @@
-"""Gelu of a scaled vector. The scale comes as float64, as NumPy has it: the slow way lets it make all else so."""
+"""GELU of a scaled vector. The scale is float64, as NumPy returns it; the slow version promotes everything to it."""
 
 import torch
 import triton

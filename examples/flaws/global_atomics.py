@@ -1,4 +1,4 @@
-"""How many elements are positive. The slow way counts each in memory, where all programs meet at one address."""
+"""Count the positive elements. The slow version adds every element atomically to one address."""
 
 import torch
 import triton

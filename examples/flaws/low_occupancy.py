@@ -1,4 +1,4 @@
-"""Sums of columns. The slow way gives a warp 32 columns from top to bottom: one warp an SM, one load on its way."""
+"""Column sums. The slow version gives each warp 32 whole columns: one warp per SM with one load in flight."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""A sum of two vectors. The slow way gives a thread one element, so that blocks start and end for little."""
+"""Sum of two vectors. The slow version has one element per thread, so blocks start and end with little work."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""Rows divided by their length, each held in registers: the slow way by one warp, which gives a thread 512 elements."""
+"""Normalise rows held in registers. The slow version uses one warp per row, 512 elements per thread, and spills."""
 
 import torch
 import triton

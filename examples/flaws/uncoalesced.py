@@ -1,4 +1,4 @@
-"""A matrix transposed. The slow way reads down a column, so that each lane of a warp touches a sector of its own."""
+"""Transpose of a matrix. The slow version reads down columns, so every lane of a warp touches its own sector."""
 
 import torch
 import triton

@@ -1,4 +1,4 @@
-"""A product of matrices. The slow way makes one row of it a program, so that each reads all of the second matrix."""
+"""Matrix product. The slow version computes one row per program, so each program reads the whole second matrix."""
 
 import torch
 import triton
