@@ -1,4 +1,4 @@
-"""Transpose a matrix tile by tile."""
+"""A matrix transposed into new memory, tile by tile."""
 
 import torch
 import triton
