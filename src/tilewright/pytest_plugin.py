@@ -1,11 +1,11 @@
-"""For the tests of any project: a fixture that runs a test's Triton launches here, on CPU tensors.
+"""Pytest fixture that runs a test's Triton launches on CPU tensors, in any project.
 
     def test_softmax(interpreted):
         x = torch.randn(64, 1000)
         torch.testing.assert_close(my_softmax(x), x.softmax(-1))
         assert interpreted.launches[0].arguments["x_ptr"].reads_per_element == 1
 
-A launch in which something is wrong, an access out of bounds or a race, fails the test where it is made.
+A launch with a fault, such as an out-of-bounds access or a race, fails the test at the call that makes it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def interpreted() -> Iterator[Run]:
-    """Triton launches run in Tilewright's interpreter; gives what they did."""
-    from tilewright.interpreter import interpret  # here, so that other projects' tests start without torch
+    """Run Triton launches in Tilewright's interpreter; the value records them."""
+    from tilewright.interpreter import interpret  # deferred, so that loading the plugin does not import torch
 
     with interpret() as run:
         yield run

@@ -678,14 +678,14 @@ def _from_integer(data: np.ndarray, ty: tl.dtype) -> np.ndarray:
     if data.itemsize < 8 or ty.scalar.primitive_bitwidth == 64:
         return numerics.rounded(data.astype(np.float64), ty)
     high, low = (data >> 32).astype(np.float64) * 2.0**32, (data & 0xFFFFFFFF).astype(np.float64)
-    return numerics.rounded(numerics.odd_sum(high, low), ty)
+    return numerics.rounded(numerics.sum_to_odd(high, low), ty)
 
 
 def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray, ty: tl.dtype) -> np.ndarray:
     """Return a * b + c, rounded once."""
     if ty.primitive_bitwidth == 64:
         return libdevice.evaluate("__nv_fma", [a, b, c])
-    return numerics.rounded(numerics.odd_sum(a.astype(np.float64) * b, c.astype(np.float64)), ty)
+    return numerics.rounded(numerics.sum_to_odd(a.astype(np.float64) * b, c.astype(np.float64)), ty)
 
 
 def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:

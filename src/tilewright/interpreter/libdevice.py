@@ -1,5 +1,7 @@
-"""NVIDIA's libdevice functions on NumPy arrays, each at least about as exact as libdevice documents it. Subnormal fp32
-numbers are kept, where Triton has libdevice flush them to zero."""
+"""NVIDIA's libdevice functions on NumPy arrays, about as accurate as libdevice documents, or more.
+
+Subnormal fp32 numbers are kept, where Triton makes libdevice flush them to zero.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,16 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from tilewright.interpreter.numerics import sum_to_odd
+
 Function = Callable[..., np.ndarray]
 Number = TypeVar("Number", float, np.ndarray)
 
-FUNCTIONS: dict[str, Function] = {}  # by symbol without its "__nv_"; of arrays of one dimension
+FUNCTIONS: dict[str, Function] = {}  # functions of 1-D arrays, by symbol without its "__nv_" prefix
 
 
 def evaluate(symbol: str, args: list[np.ndarray]) -> np.ndarray:
-    """What `symbol` returns for `args`, which broadcast. Unsigned integers come and go as signed ones of their bits."""
+    """Evaluate a libdevice function on arrays that broadcast; unsigned integers are passed as signed, bit for bit."""
     if not symbol.startswith("__nv_") or symbol[5:] not in FUNCTIONS:
         raise KeyError(symbol)
     shape = np.broadcast_shapes(*(arg.shape for arg in args))
@@ -72,12 +76,12 @@ def _byte_perm(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray
 
 
 def _bits(x: np.ndarray) -> np.ndarray:
-    """A row of bits for each element, the lowest first."""
+    """Return one row of bits per element, the lowest first."""
     return np.unpackbits(x[:, None].view(np.uint8), axis=1, bitorder="little")
 
 
 def _first_one(bits: np.ndarray) -> np.ndarray:
-    """Its index in each row, which is the number of bits where there is none."""
+    """Return the index of the first 1 in each row, or the length of the row if there is none."""
     return np.argmax(np.pad(bits, ((0, 0), (0, 1)), constant_values=1), axis=1).astype(np.int32)
 
 
@@ -127,15 +131,15 @@ for _suffix, _finite in (("f", "finitef"), ("d", "isfinited")):
     }
 
 
-# Arithmetic and conversions that round as the mode in their names says
+# Arithmetic and conversions with the rounding mode in their name
 
 _TOWARDS = {"rz": 0.0, "rd": -np.inf, "ru": np.inf}
 _TO_WHOLE = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}
-_HUGE = Fraction(2**5000)  # more than any operation makes of finite fp64 numbers
+_HUGE = Fraction(2**5000)  # larger than the result of any operation on finite fp64 numbers
 
 
 def _step(near: np.ndarray, error: np.ndarray, mode: str) -> np.ndarray:
-    """What is rounded to nearest, rounded as `mode` says; `error` has the sign of the exact result less `near`."""
+    """Turn a result rounded to nearest into one rounded as `mode` says; `error` has the sign of exact - near."""
     if mode == "rn":
         return near
     target = near.dtype.type(_TOWARDS[mode])
@@ -148,16 +152,11 @@ def _narrow(x: np.ndarray, mode: str) -> np.ndarray:
 
 
 def _sum(a: Number, b: Number, mode: str) -> Number:
-    return -(-a - b) if mode == "rd" else a + b  # rounded down, what cancels leaves -0
+    return -(-a - b) if mode == "rd" else a + b  # rounding down, exact cancellation gives -0
 
 
-def _odd_sum(a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:
-    """The sum, whose last bit is one where it is inexact: it then rounds to fp32 as the exact sum does."""
-    near = _sum(a, b, mode)
-    rest = near - a
-    error = (a - (near - rest)) + (b - rest)
-    even = near.view(np.int64) % 2 == 0
-    return np.where((np.abs(error) > 0) & even, np.nextafter(near, np.copysign(np.inf, error)), near)
+def _sum_to_odd(a: np.ndarray, b: np.ndarray, mode: str) -> np.ndarray:
+    return sum_to_odd(a, b, _sum(a, b, mode))
 
 
 def _fma(a: float, b: float, c: float, mode: str) -> float:
@@ -171,9 +170,9 @@ def _fma(a: float, b: float, c: float, mode: str) -> float:
 
 
 class _Operation(NamedTuple):
-    nearest: Function  # of fp64 operands and the mode
-    missing: Callable[..., Fraction]  # of a result and the operands: has the sign of the exact result less this one
-    wide: Function | None = None  # of operands as `nearest`: in place of it, what rounds to fp32 as the exact result
+    nearest: Function  # (*fp64 operands, mode) -> result rounded to nearest
+    missing: Callable[..., Fraction]  # (result, *operands) -> a number with the sign of exact - result
+    wide: Function | None = None  # like `nearest`, but rounds to fp32 as the exact result does; default: `nearest`
 
     def error(self, near: float, *args: float) -> int:
         if math.isnan(near) or not all(map(math.isfinite, args)):
@@ -192,11 +191,11 @@ class _Operation(NamedTuple):
         return _narrow((self.wide or self.nearest)(*(arg.astype(np.float64) for arg in args), mode), mode)
 
 
-# Quotients and roots of fp32 numbers are never so close to where fp32 rounds that fp64 could take them across.
+# Quotients and roots of fp32 numbers are never so close to a rounding boundary of fp32 that fp64 crosses it.
 _OPERATIONS = {
-    "add": _Operation(_sum, lambda r, a, b: a + b - r, _odd_sum),
+    "add": _Operation(_sum, lambda r, a, b: a + b - r, _sum_to_odd),
     "sub": _Operation(
-        lambda a, b, mode: _sum(a, -b, mode), lambda r, a, b: a - b - r, lambda a, b, mode: _odd_sum(a, -b, mode)
+        lambda a, b, mode: _sum(a, -b, mode), lambda r, a, b: a - b - r, lambda a, b, mode: _sum_to_odd(a, -b, mode)
     ),
     "mul": _Operation(lambda a, b, _: a * b, lambda r, a, b: a * b - r),
     "div": _Operation(lambda a, b, _: a / b, lambda r, a, b: (a - r * b) * b),
@@ -205,7 +204,7 @@ _OPERATIONS = {
     "fma": _Operation(
         lambda a, b, c, mode: _each(partial(_fma, mode=mode), a, b, c),
         lambda r, a, b, c: a * b + c - r,
-        lambda a, b, c, mode: _odd_sum(a * b, c, mode),
+        lambda a, b, c, mode: _sum_to_odd(a * b, c, mode),
     ),
 }
 
@@ -222,13 +221,13 @@ def _to_integer(x: np.ndarray, kind: type[np.integer], mode: str) -> np.ndarray:
 
 
 def _halves(x: np.ndarray, kind: type[np.integer]) -> tuple[np.ndarray, np.ndarray]:
-    """Two fp64 arrays that add up to the integers."""
+    """Return two fp64 arrays whose sum is the integers."""
     wide = x.view(kind).astype(np.uint64 if kind is np.uint64 else np.int64)
     return (wide >> 32).astype(np.float64) * 2.0**32, (wide & 0xFFFFFFFF).astype(np.float64)
 
 
 def _integer_to_single(x: np.ndarray, kind: type[np.integer], mode: str) -> np.ndarray:
-    return _narrow(_odd_sum(*_halves(x, kind), mode), mode)
+    return _narrow(_sum_to_odd(*_halves(x, kind), mode), mode)
 
 
 def _integer_to_double(x: np.ndarray, kind: type[np.integer], mode: str) -> np.ndarray:
@@ -248,7 +247,7 @@ for _mode in _TO_WHOLE:
     FUNCTIONS[f"double2float_{_mode}"] = partial(_narrow, mode=_mode)
 
 
-# Functions of floats, written for fp64; fp32 goes through it
+# Functions of floats, written for fp64; the fp32 functions convert to it and back
 
 
 def _single(function: Function) -> Function:
@@ -270,7 +269,7 @@ def _round(x: np.ndarray) -> np.ndarray:
 
 def _remainder(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     y = np.abs(y)
-    left = np.abs(np.fmod(x, 2 * y))  # exact, as is every step from here
+    left = np.abs(np.fmod(x, 2 * y))  # exact, as is every following step
     less = left - y
     result = np.where(2 * left > y, np.where(2 * less >= y, less - y, less), left)
     return np.where(np.signbit(x), -result, result)
@@ -284,8 +283,8 @@ def _ilogb(x: np.ndarray) -> np.ndarray:
     return _to_integer(_logb(x.astype(np.float64)), np.int32, "rn")
 
 
-def _turn(x: np.ndarray, quarters: int) -> np.ndarray:
-    """The sine of pi * (x + quarters / 2)."""
+def _sinpi(x: np.ndarray, quarters: int) -> np.ndarray:
+    """Return sin(pi * (x + quarters / 2))."""
     x = np.fmod(x, 2)
     nearest = np.rint(2 * x)
     angle = np.pi * (x - nearest / 2)
@@ -295,7 +294,7 @@ def _turn(x: np.ndarray, quarters: int) -> np.ndarray:
 
 
 def _norm(*parts: np.ndarray, power: int = 1) -> np.ndarray:
-    """The Euclidean norm, or with a power of -1 its inverse, whose squares neither overflow nor vanish."""
+    """Return the Euclidean norm, or its inverse if `power` is -1, without overflow or underflow of the squares."""
     _, exponent = np.frexp(reduce(np.maximum, map(np.abs, parts)))
     scaled = np.sqrt(sum(np.ldexp(part, -exponent) ** 2 for part in parts))
     infinite = reduce(np.logical_or, map(np.isinf, parts))
@@ -315,7 +314,7 @@ def _tgamma(x: np.ndarray) -> np.ndarray:
 
 
 def _square(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """x * x as an exact part and a small one, since exp would magnify what one number loses."""
+    """Return x * x as an exact and a small part, since exp would magnify the rounding error."""
     high = x.astype(np.float32).astype(np.float64)
     return high * high, (x - high) * (x + high)
 
@@ -345,7 +344,7 @@ def _bessel_i(scaled: Callable[[torch.Tensor], torch.Tensor], x: np.ndarray) -> 
 
 
 def _near_bessel(x: np.ndarray) -> list[np.ndarray]:
-    """J0, J1, Y0 and Y1 up to 25: the ratios of neighbouring J by recurrence downwards, then Neumann's series."""
+    """Return J0, J1, Y0 and Y1 for x <= 25 by downward recurrence on the ratios of J and Neumann's series."""
     ratio = total = series0 = series1 = np.zeros_like(x)
     for k in range(80, 0, -1):
         half, odd = divmod(k, 2)
@@ -362,7 +361,7 @@ def _near_bessel(x: np.ndarray) -> list[np.ndarray]:
 
 
 def _far_bessel(x: np.ndarray) -> list[np.ndarray]:
-    """J0, J1, Y0 and Y1 from 25 on: Hankel's expansion of J + iY."""
+    """Return J0, J1, Y0 and Y1 for x >= 25 by Hankel's expansion of J + iY."""
     values = []
     for order in (0, 1):
         term = series = np.ones_like(x, dtype=np.complex128)
@@ -374,13 +373,13 @@ def _far_bessel(x: np.ndarray) -> list[np.ndarray]:
     return [h.real for h in values] + [h.imag for h in values]
 
 
-def _first_bessel(x: np.ndarray) -> list[np.ndarray]:
+def _bessel_0_1(x: np.ndarray) -> list[np.ndarray]:
     both = zip(_near_bessel(np.minimum(x, 25)), _far_bessel(np.maximum(x, 25)), strict=True)
     return [np.select([x == np.inf, x > 25], [np.zeros_like(x), far], near) for near, far in both]
 
 
-def _climb(first: np.ndarray, second: np.ndarray, order: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """A Bessel function of an order from those of the orders 0 and 1."""
+def _recur_up(first: np.ndarray, second: np.ndarray, order: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return a Bessel function of any order from those of orders 0 and 1, by upward recurrence."""
     below, value = first, second
     for k in range(1, int(np.nan_to_num(order).max(initial=0))):
         above = np.where(np.isinf(value), value, 2 * k / x * value - below)
@@ -390,9 +389,9 @@ def _climb(first: np.ndarray, second: np.ndarray, order: np.ndarray, x: np.ndarr
 
 def _jn(order: np.ndarray, x: np.ndarray) -> np.ndarray:
     size = np.abs(x)
-    turning = np.minimum(order, np.floor(size))  # climbing loses all digits past here; ratios of neighbours do not
-    j0, j1, _, _ = _first_bessel(size)
-    value = _climb(j0, j1, turning, size)
+    turning = np.minimum(order, np.floor(size))  # upward recurrence is unstable above this order
+    j0, j1, _, _ = _bessel_0_1(size)
+    value = _recur_up(j0, j1, turning, size)
     top = int(order.max(initial=0))
     ratio = np.zeros_like(x)
     for k in range(top + 40 + int(10 * top ** (1 / 3)), 0, -1):
@@ -402,8 +401,8 @@ def _jn(order: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def _yn(order: np.ndarray, x: np.ndarray) -> np.ndarray:
-    _, _, y0, y1 = _first_bessel(np.abs(x))
-    value = np.where(x == 0, -np.inf, _climb(y0, y1, order, x))
+    _, _, y0, y1 = _bessel_0_1(np.abs(x))
+    value = np.where(x == 0, -np.inf, _recur_up(y0, y1, order, x))
     return np.where((order < 0) | (x < 0), np.nan, value)
 
 
@@ -451,8 +450,8 @@ _FLOAT: dict[str, Function] = {
     "sin": np.sin,
     "cos": np.cos,
     "tan": np.tan,
-    "sinpi": lambda x: np.where(x == np.rint(x), 0 * x, _turn(x, 0)),
-    "cospi": lambda x: 0 + _turn(x, 1),  # no -0
+    "sinpi": lambda x: np.where(x == np.rint(x), 0 * x, _sinpi(x, 0)),
+    "cospi": lambda x: 0 + _sinpi(x, 1),  # no -0
     "asin": np.arcsin,
     "acos": np.arccos,
     "atan": np.arctan,
@@ -510,7 +509,7 @@ FUNCTIONS |= {
     "llroundf": lambda x: _to_integer(_round(x), np.int64, "rz"),
     "saturatef": lambda x: np.where(x > 0, np.minimum(x, 1), 0).astype(np.float32),
     "fast_powf": _single(lambda x, y: np.exp2(y * np.log2(x))),
-    # The divisor's inverse, flushed to zero where it is subnormal, times the dividend.
+    # The reciprocal of the divisor, with subnormals flushed to zero, times the dividend.
     "fast_fdividef": _single(lambda x, y: np.where(np.abs(y) > 2.0**126, x * np.copysign(0, y), x / y)),
     "rcp64h": lambda x: _high_word(_flush(1 / _flush(_high_word(x)))),
 }

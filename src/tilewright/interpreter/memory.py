@@ -180,7 +180,7 @@ class Memory:
         self.lanes = 0  # in `accesses`
         self._undo: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self._last_atomic: tuple[Any, ...] = ()  # line and address
-        self._repeats = 0  # of the last atomic in a row
+        self._repeats = 0  # consecutive repetitions of the last atomic
 
     def program_id(self, index: Any) -> tuple[Any, Any, Any]:
         x, y, _ = self.grid
