@@ -113,3 +113,27 @@ def test_inputs_as_text():
     for wrong in ("a", "3xb", "3x4:bf17", "-3x4"):
         with pytest.raises(BadInput, match="write a tensor like"):
             make(wrong)
+
+
+PRINTED = """\
+two_launches
+launch          argument         loaded  stored  distinct  reads/elem  masked off  overfetch*
+_double 32x1x1  x_ptr (input)    4.0 KB            4.0 KB        1.00          2%       1.00x
+                y_ptr (scratch)          4.0 KB    4.0 KB                      2%       1.00x
+_copy 16x1x1    x_ptr (scratch)  4.0 KB            4.0 KB        1.00          2%       1.00x
+                y_ptr (output)           4.0 KB    4.0 KB                      2%       1.00x
+* bytes of the 32-byte sectors"""
+
+
+def test_printing_an_audit_shows_the_table_the_summary_and_the_findings():
+    audited = tilewright.audit(kernels.two_launches, torch.randn(1000))
+    assert str(audited).startswith(PRINTED)
+    assert str(audited).endswith("\n".join(audited.summary()))
+    faulty = tilewright.audit(kernels.copy_too_much, torch.randn(100))
+    assert str(faulty).endswith(str(faulty.findings[0]))
+
+
+def test_printing_an_audit_or_a_launch_prints_no_arrays():
+    audited = tilewright.audit(kernels.copy, torch.randn(100_000))
+    assert len(repr(audited)) < 1000
+    assert len(repr(audited.launches[0])) < 2000

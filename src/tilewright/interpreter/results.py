@@ -45,7 +45,7 @@ class Traffic:
     """Accesses of a launch to one tensor argument; byte counts exclude masked lanes."""
 
     name: str
-    tensor: Tensor  # as passed to the kernel; the base tensor if a descriptor was passed
+    tensor: Tensor = field(repr=False)  # as passed to the kernel; the base tensor if a descriptor was passed
     loaded: int = 0  # bytes
     stored: int = 0  # bytes
     atomic: int = 0  # bytes read and written by atomics
@@ -57,8 +57,8 @@ class Traffic:
     distinct_written: int = 0
 
     # Maps in the tensor's shape, present on request. Program indices count x fastest, then y, then z.
-    reads: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))  # number of reads per element
-    writer: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))  # program index + 1; 0: not written
+    reads: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32), repr=False)  # number per element
+    writer: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32), repr=False)  # program index + 1; 0: none
 
     def scaled(self, factor: float) -> Traffic:
         """Return the traffic of `factor` times as many programs."""

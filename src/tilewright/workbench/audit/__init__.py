@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -18,9 +18,11 @@ from tilewright.workbench.audit.inputs import ELEMENTS
 from tilewright.workbench.audit.page import render
 
 MATTERS = 0.01  # of all bytes moved: less is not worth a sentence
+COLUMNS = ("launch", "argument", "loaded", "stored", "distinct", "reads/elem", "masked off", "overfetch*")
+OVERFETCH = "* bytes of the 32-byte sectors touched over bytes used, if lanes run along the smallest stride"
 
 
-@dataclass
+@dataclass(repr=False)
 class Audit:
     """What a call of a function did to memory, launch by launch."""
 
@@ -30,7 +32,7 @@ class Audit:
     roles: dict[int, str]  # by address of a storage: output, in place or scratch; all else is input
     cost: Cost | None = None  # the least bytes, where an Op knows them
     sms: int = hardware.DATASHEETS["h200"].sms
-    result: Any = field(default=None, repr=False)
+    result: Any = None
 
     @property
     def moved(self) -> int:
@@ -67,6 +69,29 @@ class Audit:
 
     def role(self, traffic: Traffic) -> str:
         return self.roles.get(traffic.tensor.untyped_storage().data_ptr(), "input")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return the traffic table: one row per launch and argument, with a cell for each of COLUMNS."""
+        rows = []
+        for launch in self.launches:
+            name = f"{launch.kernel} {'x'.join(map(str, launch.grid))}"
+            for t in (t for t in launch.arguments.values() if t.lanes):
+                loaded, stored = t.loaded + t.atomic, t.stored + t.atomic
+                distinct = [size(count) for count in (t.distinct_read, t.distinct_written) if count]
+                overfetch = f"{t.sectors * SECTOR / t.moved:.2f}x" if t.moved else ""
+                reads = f"{t.reads_per_element:.2f}" if t.distinct_read else ""
+                moved = [size(count) if count else "" for count in (loaded, stored)]
+                argument, masked = f"{t.name} ({self.role(t)})", f"{t.masked / t.lanes:.0%}"
+                rows.append((name, argument, *moved, " + ".join(distinct), reads, masked, overfetch))
+                name = ""
+        return rows
+
+    def __repr__(self) -> str:
+        table = [COLUMNS, *self.rows()]
+        name, argument, *widths = (max(map(len, column)) for column in zip(*table, strict=True))
+        layout = f"{{:{name}}}  {{:{argument}}}" + "".join(f"  {{:>{width}}}" for width in widths)
+        lines = [layout.format(*row).rstrip() for row in table]
+        return "\n".join([self.title, *lines, OVERFETCH, *self.summary(), *map(str, self.findings)])
 
     def summary(self) -> list[str]:
         """What a reader should know first, in sentences."""
