@@ -27,7 +27,7 @@ help:
 	@echo "make gpu-test  run the tests of this machine's GPU"
 	@echo "make pairs     run the interpreter's tests with other versions of Triton and NumPy"
 	@echo "make records   measure on this GPU the records that results/ lacks and those that are stale"
-	@echo "make pages     regenerate the tables of README.md and docs/ from results/"
+	@echo "make pages     regenerate docs/api.md and the tables of README and docs from results/"
 	@echo "make clean     remove .venv"
 
 demo: $(READY)
@@ -68,7 +68,7 @@ records: $(READY)
 PAGES := $(shell grep -l '^<!-- records:' README.md docs/*.md)
 
 pages: $(READY)
-	$(RUN) -m tilewright report $(foreach page,$(PAGES),--fill $(page))
+	$(RUN) scripts/generate.py
 
 clean:
 	rm -rf $(VENV)

@@ -1,14 +1,11 @@
 """What op tests share: tensors of every layout, and the promises every registered operator keeps."""
 
-from typing import Any
-
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilewright import record, source
 from tilewright.workbench.check.budget import Mismatch, compare, expect
 from tilewright.worker import memory
 
@@ -39,7 +36,7 @@ def laid_out(shape: tuple[int, ...], layout: str, *, device: str, dtype: torch.d
 
     if layout == "expanded" and shape:
         return randn(1, *shape[1:]).expand(shape)
-    return memory.laid_out(randn(*shape), layout)
+    return memory.with_layout(randn(*shape), layout)
 
 
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
@@ -73,29 +70,3 @@ def assert_compiles(fn, *args) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*args), fn(*args), rtol=0, atol=0, equal_nan=True)
-
-
-def timing_record(kernel: str = "triton", us: float | None = 1.0, gpu: str = "h200", **more: Any) -> dict[str, Any]:
-    """A timing of softmax as `bench --record` writes it."""
-    content = {
-        "case": {"M": 3, "N": 50},
-        "dtype": "float32",
-        "direction": "forward",
-        "cost": {"read": 10**6, "written": 10**6, "flops": {"fp32": 1.0}},
-        "verdict": "right",
-        "reason": "",
-        "samples_us": [us] if us else [],
-        "median_us": us,
-        "interval_us": [us, us] if us else None,
-        "calls": 1,
-        "against": None,
-        "host_us": 5.0,
-        "extra_bytes": 0,
-        "state": {},
-        "timer": {},
-        "is_baseline": kernel.startswith(("eager", "compile")),
-        "ceilings": {"copy": 2e12, "read": 2e12},
-        "device": {"gpu": gpu, "name": f"NVIDIA {gpu.upper()}"},
-        "versions": {"torch": "2.11.0", "triton": "3.6.0"},
-    }
-    return record.stamp("timing", "softmax", kernel, source.kernel_hash("softmax", kernel) or "", **content | more)

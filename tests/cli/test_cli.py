@@ -1,4 +1,4 @@
-"""The commands as a user types them: what they print, how they end, and one line for every mistake."""
+"""Tests of commands as a user types them: output, exit code, and one line for every mistake."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from cli.command import assert_one_line, run
-from support import timing_record
+from sample_records import timing_record
 from tilewright import cli, record, source
 
 RIGHT = "import torch\n\ndef softmax(x):\n    return torch.softmax(x, dim=-1)\n"
@@ -44,7 +44,7 @@ def file(tmp_path):
     return write
 
 
-def test_valid_files_of_every_kind_are_loaded(tmp_path):
+def test_unusual_but_valid_files_are_loaded(tmp_path):
     folder = tmp_path / "with space ü"
     folder.mkdir()
     (folder / "helper_of_mine.py").write_text("import torch\nrows = lambda x: torch.softmax(x, -1)\n")
@@ -58,10 +58,10 @@ def test_valid_files_of_every_kind_are_loaded(tmp_path):
     )
     done = run("check", "softmax", path, *ONE_CASE, cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert f"'{path}'" in done.stdout, "the next command is quoted"
+    assert f"'{path}'" in done.stdout, "the path in the next command is quoted"
 
 
-def test_a_file_that_changes_its_input_is_wrong(file):
+def test_a_kernel_that_changes_its_input_is_wrong(file):
     text = "import torch\ndef softmax(x):\n    y = torch.softmax(x, -1)\n    x.data.zero_()\n    return y\n"
     done = run("check", "softmax", file(text), *ONE_CASE)
     assert done.returncode == 1
@@ -69,18 +69,18 @@ def test_a_file_that_changes_its_input_is_wrong(file):
 
 
 @pytest.mark.parametrize("name", ["mine.txt", "mine"])
-def test_a_file_that_is_not_named_as_python_is_one_line(file, name):
+def test_a_file_without_py_suffix_is_one_line(file, name):
     assert_one_line(run("check", "softmax", file(RIGHT, name), *ONE_CASE), 2, "does not end in .py")
 
 
-def test_two_files_of_one_name_are_refused(file, tmp_path):
+def test_two_files_with_one_name_are_refused(file, tmp_path):
     (tmp_path / "other").mkdir()
     assert_one_line(
         run("check", "softmax", file(RIGHT), file(RIGHT, "other/mine.py")), 2, "two files are named 'mine.py'"
     )
 
 
-def test_a_reader_that_leaves_early_is_no_failure():
+def test_a_closed_pipe_is_not_a_failure():
     done = subprocess.run(
         f"{sys.executable} -m tilewright ops --json | true; exit ${{PIPESTATUS[0]}}",
         shell=True,
@@ -96,19 +96,21 @@ def test_ops_lists_every_op_with_its_kernels():
     lines = [json.loads(line) for line in run("ops", "--json").stdout.splitlines()]
     assert [line["op"] for line in lines] == list(source.op_files())
     assert all({"eager", "compile", "triton"} <= set(line["kernels"]) for line in lines)
-    assert "softmax" in run("ops").stdout
+    assert "y[n, m] = x[m, n]" in run("ops").stdout, "brackets are not markup"
 
 
 def test_gpu():
     sheet = json.loads(run("gpu", "h200", "--json").stdout)
     assert sheet["sms"] == 132
-    assert "h200" in run("gpu", "h200").stdout
+    shown = run("gpu", "h200").stdout
+    for words in ("memory bandwidth         4.80 TB/s", "memory                   141 GB", "66.9 TFLOP/s"):
+        assert " ".join(words.split()) in " ".join(shown.split())
     assert run("gpu").returncode == 0
     assert_one_line(run("gpu", "h2000"), 2, "did you mean 'h200'")
 
 
 @pytest.mark.parametrize("text", [RIGHT, MARKED, TRITON], ids=["named", "marked", "triton"])
-def test_a_right_file_is_right(file, text):
+def test_a_correct_file_is_right(file, text):
     done = run("check", "softmax", file(text), *ONE_CASE, "--json")
     assert done.returncode == 0, done.stderr
     (verdict,) = [json.loads(line) for line in done.stdout.splitlines()]
@@ -124,7 +126,7 @@ def test_a_wrong_file_is_wrong_with_evidence(file):
     assert done.stderr == ""
 
 
-def test_a_file_that_dies_is_a_verdict_and_the_next_one_is_still_checked(file):
+def test_a_crash_is_a_verdict_and_the_next_file_is_checked(file):
     dying = file("import os\ndef softmax(x): os._exit(0)\n", "dying.py")
     done = run("check", "softmax", dying, file(RIGHT), *ONE_CASE, "--json")
     verdicts = {v["kernel"]: v["verdict"] for v in map(json.loads, done.stdout.splitlines())}
@@ -146,7 +148,7 @@ def test_a_file_that_dies_is_a_verdict_and_the_next_one_is_still_checked(file):
         (MARKED + MARKED.replace("whatever", "other"), ("2 functions are marked",)),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_line(file, text, words):
+def test_an_invalid_file_is_one_line(file, text, words):
     assert_one_line(run("check", "softmax", file(text), *ONE_CASE), 2, "mine.py", *words)
 
 
@@ -160,15 +162,18 @@ def test_a_file_that_cannot_be_used_is_one_line(file, text, words):
         ("check softmax --case M=3", ("lacks N", "--case M=")),
         ("check softmax --case M=3,N=2,M=4", ("M is given twice",)),
         ("check softmax --case M=1000000,N=1000000", ("1000000000000 elements",)),
-        ("check gelu --case N=10,approximate=foo", ("gelu does not take it",)),
-        ("check attention --case B=1,H=3,HKV=2,LQ=4,LK=4,D=8,causal=true", ("attention does not take it",)),
+        ("check gelu --case N=10,approximate=foo", ("gelu does not accept it",)),
+        ("check attention --case B=1,H=3,HKV=2,LQ=4,LK=4,D=8,causal=true", ("attention does not accept it",)),
         ("check softmax --seed -1", ("--seed",)),
         ("check softmax a/k.py a/k.py", ("no file at 'a/k.py'",)),
         ("gpu h200 --measure", ("leave out the name",)),
         ("bench softmax --direction up", ("forward, backward, both",)),
         ("bench softmax --samples 1", ("--samples",)),
         ("bench softmax --record /", ("cannot write '/'",)),
-        ("never", ("never",)),
+        ("never", ("never", "See: tilewright --help")),
+        ("records never", ("no operation named 'never'",)),
+        ("records verify --update --sample 3", ("--update needs all records", "See: tilewright records verify --help")),
+        ("records --gpu b200", ("no records of 'b200'; there are records of h200",)),
         ("report missing.jsonl", ("no file at 'missing.jsonl'", "a file of records")),
         ("report --fill missing.md", ("no file at 'missing.md'",)),
         ("report --out /proc/site", ("cannot write '/proc/site",)),
@@ -185,20 +190,22 @@ def recorded(tmp_path):
     return path
 
 
-without_gpu = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="shows what happens without")
+without_gpu = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="for machines without a GPU")
 
 
 @without_gpu
-def test_what_cannot_be_checked_here_is_no_success(file, tmp_path):
-    assert_one_line(run("check", "softmax", "-k", "cuda"), 2, "nothing could be checked here: cuda needs a GPU")
+def test_a_kernel_that_cannot_run_here_is_not_a_success(file, tmp_path):
+    assert_one_line(
+        run("check", "softmax", "-k", "cuda"), 2, "no kernel could be checked on this machine: cuda needs a GPU"
+    )
     assert_one_line(run("gpu", "--measure"), 2, "needs a GPU")
     done = run("bench", "softmax", "-k", "compile", "--record", tmp_path / "r.jsonl")
-    assert "nothing was recorded" in done.stderr
+    assert "nothing was timed, so nothing was written" in done.stderr
     assert not (tmp_path / "r.jsonl").exists()
 
 
 @without_gpu
-def test_a_missing_package_is_no_success_either(tmp_path):
+def test_a_missing_package_is_not_a_success(tmp_path):
     (tmp_path / "numba.py").write_text("raise ImportError\n")
     done = run(
         "check",
@@ -215,19 +222,19 @@ def test_a_missing_package_is_no_success_either(tmp_path):
 
 
 @without_gpu
-def test_bench_without_a_gpu_checks_and_shows_what_was_recorded(recorded):
+def test_bench_without_a_gpu_checks_and_shows_records(recorded):
     done = run("bench", "softmax", "-k", "eager", *ONE_CASE, TILEWRIGHT_RESULTS=str(recorded.parent.parent))
     assert done.returncode == 0, done.stderr
-    assert "No GPU here" in done.stdout
-    assert "RECORDED on NVIDIA H200" in done.stdout
+    assert "No GPU found" in done.stdout
+    assert "recorded on NVIDIA H200" in done.stdout
     assert "200.0 us" in done.stdout
     assert "0%" in done.stdout
-    assert "80.0 us" not in done.stdout, "another kernel than the one asked for"
+    assert "80.0 us" not in done.stdout, "the time of a kernel that was not selected"
     assert "stale" not in done.stdout
 
 
 @without_gpu
-def test_recorded_timings_of_changed_source_are_shown_as_stale_and_broken_lines_are_told(recorded):
+def test_stale_timings_are_marked_and_broken_lines_are_reported(recorded):
     record.append(recorded, [timing_record("eager", 170.0) | {"source": "0" * 16}])
     with recorded.open("a") as out:
         out.write('{"cut": "of\n')
@@ -237,11 +244,11 @@ def test_recorded_timings_of_changed_source_are_shown_as_stale_and_broken_lines_
     assert "170.0 us" in done.stdout
     assert "right, stale" in done.stdout
     first, second = done.stderr.strip().splitlines()
-    assert "line 4 was cut off" in first
+    assert "line 4 is incomplete" in first
     assert "line 5 is not a record" in second
 
 
-def test_report_fills_pages_from_records(recorded, tmp_path):
+def test_report_updates_the_tables_of_a_page(recorded, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# Softmax\n<!-- records: softmax forward -->\nold\n<!-- end -->\nafter\n")
     done = run("report", "--fill", page, TILEWRIGHT_RESULTS=str(recorded.parent.parent))
@@ -251,9 +258,19 @@ def test_report_fills_pages_from_records(recorded, tmp_path):
     assert "**80.0 us, 1%**" in text
     assert "NVIDIA H200" in text
     assert text.endswith("after\n")
+    done = run("report", "--fill", page, "--json", TILEWRIGHT_RESULTS=str(recorded.parent.parent))
+    assert json.loads(done.stdout) == {"file": str(page), "changed": False}
 
 
-def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):
+def test_report_lists_the_files_of_the_site(recorded, tmp_path):
+    done = run("report", recorded, "--out", tmp_path / "site", "--json")
+    assert done.returncode == 0, done.stderr
+    files = {line["file"]: line["bytes"] for line in map(json.loads, done.stdout.splitlines())}
+    index = tmp_path / "site" / "index.html"
+    assert files[str(index)] == index.stat().st_size
+
+
+def test_an_unexpected_error_is_one_line(monkeypatch, capsys):
     def broken():
         raise RuntimeError("first line\nsecond line")
 
@@ -263,5 +280,5 @@ def test_an_unexpected_error_is_one_line_too(monkeypatch, capsys):
         cli.main()
     assert end.value.code == 3
     assert capsys.readouterr().err.splitlines() == [
-        "tilewright: unexpected RuntimeError: first line; set TILEWRIGHT_DEBUG=1 to see where"
+        "tilewright: unexpected RuntimeError: first line; set TILEWRIGHT_DEBUG=1 for the traceback"
     ]

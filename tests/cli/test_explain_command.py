@@ -1,40 +1,29 @@
-"""`tilewright explain` as a user types it."""
+"""Tests of `tilewright explain`."""
 
 import json
 import shutil
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from cli.command import assert_one_line
-from support import timing_record
+from cli.command import assert_one_line, in_process
+from sample_records import timing_record
 from tilewright import record, source
-from tilewright.cli import main
 
 ROOT = Path(__file__).parent.parent.parent
-KERNELS = Path(__file__).parent.parent / "workbench" / "inspected.py"
+KERNELS = Path(__file__).parent.parent / "workbench" / "inspect_kernels.py"
 FLAW = ROOT / "examples" / "flaws" / "extra_pass.py"
 SMALL = ("relu", "-k", "triton", "--case", "N=67108864")
 
 
 @pytest.fixture
 def explain(capsys, monkeypatch, tmp_path):
-    """The command in this process, with one timing on record."""
+    """The command in this process, with one recorded timing."""
     timing = timing_record(us=160.0, case={"N": 2**26}, dtype="bfloat16")
     timing |= {"op": "relu", "source": source.kernel_hash("relu", "triton")}
     record.append(tmp_path / "results" / "relu.jsonl", [timing])
     monkeypatch.setenv("TILEWRIGHT_RESULTS", str(tmp_path / "results"))
-
-    def call(*args):
-        monkeypatch.setattr(sys, "argv", ["tilewright", "explain", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return SimpleNamespace(returncode=end.value.code, stdout=said.out, stderr=said.err)
-
-    return call
+    return in_process("explain", monkeypatch, capsys)
 
 
 def test_a_good_kernel(explain):
@@ -53,18 +42,18 @@ def test_a_flawed_kernel(explain):
     assert "Next: one launch for _scale and _cut" in done.stdout
 
 
-def test_json_says_all(explain):
+def test_json(explain):
     done = explain(*SMALL, "--json")
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["us"] == {"value": 160.0, "source": "measured"}
-    assert said["binds"]["what"] == "memory bandwidth"
-    assert said["prediction"]["terms"]["memory"]["source"] == "audited"
-    assert [point["name"] for point in said["points"]][:2] == ["coalesced access", "occupancy"]
-    assert len(said["points"]) == 8
+    found = json.loads(done.stdout)
+    assert found["us"] == {"value": 160.0, "source": "measured"}
+    assert found["bottleneck"]["name"] == "memory bandwidth"
+    assert found["prediction"]["terms"]["memory"]["source"] == "audited"
+    assert [point["name"] for point in found["checks"]][:2] == ["coalesced access", "occupancy"]
+    assert len(found["checks"]) == 8
 
 
-def test_predictions_beside_timings_are_recorded(explain, tmp_path):
+def test_predictions_are_recorded(explain, tmp_path):
     path = tmp_path / "predictions.jsonl"
     done = explain("--predict", "--record", path)
     assert done.returncode == 0, done.stderr
@@ -75,12 +64,12 @@ def test_predictions_beside_timings_are_recorded(explain, tmp_path):
     assert json.loads(done.stdout)["predicted_us"] == one["predicted_us"]
 
 
-def test_what_is_known_of_a_launch_is_said(explain):
+def test_a_replacement_of_cuda_is_reported(explain):
     done = explain("softmax", "-k", "cuda", "-c", "M=64,N=256", "--gpu", "mi300x")
     assert ": CUDA C++ does not run on mi300x; this is what a call launches there instead." in done.stdout
 
 
-def test_what_does_not_compile_is_told(explain):
+def test_a_failed_compilation_is_reported(explain):
     done = explain(KERNELS, "-f", "for_nvidia", "-i", "128:fp32", "--gpu", "mi300x")
     assert done.returncode == 1, done.stderr
     assert "does not compile for gfx942" in done.stdout
@@ -90,9 +79,9 @@ def test_what_does_not_compile_is_told(explain):
 def test_mistakes_are_one_line(explain, tmp_path):
     assert_one_line(explain("relu", "--gpu", "h20"), 2, "did you mean 'h200'?")
     assert_one_line(explain("relo"), 2, "did you mean 'relu'?")
-    assert_one_line(explain("relu", "-k", "eager"), 2, "eager of relu is torch's own")
-    assert_one_line(explain("relu", "--gpu", "h200,a100"), 2, "explain is of one GPU at a time")
-    assert_one_line(explain("relu", "--threads", "64"), 2, "--threads: for a .cu FILE")
+    assert_one_line(explain("relu", "-k", "eager"), 2, "eager of relu is part of torch")
+    assert_one_line(explain("relu", "--gpu", "h200,a100"), 2, "explain takes one GPU")
+    assert_one_line(explain("relu", "--threads", "64"), 2, "--threads: only for a .cu FILE")
     assert_one_line(explain("argmax", "--direction", "backward"), 2, "argmax has no gradient")
     assert_one_line(explain(tmp_path), 2, "is a directory")
     (tmp_path / "plain.py").write_text("def launch(x):\n    return x + 1\n")
@@ -101,18 +90,23 @@ def test_mistakes_are_one_line(explain, tmp_path):
     assert_one_line(explain(tmp_path / "no.cu"), 2, "no file at")
     assert_one_line(explain(tmp_path / "no.py"), 2, "no file at")
     assert_one_line(explain(FLAW, "-f", "quick"), 2, "no function named 'quick'")
-    assert_one_line(explain(FLAW, "-k", "triton"), 2, "for an OP")
-    assert_one_line(explain("relu", "-i", "8x8"), 2, "for a FILE")
-    assert_one_line(explain("relu", "--direction", "both"), 2, "neither of forward and backward")
-    assert_one_line(explain("relu", "--record", tmp_path / "x"), 2, "--record: for --predict")
+    assert_one_line(explain(FLAW, "-k", "triton"), 2, "only for an OP")
+    assert_one_line(explain("relu", "-i", "8x8"), 2, "only for a FILE")
+    assert_one_line(explain("relu", "--direction", "both"), 2, "not one of forward, backward")
+    assert_one_line(
+        explain("relu", "--record", tmp_path / "x"),
+        2,
+        "--record: only with --predict",
+        "See: tilewright explain --help",
+    )
     assert_one_line(explain(), 2, "name an operation or a file")
-    assert_one_line(explain("--predict", "--gpu", "a100"), 2, "no timing of any operation on a100-80gb is on record")
+    assert_one_line(explain("--predict", "--gpu", "a100"), 2, "no timing of any operation on a100-80gb is recorded")
     assert_one_line(explain("transpose", "--predict"), 2, "no timing of transpose on h200", "bench transpose --record")
     assert_one_line(explain("relo", "--predict"), 2, "did you mean 'relu'?")
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
-def test_a_kernel_of_a_cuda_file_by_its_name(explain, tmp_path):
+def test_select_a_kernel_of_a_cuda_file(explain, tmp_path):
     file = tmp_path / "two.cu"
     file.write_text("__global__ void a(float* x) { x[0] = 1; }\n__global__ void b(float* x) { x[0] = 1; }\n")
     titles = [line for line in explain(file).stdout.splitlines() if line.startswith("two.cu")]
@@ -120,10 +114,10 @@ def test_a_kernel_of_a_cuda_file_by_its_name(explain, tmp_path):
     assert "two.cu, a" not in explain(file, "-f", "b").stdout
 
 
-def test_predictions_are_of_recorded_calls_alone(explain):
+def test_predictions_use_only_recorded_calls(explain):
     for more, says in (
-        (("-c", "N=64"), "not for --predict, which takes the calls of the records"),
+        (("-c", "N=64"), "not with --predict, which uses the recorded calls"),
         (("-k", "nope"), "relu has no kernel named 'nope'"),
-        (("--gpu", "a100"), "explain relu --gpu a100-80gb predicts a call"),
+        (("--gpu", "a100"), "predict one: tilewright explain relu --gpu a100-80gb"),
     ):
         assert_one_line(explain("relu", "--predict", *more), 2, says)

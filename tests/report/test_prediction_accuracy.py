@@ -1,4 +1,4 @@
-"""What pages say of predictions beside what the hardware counted."""
+"""Predicted bottlenecks compared with those that the hardware counted."""
 
 import pytest
 
@@ -30,11 +30,11 @@ def counted(n, memory, sm):
         (0.2, 0.1, "memory", False),
     ],
 )
-def test_a_bottleneck_is_held_against_ncus_rule(memory, sm, predicted, agrees):
+def test_a_bottleneck_is_compared_with_the_one_ncu_names(memory, sm, predicted, agrees):
     page = prediction_accuracy.bottlenecks([counted(64, memory, sm), call("prediction", 64, binds=predicted)])
     assert f"| softmax | triton | 1 | {int(agrees)} |" in page
-    assert f"Named as ncu does: {int(agrees)} of 1 calls, {int(agrees):.0%}." in page
-    assert ("- softmax, triton, N=64 bfloat16: ncu names" in page) != agrees
+    assert f"The prediction agrees with ncu in {int(agrees)} of 1 calls, {int(agrees):.0%}." in page
+    assert ("- softmax, triton, N=64 bfloat16:" in page) != agrees
 
 
 def test_only_calls_that_were_both_counted_and_predicted_are_compared():
@@ -44,7 +44,7 @@ def test_only_calls_that_were_both_counted_and_predicted_are_compared():
     assert "1 of 1 calls, 100%" in markdown.fill("<!-- records: bottlenecks -->\n<!-- end -->", records)
 
 
-def test_what_the_hardware_did_not_count_is_not_compared():
+def test_a_call_without_counters_is_not_compared():
     records = [call("counters", 64, counters={}), call("prediction", 64, binds="memory"), counted(128, 0.9, 0.1)]
     records.append(call("prediction", 128, binds="memory"))
     assert "1 of 1 calls" in prediction_accuracy.bottlenecks(records)

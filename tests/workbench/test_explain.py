@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from support import timing_record
+from sample_records import timing_record
 from tilewright import record, registry, settings, source
 from tilewright.cost import Cost
-from tilewright.errors import CompilerRefused, NothingLaunched
+from tilewright.errors import CompilationFailed, NothingLaunched
 from tilewright.hardware import datasheet
 from tilewright.spec import Case
-from tilewright.workbench.explain import diagnosed, work
+from tilewright.workbench.explain import diagnose, launch_model
 from tilewright.workbench.explain.checklist import FAIL, NOT_APPLICABLE, PASS, UNKNOWN
-from tilewright.workbench.explain.evidence import of_cuda_file, of_function, of_op
-from tilewright.workbench.explain.prediction import works
+from tilewright.workbench.explain.collect import collect_cuda_file, collect_function, collect_op
+from tilewright.workbench.explain.prediction import launch_models
 
 H200 = datasheet("h200")
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "examples" / "flaws"
-KERNELS = Path(__file__).parent / "inspected.py"
+KERNELS = Path(__file__).parent / "inspect_kernels.py"
 
 # By file: the point that must fail, words of its evidence, and words of the line it names.
 MEASURED = record.read(settings.results_dir() / "h200" / "gelu.jsonl").records  # for its ceilings
@@ -40,19 +40,24 @@ FLAWS = {
 WASTEFUL = ("uncoalesced.py", "untiled.py", "extra_pass.py", "spills.py")
 
 
-@functools.cache
+@pytest.fixture(autouse=True)
+def interpreter():
+    """No interpreter around the tests: it would write to every empty tensor. `explain` starts its own."""
+
+
+@functools.lru_cache(2)  # a diagnosis holds its tensors
 def explained(file, side):
     path = FOLDER / file
     if path.suffix == ".cu":
-        known = {one.launches[0].name: one for one in of_cuda_file(path, H200, 256, 0, MEASURED)}[side]
+        known = {one.launches[0].name: one for one in collect_cuda_file(path, H200, 256, 0, MEASURED)}[side]
     else:
         given = registry.load_module(path).INPUTS
-        known = of_function(lambda: registry.launcher(path, side), given, side, H200, MEASURED)
-    return diagnosed(known)
+        known = collect_function(lambda: registry.launcher(path, side), given, side, H200, MEASURED)
+    return diagnose(known)
 
 
 def point(found, name):
-    return next(one for one in found.points if one.name == name)
+    return next(one for one in found.checks if one.name == name)
 
 
 def test_there_are_ten():
@@ -68,14 +73,14 @@ def test_the_flaw_is_named_and_its_mended_twin_has_none(file):
     found = point(slow, name)
     assert slow.failed[0] == found, slow.failed
     assert words in "; ".join(fact.text for fact in found.facts)
-    assert found.move
+    assert found.advice
     if line:
-        file_name, number = found.place
+        file_name, number = found.source_line
         assert line in Path(file_name).read_text().splitlines()[number - 1]
     if file in WASTEFUL:
-        assert slow.binding.what == "memory bandwidth", "it is busy with bytes that need not move"
+        assert slow.bottleneck.name == "memory bandwidth", "it is busy with bytes that need not move"
     assert [one.name for one in mended.failed] == []
-    assert len(mended.points) == 8
+    assert len(mended.checks) == 8
     if slow.prediction and mended.prediction:
         least = 1.3 if file == "fp64.py" else 1.4  # what converts to float64 and back is not in the prediction
         assert slow.prediction.us > least * mended.prediction.us
@@ -83,22 +88,22 @@ def test_the_flaw_is_named_and_its_mended_twin_has_none(file):
 
 def test_every_number_says_where_it_is_from():
     found = explained("extra_pass.py", "mended")
-    for one in found.points:
+    for one in found.checks:
         assert one.verdict in (PASS, NOT_APPLICABLE)
         assert one.facts
         assert {fact.source for fact in one.facts} <= {"calculated", "compiled", "audited", "predicted"}
     assert {term.source for term in found.prediction.terms.values()} <= {"calculated", "compiled", "audited"}
-    assert found.as_json()["points"][0]["evidence"][0]["source"] == "compiled"
+    assert found.as_json()["checks"][0]["evidence"][0]["source"] == "compiled"
 
 
 def test_what_is_not_known_says_so_and_gives_no_advice():
     if not shutil.which("nvcc"):
         pytest.skip("needs nvcc")
     found = explained("divergent.cu", "mended")
-    assert (found.binding, found.prediction, found.us) == (None, None, None)
+    assert (found.bottleneck, found.prediction, found.us) == (None, None, None)
     reuse = point(found, "tiling and reuse")
     assert reuse.verdict == UNKNOWN
-    assert reuse.move.startswith("not known: only Triton kernels are interpreted; run tilewright profile")
+    assert reuse.advice.startswith("not known: only Triton kernels are interpreted; run tilewright profile")
     assert point(found, "occupancy").verdict == UNKNOWN
 
 
@@ -109,7 +114,7 @@ COPY = Cost(2**27, 2**27)
 
 def relu(records, case=CASE, **options):
     op = registry.load("relu")
-    return diagnosed(of_op(op, op.kernels["triton"], case, H200, records, **options))
+    return diagnose(collect_op(op, op.kernels["triton"], case, H200, records, **options))
 
 
 def timed(us, **more):
@@ -126,29 +131,29 @@ def test_a_fresh_timing_is_used_and_a_stale_one_named():
     assert found.prediction.rates.startswith("measured on NVIDIA H200")
     found = relu([stale])
     assert found.us[1] == "predicted"
-    assert "the code has changed since the record" in found.evidence.untimed
-    assert "no record on h200" in relu([timed(20.0, gpu="a100-80gb")]).evidence.untimed
+    assert "the code has changed since the record" in found.call.no_timing_reason
+    assert "no record on h200" in relu([timed(20.0, gpu="a100-80gb")]).call.no_timing_reason
 
 
 def test_what_binds_is_told_by_the_best_evidence():
-    assert relu([timed(144.0)]).binding.what == "memory bandwidth"
-    host = relu([timed(144.0, host_us=150.0)]).binding
+    assert relu([timed(144.0)]).bottleneck.name == "memory bandwidth"
+    host = relu([timed(144.0, host_us=150.0)]).bottleneck
     assert (host.what, host.source) == ("host overhead", "measured")
     assert "150.0 us and the GPU 144.0 us" in host.why
-    slow = relu([timed(2000.0)]).binding
+    slow = relu([timed(2000.0)]).bottleneck
     assert (slow.what, slow.source) == ("latency and occupancy", "measured")
-    small = relu([], CASE.__class__((("N", 4096),), "bfloat16")).binding
+    small = relu([], CASE.__class__((("N", 4096),), "bfloat16")).bottleneck
     assert small.what == "host overhead: starting its launches"
 
 
 def test_a_call_that_is_over_before_memory_is_busy_waits():
     """As ncu names it: what such a call has written is in the cache still."""
     short, long = (relu([timed(144.0)], Case((("N", n),), "bfloat16")) for n in (2**24, 2**25))
-    assert (short.prediction.longest, short.prediction.binds) == ("memory", "latency")
+    assert (short.prediction.longest, short.prediction.bottleneck) == ("memory", "latency")
     assert 0.5 < short.prediction.busy < 0.6 < long.prediction.busy < 1.0
-    assert short.binding.what == "latency and occupancy"
-    assert "% busy: the call is over before it is filled" in short.binding.why
-    assert long.binding.what == "memory bandwidth"
+    assert short.bottleneck.name == "latency and occupancy"
+    assert "% busy: the call is over before it is filled" in short.bottleneck.reason
+    assert long.bottleneck.name == "memory bandwidth"
 
 
 def test_counters_have_the_last_word_on_what_binds():
@@ -157,18 +162,18 @@ def test_counters_have_the_last_word_on_what_binds():
     code = source.kernel_hash("relu", "triton")
     profiled = record.stamp("counters", "relu", "triton", code, call=CALL, counters=counted, device=device)
     found = relu([profiled])
-    assert found.binding.source == "counters"
-    assert found.binding.what.startswith("compute: ")
+    assert found.bottleneck.source == "counters"
+    assert found.bottleneck.name.startswith("compute: ")
     passes = point(found, "better mathematics")
     assert (passes.verdict, passes.facts[-1].source) == (PASS, "counters")
     assert "memory moves 0.75 times" in passes.facts[-1].text, "what was written last is in the cache still"
-    assert relu([profiled | {"source": "older"}]).binding.source == "audited"
+    assert relu([profiled | {"source": "older"}]).bottleneck.source == "audited"
 
 
 def test_backward_is_audited_too():
     found = relu([], direction="backward")
-    assert found.evidence.audited.case == "N=262144"
-    assert found.evidence.audited.moved.distinct == pytest.approx(3 * 2**27)
+    assert found.call.audited.case == "N=262144"
+    assert found.call.audited.moved.distinct == pytest.approx(3 * 2**27)
     assert found.prediction.terms["memory"].source == "audited"
 
 
@@ -190,14 +195,14 @@ def copy(x):
 def test_the_way_to_the_host_is_seen(tmp_path):
     path = tmp_path / "copied.py"
     path.write_text(COPIED)
-    found = diagnosed(of_function(lambda: registry.launcher(path, None), ["1048576:fp32"], "copied", H200, []))
-    assert found.binding.what == "data movement between host and device"
-    assert "4194304 B by cpu()" in found.binding.why
+    found = diagnose(collect_function(lambda: registry.launcher(path, None), ["1048576:fp32"], "copied", H200, []))
+    assert found.bottleneck.name == "data movement between host and device"
+    assert "4194304 B by cpu()" in found.bottleneck.reason
 
 
 def test_products_that_run_as_multiply_adds_leave_the_matrix_unit_idle():
     op = registry.load("linear")
-    found = diagnosed(of_op(op, op.kernels["cuda"], op.bench[1].with_dtype("bfloat16"), H200, []))
+    found = diagnose(collect_op(op, op.kernels["cuda"], op.bench[1].with_dtype("bfloat16"), H200, []))
     assert "tensor.bfloat16 is idle" in point(found, "better mathematics").facts[0].text
     assert found.prediction.us > 10 * found.floor_us
     assert not [unit for unit in found.prediction.terms if unit.startswith("tensor")]
@@ -206,15 +211,15 @@ def test_products_that_run_as_multiply_adds_leave_the_matrix_unit_idle():
 def test_refusals():
     op = registry.load("relu")
     with pytest.raises(NothingLaunched):
-        of_op(op, op.kernels["eager"], CASE, H200, [])
-    with pytest.raises(CompilerRefused, match="gfx942"):
-        of_function(lambda: registry.launcher(KERNELS, "for_nvidia"), ["128:fp32"], "", datasheet("mi300x"), [])
+        collect_op(op, op.kernels["eager"], CASE, H200, [])
+    with pytest.raises(CompilationFailed, match="gfx942"):
+        collect_function(lambda: registry.launcher(KERNELS, "for_nvidia"), ["128:fp32"], "", datasheet("mi300x"), [])
 
 
 def test_amd_too():
     op = registry.load("relu")
-    found = diagnosed(of_op(op, op.kernels["triton"], CASE, datasheet("mi300x"), [timed(20.0)]))
-    assert found.binding.what == "memory bandwidth"
+    found = diagnose(collect_op(op, op.kernels["triton"], CASE, datasheet("mi300x"), [timed(20.0)]))
+    assert found.bottleneck.name == "memory bandwidth"
     assert found.failed == []
     assert "datasheet, times 0.42 for memory, as h200" in found.prediction.rates
 
@@ -335,8 +340,8 @@ def written(tmp_path_factory):
     """What is told of a function of a file."""
     path = tmp_path_factory.mktemp("written") / "kernels.py"
     path.write_text(WRITTEN)
-    return lambda name, *given: diagnosed(
-        of_function(lambda: registry.launcher(path, name), given, name, H200, MEASURED)
+    return lambda name, *given: diagnose(
+        collect_function(lambda: registry.launcher(path, name), given, name, H200, MEASURED)
     )
 
 
@@ -347,7 +352,7 @@ def test_a_files_call_is_audited_at_its_own_size(written):
     assert reuse.verdict == FAIL
     assert "`x_ptr` is read 2.0 times" in reuse.facts[-1].text
     assert "masks turn off 0%" in point(written("doubled", "8388608:fp32"), "divergence").facts[-1].text
-    audited = found.evidence.audited
+    audited = found.call.audited
     assert audited.moved.read == pytest.approx(2**26)
     assert audited.moved.asked == pytest.approx(3 * 2**26)
 
@@ -355,37 +360,37 @@ def test_a_files_call_is_audited_at_its_own_size(written):
 def test_products_of_a_files_call_are_those_of_its_code(written, monkeypatch):
     found = written("product", "4096x4096:bf16", "4096x4096:bf16")
     operations = 2 * 4096**3
-    rate = found.evidence.ceilings.rates["tensor.bfloat16"]
+    rate = found.call.ceilings.rates["tensor.bfloat16"]
     assert found.floor_us == pytest.approx(operations / rate * 1e6, rel=0.05)
     assert found.prediction.us > found.floor_us
-    assert found.binding.what == "compute: tensor cores", "tiles that SMs copy ahead are asked of the L2 once"
+    assert found.bottleneck.name == "compute: tensor cores", "tiles that SMs copy ahead are asked of the L2 once"
     assert found.prediction.terms["memory"].us < found.floor_us < found.prediction.high / 2
-    monkeypatch.setattr(work, "_PRODUCT", re.compile("of a unit that is not known"))
-    unread = diagnosed(found.evidence)
+    monkeypatch.setattr(launch_model, "_PRODUCT", re.compile("of a unit that is not known"))
+    unread = diagnose(found.call)
     assert unread.prediction is None
-    assert "does not tell how many products" in point(unread, "memory- or compute-bound").move
+    assert "does not tell how many products" in point(unread, "memory- or compute-bound").advice
 
 
 def test_a_tensor_that_is_given_twice_counts_once(written):
     found = written("doubled", "8388608:fp32")
     assert point(found, "better mathematics").verdict == PASS
-    assert found.evidence.audited.moved.distinct == pytest.approx(2 * 2**25)
+    assert found.call.audited.moved.distinct == pytest.approx(2 * 2**25)
 
 
 def test_torchs_own_work_in_a_call_is_named_and_nothing_is_made_of_the_rest(written):
     for name, operator in (("multiplied", "mm"), ("sorted_after", "sort")):
         found = written(name, "1024x1024:fp32")
-        assert found.binding.what == "not known"
+        assert found.bottleneck.name == "not known"
         assert found.share is None
-        assert f"besides these launches: torch's {operator}" in found.prediction.lacks[0]
+        assert f"besides these launches: torch's {operator}" in found.prediction.excludes[0]
         for unknown in ("memory- or compute-bound", "better mathematics"):
             assert point(found, unknown).verdict == UNKNOWN
 
 
 def test_launches_on_parts_of_a_tensor_need_all_of_them(written):
-    assert "one launch for several" in written("by_rows", "8x1024:fp32").binding.move
+    assert "one launch for several" in written("by_rows", "8x1024:fp32").bottleneck.advice
     found = written("by_rows", "8x262144:fp32")
-    assert found.evidence.least == pytest.approx(2 * 8 * 2**20)
+    assert found.call.min_bytes == pytest.approx(2 * 8 * 2**20)
     assert point(found, "better mathematics").verdict == PASS
 
 
@@ -398,59 +403,60 @@ def test_atomics_of_different_programs_are_not_one(written):
 def test_a_launch_that_a_gpu_refuses_has_no_time(written):
     for name, given, why in (("too_high", "4096:fp32", "131072"), ("too_large", "256x256:fp32", "shared memory")):
         found = written(name, given)
-        assert found.binding.what == "nothing, as it cannot be launched"
-        assert why in found.binding.why
+        assert found.bottleneck.name == "nothing, as it cannot be launched"
+        assert why in found.bottleneck.reason
         assert found.prediction is None
 
 
 def test_what_torch_compile_leaves_to_a_library_is_not_charged_to_its_launches():
     op = registry.load("linear")
     case = op.bench[1].with_dtype("bfloat16")
-    found = diagnosed(of_op(op, op.kernels["compile"], case, H200, MEASURED))
-    assert found.binding.what == "not known"
+    found = diagnose(collect_op(op, op.kernels["compile"], case, H200, MEASURED))
+    assert found.bottleneck.name == "not known"
     assert found.share is None
     assert found.failed == []
 
 
 def test_how_often_a_products_bytes_are_read_is_that_of_the_call():
     op = registry.load("linear")
-    found = diagnosed(of_op(op, op.kernels["triton"], op.bench[1].with_dtype("bfloat16"), H200, MEASURED))
-    (launch,) = [one.launch for one in found.evidence.launches]
+    found = diagnose(collect_op(op, op.kernels["triton"], op.bench[1].with_dtype("bfloat16"), H200, MEASURED))
+    (launch,) = [one.launch for one in found.call.launches]
     tiles = launch.programs**0.5  # square ones, of a square result
     assert f"read {tiles:.0f} times" in point(found, "tiling and reuse").facts[0].text
 
 
 def test_loads_on_their_way_have_registers_to_go_to(written):
     found = written("wide", "4194304:fp32")
-    (one,) = works(found.evidence)
+    (one,) = launch_models(found.call)
     assert one.in_flight == H200.registers_per_sm * 4
 
 
 def test_weights_that_stay_as_large_do_not_make_a_call_move_less_than_it_must():
     op = registry.load("bias_activation")
-    found = diagnosed(of_op(op, op.kernels["triton"], op.bench[0].with_dtype("bfloat16"), H200, MEASURED))
+    found = diagnose(collect_op(op, op.kernels["triton"], op.bench[0].with_dtype("bfloat16"), H200, MEASURED))
     assert "memory moves 1.00 times" in point(found, "better mathematics").facts[-1].text
 
 
 def test_waiting_for_banks_is_said_not_to_be_in_a_time():
     op = registry.load("transpose")
     known = [
-        of_op(op, op.kernels[name], op.bench[1].with_dtype("float32"), H200, []) for name in ("cuda", "cuda-padded")
+        collect_op(op, op.kernels[name], op.bench[1].with_dtype("float32"), H200, [])
+        for name in ("cuda", "cuda-padded")
     ]
-    lacks = [diagnosed(one).prediction.lacks for one in known]
+    lacks = [diagnose(one).prediction.excludes for one in known]
     assert ["waiting for banks of shared memory" in one for one in lacks] == [True, False]
 
 
 def test_small_tensors_count_together():
     op = registry.load("adamw")
-    found = diagnosed(of_op(op, op.kernels["triton"], op.bench[0].with_dtype("bfloat16"), H200, MEASURED))
+    found = diagnose(collect_op(op, op.kernels["triton"], op.bench[0].with_dtype("bfloat16"), H200, MEASURED))
     assert re.search(r"warps move 1\.\d+ B", point(found, "coalesced access").facts[-1].text)
 
 
 def test_what_is_read_by_several_launches_is_named():
     op = registry.load("cumsum")
     case = op.bench[0].with_dtype("bfloat16")
-    found = diagnosed(of_op(op, op.kernels["triton"], case, H200, MEASURED))
+    found = diagnose(collect_op(op, op.kernels["triton"], case, H200, MEASURED))
     texts = [fact.text for fact in point(found, "better mathematics").facts]
     assert "`x_ptr` is read by 2 launches" in texts
 
@@ -458,29 +464,29 @@ def test_what_is_read_by_several_launches_is_named():
 def test_accesses_out_of_bounds_are_told_and_nothing_is_made_of_them(written):
     found = written("doubled", "4096:fp32", "8192")
     assert found.prediction is None
-    assert "out of bounds in _each" in found.evidence.unaudited
+    assert "out of bounds in _each" in found.call.no_audit_reason
 
 
 def test_integers_that_may_be_addresses_are_named(written):
-    assert "integers of the inputs" in written("gathered", "4096:fp32", "4096:int64").prediction.lacks[0]
-    assert not written("doubled", "4096:fp32").prediction.lacks
+    assert "integers of the inputs" in written("gathered", "4096:fp32", "4096:int64").prediction.excludes[0]
+    assert not written("doubled", "4096:fp32").prediction.excludes
 
 
 def test_what_goes_to_the_gpu_binds_though_there_is_none(written):
-    binding = written("uploaded", "2048x4096:fp32").binding
+    binding = written("uploaded", "2048x4096:fp32").bottleneck
     assert binding.what == "data movement between host and device"
-    assert "leave tensors on the GPU" in binding.move
-    narrowed = written("narrowed", "2048x4096:fp32").evidence
+    assert "leave tensors on the GPU" in binding.advice
+    narrowed = written("narrowed", "2048x4096:fp32").call
     assert narrowed.audited.moved.read == pytest.approx(2**24), "a cast on the way is one"
     assert f"{2**25} B by cuda()" in binding.why
 
 
 def test_calls_that_are_over_at_once_are_not_told_to_coalesce():
-    (one,) = [one for one in relu([], Case((("N", 5),), "bfloat16")).points if one.name == "coalesced access"]
+    (one,) = [one for one in relu([], Case((("N", 5),), "bfloat16")).checks if one.name == "coalesced access"]
     assert one.verdict == NOT_APPLICABLE
 
 
 def test_an_empty_grid_is_told(written):
     found = written("nothing", "64:fp32")
     assert found.prediction is None
-    assert "the grid of _each is empty" in found.evidence.unaudited
+    assert "the grid of _each is empty" in found.call.no_audit_reason

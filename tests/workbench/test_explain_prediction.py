@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from support import timing_record
+from sample_records import timing_record
 from tilewright import record, registry, settings, source
 from tilewright.hardware import datasheet
 from tilewright.report import markdown, prediction_accuracy
 from tilewright.spec import Case
 from tilewright.workbench.explain.ceilings import Ceilings, ceilings
-from tilewright.workbench.explain.collect import BESIDES, of_op
-from tilewright.workbench.explain.prediction import START_US, _overlapped, predicted, works
-from tilewright.workbench.explain.validation import compared, predictable
+from tilewright.workbench.explain.collect import OTHER_WORK, collect_op
+from tilewright.workbench.explain.prediction import START_US, _overlapped, launch_models, predict
+from tilewright.workbench.explain.validation import check_predictions, predictable
 
 H200 = datasheet("h200")
 RATES = {"copy": 4.0, "read": 5.0, "write": 5.0}
@@ -47,12 +47,12 @@ def test_units_overlap_as_far_as_blocks_share_an_sm():
 def known(op, kernel, point, direction="forward"):
     op = registry.load(op)
     case = Case(tuple(point.items()), op.bench_dtype)
-    return of_op(op, op.kernels.get(kernel, op.shipped), case, H200, [], direction)
+    return collect_op(op, op.kernels.get(kernel, op.shipped), case, H200, [], direction)
 
 
 def moved(op, kernel, point, direction="forward"):
     found = known(op, kernel, point, direction)
-    assert not found.unaudited
+    assert not found.no_audit_reason
     return found.audited.moved, found.cost
 
 
@@ -90,30 +90,30 @@ def test_a_call_whose_like_goes_to_torch_is_audited_by_the_kernel_that_it_takes(
 def test_bytes_that_are_read_again_come_from_the_cache_while_they_fit():
     short, long = (known("softmax", "triton-three-pass", {"M": m, "N": n}) for m, n in ((8192, 4096), (512, 65536)))
     for one in (short, long):
-        (work,) = works(one)
+        (work,) = launch_models(one)
         assert work.moved.asked == pytest.approx(2 * one.cost.bytes), "three reads and a write"
     once = [one.ceilings.memory_seconds(one.cost.read, one.cost.written) for one in (short, long)]
-    terms = [predicted(one).terms["memory"].us * 1e-6 for one in (short, long)]
+    terms = [predict(one).terms["memory"].us * 1e-6 for one in (short, long)]
     cached = short.cost.bytes / short.ceilings.rates["l2"]
     assert terms[0] == pytest.approx(once[0] + cached)
     assert terms[1] > once[1] + long.cost.bytes / long.ceilings.rates["l2"], "264 rows of 256 KiB pass the L2"
 
 
 def test_loops_run_as_often_as_the_bytes_say():
-    (once,), (often,) = (works(known("softmax", "triton-online", {"M": 512, "N": n})) for n in (16384, 65536))
+    (once,), (often,) = (launch_models(known("softmax", "triton-online", {"M": 512, "N": n})) for n in (16384, 65536))
     assert often.trips[1] == pytest.approx(4 * once.trips[1])
     assert often.seconds({"special": 1e12})["special"] > 3.5 * once.seconds({"special": 1e12})["special"]
 
 
 def test_a_prediction_is_a_start_and_the_longest_part():
-    found = predicted(known("relu", "triton", {"N": 2**28}))
+    found = predict(known("relu", "triton", {"N": 2**28}))
     memory = found.terms["memory"].us
     assert memory == pytest.approx(2**30 / 4800e9 * 1e6)
     assert memory + START_US <= found.us <= 1.02 * (memory + START_US + 1.3)
     assert found.low <= found.us <= found.high
-    assert found.binds == "memory"
-    small = predicted(known("relu", "triton", {"N": 1024}))
-    assert small.binds == "start"
+    assert found.bottleneck == "memory"
+    small = predict(known("relu", "triton", {"N": 1024}))
+    assert small.bottleneck == "start"
 
 
 def timed(us, **more):
@@ -127,7 +127,7 @@ def test_a_prediction_beside_its_timing_is_a_record_and_a_table(tmp_path):
     timings = predictable(records, H200, ["relu"], [])
     assert timings == records[:1]
     told = []
-    (found,) = compared(timings, H200, records, told.append)
+    (found,) = check_predictions(timings, H200, records, told.append)
     assert (found.is_memory_bound, told) == (True, [])
     assert found.ratio == pytest.approx(2**28 / 2e12 * 1e6 / 150.0, rel=0.05)
     path = tmp_path / "predictions.jsonl"
@@ -138,7 +138,7 @@ def test_a_prediction_beside_its_timing_is_a_record_and_a_table(tmp_path):
     assert f"| relu | triton | 1 | {found.ratio:.2f} | {found.ratio:.2f} | {found.ratio:.2f} |  |" in page
     assert f"Bound by memory: predicted over measured {found.ratio:.2f}" in page
     assert again["is_whole"]
-    part = replace(found, prediction=replace(found.prediction, lacks=(BESIDES,)))
+    part = replace(found, prediction=replace(found.prediction, excludes=(OTHER_WORK,)))
     assert not part.as_record()["is_whole"]
     again["measured"]["source"] = "older"
     assert "1 timings of older code" in markdown.fill(page, [again])
@@ -147,8 +147,8 @@ def test_a_prediction_beside_its_timing_is_a_record_and_a_table(tmp_path):
 def test_kernels_that_launch_nothing_are_told():
     told = []
     timing = timed(9.0, kernel="eager")
-    assert list(compared([timing], H200, [timing], told.append)) == []
-    assert "no Triton or CUDA C++ kernel was launched" in told[0]
+    assert list(check_predictions([timing], H200, [timing], told.append)) == []
+    assert "launched no Triton or CUDA C++ kernel" in told[0]
 
 
 def test_means_are_of_ratios():

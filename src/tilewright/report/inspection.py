@@ -1,4 +1,4 @@
-"""Inspected kernels for a terminal: tables, compiled code beside its source, differences."""
+"""Render inspections in a terminal: tables, compiled code beside its source, differences."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tilewright.cost import amount, size
-from tilewright.workbench.inspect import Inspection, Refused, Work
+from tilewright.workbench.inspect import CompileFailure, Inspection, Roofline
 from tilewright.workbench.inspect.instructions import MOVES
-from tilewright.workbench.inspect.line_info import Place, listing
+from tilewright.workbench.inspect.line_info import SourceLine, code_lines
 
 if TYPE_CHECKING:
-    from tilewright.workbench.inspect.diff import Difference
+    from tilewright.workbench.inspect.diff import KernelDiff
 
 BAD = "bold red"
 CODE_WIDTH = 88
@@ -35,12 +35,12 @@ TOKENS = {
 }
 
 
-def is_bad(found: Inspection | Refused) -> bool:
-    return isinstance(found, Refused) or found.obstacle is not None
+def is_bad(found: Inspection | CompileFailure) -> bool:
+    return isinstance(found, CompileFailure) or found.launch_error is not None
 
 
-def overview(found: Sequence[Inspection | Refused]) -> Group:
-    """A line for each launch and GPU, then its instructions, then what a reader should know."""
+def overview(found: Sequence[Inspection | CompileFailure]) -> Group:
+    """Show a row per launch and GPU, then the instruction mix, then notes."""
     parts: list[Any] = []
     for title, together in groupby(found, key=lambda one: one.title):
         group = list(together)
@@ -49,9 +49,9 @@ def overview(found: Sequence[Inspection | Refused]) -> Group:
         for name in dict.fromkeys(one.name for one in good):
             parts += ["", _instructions([one for one in good if one.name == name])]
         parts += [part for one in good if one.shared_accesses for part in ("", _shared_accesses(one))]
-        said = [line for one in good for line in _sentences(one)] + [_of_work(one) for one in good]
-        parts += ["", *map(Text, dict.fromkeys(said))]  # what launches share, once
-        parts += [Text(f"{one.gpu.name}: {one.error}", BAD) for one in group if isinstance(one, Refused)]
+        said = [line for one in good for line in _sentences(one)] + [_describe_work(one) for one in good]
+        parts += ["", *map(Text, dict.fromkeys(said))]  # shared by several launches: once
+        parts += [Text(f"{one.gpu.name}: {one.error}", BAD) for one in group if isinstance(one, CompileFailure)]
     return Group(*parts)
 
 
@@ -61,8 +61,8 @@ def _figures(found: Sequence[Inspection], title: str) -> Table:
     table.add_column("gpu", no_wrap=True)
     has_stack = any(one.resources.stack for one in found)
     stack = ("stack",) if has_stack else ()
-    names = ("grid", "threads", "registers", "spilled", *stack, "shared", "blocks an SM", "occupancy", "waves")
-    for name in (*names, "last idle"):
+    names = ("grid", "threads", "registers", "spilled", *stack, "shared", "blocks/SM", "occupancy", "waves")
+    for name in (*names, "tail idle"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("limited by")
     for one in found:
@@ -71,8 +71,8 @@ def _figures(found: Sequence[Inspection], title: str) -> Table:
         table.add_row(
             one.name + (f" ({one.launch.direction})" if one.launch and one.launch.direction != "forward" else ""),
             one.gpu.name,
-            grid + (f" of {one.made.cluster}" if one.made.cluster > 1 else ""),
-            str(one.made.threads),
+            grid + (f" of {one.compiled.cluster}" if one.compiled.cluster > 1 else ""),
+            str(one.compiled.threads),
             str(used.registers),
             Text(size(used.spills), BAD) if used.spills else "0",
             *((size(used.stack),) if has_stack else ()),
@@ -87,7 +87,7 @@ def _figures(found: Sequence[Inspection], title: str) -> Table:
 
 
 def _instructions(found: Sequence[Inspection]) -> Table:
-    """By kind, a column for each GPU."""
+    """Show the instruction counts by kind, a column per GPU."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(f"{found[0].name}: instructions", no_wrap=True)
     for one in found:
@@ -105,21 +105,21 @@ def _cell(kind: str, details: dict[str, int]) -> str:
 
 
 def _shared_accesses(one: Inspection) -> Table:
-    """Each line of the source that uses shared memory: how often the banks are asked for an access of a warp."""
+    """Show the wavefronts of each source line that accesses shared memory."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(f"{one.name} on {one.gpu.name}: shared memory", no_wrap=True)
-    for name in ("wavefronts a warp", "at best"):
+    for name in ("wavefronts/warp", "ideal"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("source")
     for access in one.shared_accesses or ():
         what = f"{access.kind}, {access.count} x {access.width} B"
-        numbers = [f"{count:.1f}" if count else "not known" for count in (access.wavefronts, access.ideal)]
+        numbers = [f"{count:.1f}" if count else "unknown" for count in (access.wavefronts, access.ideal)]
         style = BAD if access.wavefronts and access.wavefronts > (access.ideal or 0) else ""
-        table.add_row(what, Text(numbers[0], style), numbers[1], Text(_source(access.place)))
+        table.add_row(what, Text(numbers[0], style), numbers[1], Text(_source(access.source_line)))
     return table
 
 
-def _source(place: Place) -> str:
+def _source(place: SourceLine) -> str:
     if place is None:
         return ""
     file, number = place
@@ -128,67 +128,70 @@ def _source(place: Place) -> str:
 
 def _sentences(one: Inspection) -> Iterator[str]:
     who = f"{one.name} on {one.gpu.name}"
-    if one.obstacle:
-        yield f"{who} cannot be launched: {one.obstacle}."
+    if one.launch_error:
+        yield f"{who} cannot be launched: {one.launch_error}."
     if one.launch and one.launch.programs < 1:
-        yield f"{who}: its grid is empty, so nothing is launched."
+        yield f"{who}: the grid is empty; nothing is launched."
     if one.launch and one.launch.note:
         yield f"{who}: {one.launch.note}."
     widths = [
-        f"{count:.1f} B a {what}"
+        f"{count:.1f} B per {what}"
         for what, count in (
-            ("load", one.mix.bytes_each("global load", "async copy")),
-            ("store", one.mix.bytes_each("global store")),
+            ("load", one.mix.mean_width("global load", "async copy")),
+            ("store", one.mix.mean_width("global store")),
         )
         if count
     ]
     if widths:
-        yield f"{who}: a thread moves {' and '.join(widths)}; the widest access is 16 B."
+        yield f"{who}: {' and '.join(widths)} and thread; 16 B is the maximum."
     if one.shared_accesses is None and one.resources.shared:
-        yield f"{who}: bank conflicts are not known, as there is no PTX to follow."
+        yield f"{who}: bank conflicts are unknown, because there is no PTX to simulate."
 
 
-def _of_work(one: Inspection) -> str:
-    """The least work, of a program where that is known, and what it asks for most."""
-    if (work := one.work) is None:
-        count = "" if one.launch is None else "; tilewright explain counts the bytes of Triton kernels"
-        return f"The least bytes and operations are not known, as a file does not say what it computes{count}."
-    if work.bytes_each is not None and work.flops_each is not None:
-        who, least = f"{one.name} on {one.gpu.name}", f"{_least(work.bytes_each, work.flops_each)} a program"
+def _describe_work(one: Inspection) -> str:
+    """Describe the minimum work, per program if possible, and its place on the roofline."""
+    if (work := one.roofline) is None:
+        count = "" if one.launch is None else "; `tilewright explain` counts the bytes of Triton kernels"
+        return f"The minimum bytes and FLOPs are unknown, because a file does not define its cost{count}."
+    if work.bytes_per_program is not None and work.flops_per_program is not None:
+        who, least = (
+            f"{one.name} on {one.gpu.name}",
+            f"{_least(work.bytes_per_program, work.flops_per_program)} per program",
+        )
     else:
         is_forward = one.launch is None or one.launch.direction == "forward"
         who = f"The {'' if is_forward else 'backward '}call on {one.gpu.name}"
-        least = f"{_least(work.cost.bytes, work.flops)}, of which the share of a launch is not known"
-    return f"{who}: at least {least}; {_binds(work)}."
+        least = f"{_least(work.cost.bytes, work.flops)} for all launches together"
+    return f"{who}: at least {least}; {_bound(work)}."
 
 
 def _least(count: float, flops: float) -> str:
-    return f"{size(count)} and {amount(flops) if flops else 'no'} operations"
+    return f"{size(count)} and {amount(flops) if flops else 'no '}FLOP"
 
 
-def _binds(work: Work) -> str:
+def _bound(work: Roofline) -> str:
     if work.unit is None:
-        rates = f"{work.gpu.name} has no known rate of {' and '.join(work.cost.flops)}"
-        return rates if work.cost.flops else "memory binds"
-    return f"{work.beside_the_ridge}: {'memory' if work.intensity < work.ridge else work.unit} binds"
+        rates = f"{work.gpu.name} has no known rate for {' and '.join(work.cost.flops)}"
+        return rates if work.cost.flops else "memory-bound"
+    return f"{work.intensity_summary}: {'memory' if work.intensity < work.ridge else 'compute'}-bound"
 
 
-def code(found: Inspection | Refused, forms: Sequence[str]) -> Group:
-    """The code with the source line of each stretch beside it."""
-    if isinstance(found, Refused):
+def code(found: Inspection | CompileFailure, forms: Sequence[str]) -> Group:
+    """Show the code with its source lines beside it."""
+    if isinstance(found, CompileFailure):
         return Group(Text(f"{found.gpu.name}: {found.error}", BAD))
     parts: list[Text] = []
     for form in forms:
         parts.append(Text(f"{found.name}, {found.gpu.name}, {form}", "bold"))
         before = None
-        for line in listing(found.made, form):
+        for line in code_lines(found.compiled, form):
             shown = _coloured(line.code)
-            if line.place and line.place != before:
+            if line.source_line and line.source_line != before:
                 shown.pad_right(max(0, CODE_WIDTH - len(shown)))
-                file, number = line.place
+                file, number = line.source_line
                 shown.append(f" │ {Path(file).name}:{number} ", "blue")
                 shown.append(linecache.getline(file, number).strip(), "italic")
-            before = line.place or before
+            before = line.source_line or before
             parts.append(shown)
     return Group(*parts)
 
@@ -200,9 +203,9 @@ def _coloured(text: str) -> Text:
     return shown
 
 
-def difference(found: Difference, title: str, names: tuple[str, str], forms: Sequence[str]) -> Group:
-    """What is not the same, by name; of the code, where asked for, the lines."""
-    table = Table(title=Text(f"{title}: what differs", "bold"), title_justify="left", box=None, pad_edge=False)
+def difference(found: KernelDiff, title: str, names: tuple[str, str], forms: Sequence[str]) -> Group:
+    """Show the figures that differ and, for each form, the code as a diff."""
+    table = Table(title=Text(f"{title}: differences", "bold"), title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     for name in names:
         table.add_column(name, justify="right")
@@ -213,4 +216,4 @@ def difference(found: Difference, title: str, names: tuple[str, str], forms: Seq
             table.add_row(name, *("" if side is None else str(side) for side in (a, b)), change)
     colours = {"+": "green", "-": "red", "@": "dim"}
     lines = [Text(line, colours.get(line[:1], "")) for form in forms for line in found.code(form, names)]
-    return Group(table if table.row_count else Text(f"{title}: nothing differs."), *lines)
+    return Group(table if table.row_count else Text(f"{title}: no differences."), *lines)

@@ -1,4 +1,4 @@
-"""Tables from records inside Markdown pages, between markers, so that no number is typed by hand.
+"""Tables inside Markdown pages, filled from records between two markers, so that no number is typed by hand.
 
 <!-- records: softmax forward -->
 …replaced…
@@ -8,244 +8,313 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from statistics import median
 from typing import Any
 
 from tilewright import source
-from tilewright.cost import DIRECTIONS, size
+from tilewright.cost import DIRECTIONS
 from tilewright.counters import Counters
 from tilewright.record import is_stale, spelled
 from tilewright.report import portability, prediction_accuracy, regressions
-from tilewright.report.formatting import provenance
+from tilewright.report.formatting import STALE, STALE_NOTE, digits, op_label, percent, provenance, table
 from tilewright.report.timings import TimingRow, timing_rows
 
-USUAL = "bfloat16"  # of which tables say nothing
-OF_ALL_OPS = ("summary", "largest")  # every case, or of each op the one with the most work
-BLOCK = re.compile(r"(<!-- records: (?P<what>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+DEFAULT_DTYPE = "bfloat16"  # tables name only other dtypes
+EARLIER_TIMER = "‡"
+EARLIER_TIMER_NOTE = f"{EARLIER_TIMER} Measured with an earlier timer, without a confidence interval."
+SUMMARY_ROWS = 10
+ALL_OPS = ("cases", "largest")  # every case of every op, or the case of each op that moves the most bytes
+BLOCK = re.compile(r"(<!-- records: (?P<name>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+WHY_UNTIMED = {
+    "wrong": "it returns a wrong result",
+    "unsupported": "it does not support the case",
+    "implausible": "the measured time is below what the hardware can do",
+}
+NO_RECORDS = "No records yet.\n"
+Records = list[dict[str, Any]]
 
 
-class Unfillable(ValueError):
-    """A page whose blocks cannot be made: the message says why."""
+class BlockError(ValueError):
+    """A page has no block, or a block with an unknown name."""
 
 
-def fill(page: str, records: list[dict[str, Any]]) -> str:
-    """The page with every marked block made anew. A block names an op, `summary` or `largest`, and a direction; or else
-    one of PARTS, `banks` with an op."""
+def fill(page: str, records: Records) -> str:
+    """Return the page with every marked block filled from the records.
+
+    A block is named `summary OP,OP,…`, `bank-conflicts OP`, a key of BLOCKS, or a direction after an op, `cases` or
+    `largest`.
+    """
     if not BLOCK.search(page):
-        raise Unfillable("it has no block of records")
+        raise BlockError("it has no block of records")
+    return BLOCK.sub(lambda found: found[1] + _block(found["name"], records) + found[3], page)
 
-    def block(found: re.Match[str]) -> str:
-        name, _, of = found["what"].partition(" ")
-        if name in PARTS and bool(of) == (name == "banks"):
-            belongs, table = PARTS[name]
-            chosen = [r for r in records if belongs(r, of)]
-            return found[1] + (table(chosen) if chosen else "No records yet.\n") + found[3]
-        if of not in DIRECTIONS or name not in (*OF_ALL_OPS, *source.op_files()):
-            raise Unfillable(f"no records are called '{found['what']}'")
-        timings = [r for r in records if r["kind"] == "timing" and not r.get("sized")]
-        chosen = [r for r in timings if r["direction"] == of and name in (r["op"], *OF_ALL_OPS)]
+
+def _block(full_name: str, records: Records) -> str:
+    name, _, option = full_name.partition(" ")
+    ops = source.op_files()
+    if name in BLOCKS and (option in ops if name in OP_BLOCKS else not option):
+        belongs, render = BLOCKS[name]
+        chosen = [r for r in records if belongs(r, option)]
+        return render(chosen) if chosen else NO_RECORDS
+    timings = [r for r in records if r["kind"] == "timing" and not r.get("sized")]
+    if name == "summary" and all(op in ops for op in option.split(",")):
+        return _summary(timings, option.split(","))
+    if option in DIRECTIONS and name in (*ALL_OPS, *ops):
+        chosen = [r for r in timings if r["direction"] == option and name in (r["op"], *ALL_OPS)]
         gpus = dict.fromkeys(r["device"]["name"] for r in chosen)
-        tables = [_table(name, [r for r in chosen if r["device"]["name"] == gpu]) for gpu in gpus]
-        return found[1] + "\n".join(tables or ["No records yet.\n"]) + found[3]
-
-    return BLOCK.sub(block, page)
-
-
-def _table(what: str, records: list[dict[str, Any]]) -> str:
-    found = list(timing_rows(records))
-    found = _largest(found) if what == "largest" else found
-    return f"{_summary(found) if what in OF_ALL_OPS else _all_kernels(found)}\n\n{_provenance(records)}\n"
+        tables = [_timings(name, [r for r in chosen if r["device"]["name"] == gpu]) for gpu in gpus]
+        return "\n".join(tables) or NO_RECORDS
+    raise BlockError(f"no block is named '{full_name}'")
 
 
-def _largest(found: Sequence[TimingRow]) -> list[TimingRow]:
-    """Of each op the rows of the case with the most work."""
+def _timings(name: str, records: Records) -> str:
+    rows = list(timing_rows(records))
+    if name in ALL_OPS:
+        return _cases(_largest(rows) if name == "largest" else rows, records)
+    return _kernels(rows, records)
+
+
+def _summary(records: Records, ops: Sequence[str]) -> str:
+    """Render one row per op: its largest case, forward where it is timed on its own, from fresh records alone."""
+    fresh = [r for r in records if r["op"] in ops and not is_stale(r)]
+    largest: dict[str, list[TimingRow]] = {}
+    for op in ops:
+        for direction in ("forward", "both"):
+            of_op = [r for r in fresh if r["op"] == op and r["direction"] == direction]
+            if found := _largest(list(timing_rows(of_op))):
+                largest.setdefault(op, found)
+    shown = [*largest][:SUMMARY_ROWS]
+    missing = [op for op in ops if op not in largest]
+    note = f"Not shown, for lack of fresh records: {', '.join(missing)}." if missing else ""
+    return _cases([row for op in shown for row in largest[op]], [r for r in fresh if r["op"] in shown], note)
+
+
+def _largest(rows: Sequence[TimingRow]) -> list[TimingRow]:
+    """Return the rows of each op's case with the most bytes, of those that a kernel of ours was timed on."""
     most: dict[str, TimingRow] = {}
-    for row in found:
-        if row.op not in most or row.cost.bytes > most[row.op].cost.bytes:
+    for row in rows:
+        if row.us and not row.is_baseline and (row.op not in most or row.cost.bytes > most[row.op].cost.bytes):
             most[row.op] = row
-    return [row for row in found if (row.case, row.dtype) == (most[row.op].case, most[row.op].dtype)]
+    return [row for row in rows if row.op in most and _key(row) == _key(most[row.op])]
 
 
-def _summary(found: Sequence[TimingRow]) -> str:
-    """One line a case: what one could use otherwise, what a user's call takes (or, if there is none, the fastest of
-    ours), its share of the ceiling, and who wins."""
-    lines = ["| op | case | eager | compile | other | ours | | of ceiling | vs best other |"]
-    lines.append("|---|---|--:|--:|--:|--:|---|--:|--:|")
-    for (op, case), group in groupby(found, key=lambda r: (r.op, _case(r))):
-        timed = [row for row in group if row.us]  # fastest first
-        ours = [row for row in timed if not row.is_baseline]
+def _key(row: TimingRow) -> tuple[str, str, str]:
+    return row.case, row.dtype, row.direction
+
+
+def _cases(rows: Sequence[TimingRow], records: Records, more: str = "") -> str:
+    """Render one row per case: the baselines, the public function (or, without one, our fastest kernel), speedup."""
+    columns = ("op", "case", ">eager (us)", ">compile (us)", ">other (us)", ">Tilewright (us)", ">% of ceiling")
+    lines: list[Sequence[str]] = []
+    shown: list[TimingRow] = []
+    has_directions = len({row.direction for row in rows}) > 1
+    for (op, direction, case), group in groupby(rows, key=lambda row: (row.op, row.direction, _case(row))):
+        by_time = list(group)
+        ours = [row for row in by_time if row.us and not row.is_baseline]
         if not ours:
             continue
         best = next((row for row in ours if row.kernel == source.PUBLIC), ours[0])
-        others = [row for row in timed if row.is_baseline]
-        shown = [
-            next((row for row in others if row.kernel == "eager"), None),
-            next((row for row in others if row.kernel.startswith("compile")), None),
-            next((row for row in others if not row.kernel.startswith(("eager", "manual", "compile"))), None),
-        ]
-        cells = [_named(row) if row else "" for row in shown]
-        against = f"{(others[0].us or 0) / (best.us or 1):.2f}x" if others else ""
-        against += ", tie" if others and best.place == others[0].place == "ties" else ""
-        lines.append(
-            f"| {op} | {case} | {' | '.join(cells)} | {_us(best)} | {best.kernel}{_remarks(best)} | {best.share:.0%} "
-            f"| {against} |"
-        )
-    return "\n".join(lines)
+        baselines = [row for row in by_time if row.is_baseline]
+        timed = [row for row in baselines if row.us]
+        chosen = [_first(baselines, kernel) for kernel in ("eager", "compile", "")]
+        notes = [row.kernel for row in chosen if row and row.us and row.kernel not in ("eager", "compile")]
+        notes += [f"ours: {best.kernel}"] * (best.kernel != source.PUBLIC) + ["runs torch"] * best.runs_torch
+        notes += ["tie"] * bool(timed and best.place == timed[0].place == "ties")
+        speedup = f"{(timed[0].us or 0) / (best.us or 1):.2f}" if timed else ""
+        cells = [_us(row) for row in (*chosen, best)]
+        label = op_label(op, direction if has_directions else "forward")
+        lines.append((label, case, *cells, percent(best.share), speedup, ", ".join(notes)))
+        shown += [*(row for row in chosen if row), best]
+    note = "" if {row.dtype for row in shown} == {DEFAULT_DTYPE} else f"; {DEFAULT_DTYPE} unless a case says otherwise"
+    return _with_notes(table((*columns, ">speedup", "notes"), lines), shown, records, note, more)
 
 
-def _sizes(records: list[dict[str, Any]]) -> str:
-    """One line an op, direction and size: what torch takes, what a user's call takes, and how the two compare."""
-    lines = ["| op | case | tensors | eager | compile | tilewright | of the best | host time, of eager's |"]
-    lines.append("|---|---|--:|--:|--:|--:|--:|--:|")
-    together = groupby(timing_rows(records, sized=True), key=lambda r: (r.op, r.direction, r.case, r.dtype))
+def _first(baselines: Sequence[TimingRow], prefix: str) -> TimingRow | None:
+    """Return the fastest baseline of a prefix, or one without a time; without a prefix, the fastest of another library."""
+    torch = ("eager", "manual", "compile")
+    found = (r for r in baselines if (r.kernel.startswith(prefix) if prefix else not r.kernel.startswith(torch)))
+    return next(found, None)
+
+
+def _with_notes(tables: str, shown: Sequence[TimingRow], records: Records, note: str = "", more: str = "") -> str:
+    """Append below a table what its marks mean, why a kernel has no time, and where it was measured."""
+    notes = [STALE_NOTE] * any(row.us and row.is_stale for row in shown)
+    notes += [EARLIER_TIMER_NOTE] * any(row.us and not row.interval_us for row in shown)
+    notes += dict.fromkeys(
+        f"Not timed: {row.kernel} on {op_label(row.op, row.direction)}, because "
+        f"{WHY_UNTIMED.get(row.verdict, f'its verdict is {row.verdict}')}: {row.reason}."
+        for row in shown
+        if not row.us
+    )
+    notes += [more] * bool(more)
+    where = provenance("Measured on", records, "torch", "triton", note=note)
+    return "\n\n".join([tables, *(["  \n".join(notes)] if notes else []), "  \n".join(where)]) + "\n"
+
+
+def _sizes(records: Records) -> str:
+    """Render one row per op, direction and size: torch's times, the public function's, and how they compare."""
+    columns = ("op", "case", ">MB", ">eager (us)", ">compile (us)", ">Tilewright (us)", ">time / best of torch")
+    lines, shown = [], []
+    together = groupby(timing_rows(records, sized=True), key=lambda row: (row.op, row.direction, row.case, row.dtype))
     for (op, direction, case, _), group in together:
         timed = {row.kernel: row for row in group if row.us}
         ours, eager = timed.get(source.PUBLIC), timed.get("eager")
-        torchs = [row.us for row in timed.values() if row.is_baseline and row.us]
-        if ours is None or not ours.us or eager is None or not torchs:
+        baselines = [row.us for row in timed.values() if row.is_baseline and row.us]
+        if ours is None or not ours.us or eager is None or not baselines:
             continue
         host = f"{ours.host_us / eager.host_us:.2f}" if ours.host_us and eager.host_us else ""
-        cells = [_us(timed[name]) if name in timed else "" for name in ("eager", "compile", source.PUBLIC)]
-        lines.append(
-            f"| {op}{'' if direction == 'forward' else f' {direction}'} | {case} | {size(ours.cost.bytes)} "
-            f"| {' | '.join(cells)}{_remarks(ours)} | {ours.us / min(torchs):.2f} | {host} |"
-        )
-    return "\n".join(lines) + f"\n\n{_provenance(records)}\n"
+        cells = [_us(timed.get(name)) for name in ("eager", "compile", source.PUBLIC)]
+        ratio = f"{ours.us / min(baselines):.2f}"
+        megabytes = digits(ours.cost.bytes / 1e6)
+        lines.append((op_label(op, direction), case, megabytes, *cells, ratio, host, "runs torch" * ours.runs_torch))
+        shown += timed.values()
+    return _with_notes(table((*columns, ">host time / eager", "notes"), lines), shown, records)
 
 
 def _case(row: TimingRow) -> str:
-    return row.case + ("" if row.dtype == USUAL else f" {row.dtype}")
+    return row.case + ("" if row.dtype == DEFAULT_DTYPE else f" {row.dtype}")
 
 
-def _named(row: TimingRow) -> str:
-    return _us(row) + ("" if row.kernel in ("eager", "compile") else f", {row.kernel}") + _remarks(row)
-
-
-def _remarks(row: TimingRow) -> str:
-    """Whose it is, if not ours, and what takes from a time's worth."""
-    words = (", by torch" * row.is_torchs, ", earlier timer" * (not row.interval_us), ", stale" * row.is_stale)
-    return "".join(words)
-
-
-def _all_kernels(found: Sequence[TimingRow]) -> str:
-    """One line a case, one column a kernel: time and share of the ceiling."""
-    timed = dict.fromkeys(row.kernel for row in found)
-    in_order = source.kernels(found[0].op)
-    kernels = [name for name in in_order if name in timed] + [name for name in timed if name not in in_order]
-    lines = [f"| case | {' | '.join(kernels)} |", "|---|" + "--:|" * len(kernels)]
-    for case, group in groupby(found, key=_case):
-        by_kernel = {row.kernel: row for row in group}
-        cells = [_cell(by_kernel.get(kernel)) for kernel in kernels]
-        lines.append(f"| {case} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _cell(row: TimingRow | None) -> str:
-    if row is None or not row.us or not row.share:
+def _us(row: TimingRow | None) -> str:
+    """Return the time with its marks, or the verdict of a kernel that has none."""
+    if row is None:
         return ""
-    text = f"{_us(row)}, {row.share:.0%}{_remarks(row)}"
-    return f"**{text}**" if row.place else text
+    return digits(row.us) + STALE * row.is_stale + EARLIER_TIMER * (not row.interval_us) if row.us else row.verdict
 
 
-def _us(row: TimingRow) -> str:
-    return f"{row.us:.1f} us"
+def _kernels(rows: Sequence[TimingRow], records: Records) -> str:
+    """Render one row per case and one column per kernel: a table of times and one of shares of the ceiling."""
+    named = dict.fromkeys(row.kernel for row in rows)
+    in_order = source.kernels(rows[0].op)
+    kernels = [name for name in in_order if name in named] + [name for name in named if name not in in_order]
+    times, shares = [], []
+    for case, group in groupby(rows, key=_case):
+        by_kernel = {row.kernel: row for row in group}
+        of_case = [by_kernel.get(kernel) for kernel in kernels]
+        times.append((case, *(f"**{_us(row)}**" if row and row.place else _us(row) for row in of_case)))
+        shares.append((case, *(percent(row.share) if row else "" for row in of_case)))
+    parts = []
+    for caption, lines in (("Time (us); the fastest, with ties, in bold", times), ("Share of the ceiling (%)", shares)):
+        parts.append(f"{caption}:\n\n{table(('case', *(f'>{kernel}' for kernel in kernels)), lines)}")
+    return _with_notes("\n\n".join(parts), rows, records)
 
 
-def _audits(records: Sequence[dict[str, Any]]) -> str:
-    """What the audit says of a call beside what the hardware counted, in millions of bytes."""
-    lines = ["| call | asked for | read | counted | | written | counted | |", "|---|--:|--:|--:|--:|--:|--:|--:|"]
+def _audits(records: Records) -> str:
+    """Render the bytes that `audit` counts beside those that the hardware counted."""
+    columns = ("call", ">requested (MB)", ">read (MB)", ">read, ncu (MB)", ">ncu / audit")
+    columns += (">written (MB)", ">written, ncu (MB)", ">ncu / audit")
+    lines = []
     for r in records:
-        arguments = [a for launch in r["launches"] for a in launch["arguments"]]
+        arguments = [argument for launch in r["launches"] for argument in launch["arguments"]]
         cells = []
-        for said, name in (("distinct_read", "read"), ("distinct_written", "written")):
-            expected, counted = sum(a[said] for a in arguments), r["counted"][name]
-            near = f"{counted / expected:.3f}x" if expected >= 1e6 else ""
-            cells += [f"{expected / 1e6:.1f}", f"{counted / 1e6:.1f}", near]
-        called = r["call"]
-        what = called.get("inputs") or [spelled(called["case"]), called["dtype"]]
-        name = f"`{called['file']}`" if "file" in called else f"{called['op']}, {called['kernel']}"
-        stale = ", stale" if is_stale(r) else ""
-        lines.append(f"| {name}, {' '.join(what)}{stale} | {r['moved'] / 1e6:.1f} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *provenance("Counted on", records, "triton", end="; in MB.")]) + "\n"
+        for name in ("read", "written"):
+            expected, counted = sum(argument[f"distinct_{name}"] for argument in arguments), r["counted"][name]
+            ratio = f"{counted / expected:.3f}" if expected >= 1e6 else ""
+            cells += [f"{expected / 1e6:.1f}", f"{counted / 1e6:.1f}", ratio]
+        call = r["call"]
+        inputs = call.get("inputs") or [spelled(call["case"]), call["dtype"]]
+        name = f"`{call['file']}`" if "file" in call else f"{call['op']}, {call['kernel']}"
+        lines.append((f"{name}, {' '.join(inputs)}{_stale(r)}", f"{r['moved'] / 1e6:.1f}", *cells))
+    return _experiment(table(columns, lines), records, "Counted on", "triton")
 
 
-def _banks(records: Sequence[dict[str, Any]]) -> str:
-    """Wavefronts of a warp's access to shared memory: those predicted beside those counted."""
-    lines = ["| kernel | case | store, predicted | counted | load, predicted | counted | conflicts, counted | time |"]
-    lines.append("|---|---|--:|--:|--:|--:|--:|--:|")
+def _bank_conflicts(records: Records) -> str:
+    """Render the shared-memory wavefronts per access of a warp: predicted and counted."""
+    columns = ("kernel", "case", ">per store, predicted", ">per store, ncu", ">per load, predicted", ">per load, ncu")
+    lines = []
     for r in records:
         counted = Counters.of_record(r) or Counters()
-        made = {"store": counted.wavefronts_a_store, "load": counted.wavefronts_a_load}
         cells = []
-        for kind, value in made.items():
+        for kind, value in (("store", counted.wavefronts_a_store), ("load", counted.wavefronts_a_load)):
             predicted = r["predicted"].get(kind)
             cells += [f"{predicted[0]:.2f}" if predicted else "", f"{value:.2f}" if value else ""]
         conflicts = (counted.load_conflicts or 0) + (counted.store_conflicts or 0)
-        stale = ", stale" if is_stale(r) else ""
-        lines.append(
-            f"| {r['kernel']}{stale} | {spelled(r['case'])} {r['dtype']} | {' | '.join(cells)} | {conflicts:,.0f} "
-            f"| {counted.us or 0:.1f} us |"
-        )
-    return "\n".join([*lines, "", *provenance("Counted by ncu on", records, "triton")]) + "\n"
+        case = f"{spelled(r['case'])} {r['dtype']}"
+        lines.append((r["kernel"] + _stale(r), case, *cells, f"{conflicts:,.0f}", digits(counted.us)))
+    tables = table((*columns, ">conflicts, ncu", ">time (us)"), lines)
+    return _experiment(f"Shared-memory wavefronts:\n\n{tables}", records, "Counted by ncu on", "triton")
 
 
-def _verdicts(records: Sequence[dict[str, Any]]) -> str:
-    """One line a kernel: its verdict, the cases behind it, and what is said of it."""
-    lines = ["| op | kernel | verdict | right of asked | |", "|---|---|---|--:|---|"]
+def _verdicts(records: Records) -> str:
+    """Render one row per kernel: its verdict, how many cases it passed, and remarks."""
+    lines = []
     for r in records:
         asked = [case["verdict"] for case in r["cases"] if case["verdict"] != "unsupported"]
-        said = [r["reason"]] if r["reason"] else [label for label in r["labels"] if "left out" not in label]
+        notes = [r["reason"]] if r["reason"] else [label for label in r["labels"] if "left out" not in label]
         name = f"`{r['file']}`" if "file" in r else r["kernel"]
-        verdict = r["verdict"] + (", stale" if is_stale(r) else "")
-        lines.append(f"| {r['op']} | {name} | {verdict} | {asked.count('right')} / {len(asked)} | {'; '.join(said)} |")
-    return "\n".join([*lines, "", *provenance("Checked on", records, "torch", "triton")]) + "\n"
+        passed = f"{asked.count('right')} / {len(asked)}"
+        lines.append((r["op"], name, r["verdict"] + _stale(r), passed, "; ".join(notes)))
+    columns = ("op", "kernel", "verdict", ">cases passed", "notes")
+    return _experiment(table(columns, lines), records, "Checked on", "torch", "triton")
 
 
-def _traps(records: Sequence[dict[str, Any]]) -> str:
-    """Each way to measure wrongly beside the right way."""
-    lines = ["| trap | what is timed | the wrong way | the right way | right / wrong, 95 % |", "|---|---|--:|--:|--:|"]
+def _traps(records: Records) -> str:
+    """Render each measuring mistake beside the right way to measure."""
+    lines = []
     for r in records:
-        ways = []
-        for samples in (r["wrong"], r["right"]):
-            us = median(samples)
-            rate = f"{r['flops'] / us / 1e6:.0f} TFLOP/s" if "flops" in r else f"{r['bytes'] / us / 1e3:.0f} GB/s"
-            ways.append(f"{us:.1f} us, {rate}")
+        wrong, right = (median(r[side]) for side in ("wrong", "right"))
+        scale, unit = (r["flops"] / 1e6, "TFLOP/s") if "flops" in r else (r["bytes"] / 1e3, "GB/s")
         low, high = r["interval"]
-        stale = ", stale" if is_stale(r) else ""
-        lines.append(
-            f"| {r['kernel']}{stale} | {r['what']} | {' | '.join(ways)} | {r['ratio']:.2f}, {low:.2f} to {high:.2f} |"
-        )
-    return "\n".join([*lines, "", *provenance("Measured on", records, "torch")]) + "\n"
+        rates = f"{digits(scale / wrong)} → {digits(scale / right)} {unit}"
+        times = (digits(wrong), digits(right), f"{r['ratio']:.2f}", f"{low:.2f} to {high:.2f}")
+        lines.append((r["kernel"] + _stale(r), r["what"], *times, rates))
+    columns = ("mistake", "workload", ">wrong way (us)", ">right way (us)", ">right / wrong", ">95 % interval")
+    return _experiment(table((*columns, "rate, wrong → right"), lines), records, "Measured on", "torch")
 
 
-def _hints(records: Sequence[dict[str, Any]]) -> str:
-    """Each call, alone and with what runs next: loads whose lines stay in the L2 beside loads without that hint."""
-    nexts = list(dict.fromkeys(what for r in records for what in r["us"]))
-    lines = [f"| call, then | {' | '.join(nexts)} |", "|---" + "|--:" * len(nexts) + "|"]
+HINTED = {"nothing": "alone", "sum of the result": "then a sum of the result", "matrix product": "then a GEMM"}
+
+
+def _hints(records: Records) -> str:
+    """Render each call, alone and followed by another: loads with an L2 eviction hint and loads without one."""
+    followers = list(dict.fromkeys(name for r in records for name in r["us"]))
+    heads = [f">{HINTED.get(name, f'then {name}')}, {side} (us)" for name in followers for side in ("hint", "no hint")]
+    lines = []
     for r in records:
-        pairs = [[median(r["us"][what][side]) for side in ("kept", "plain")] for what in nexts]
-        cells = [f"{kept:.1f} / {plain:.1f} us" for kept, plain in pairs]
-        lines.append(f"| {r['op']} {spelled(r['case'])}{', stale' if is_stale(r) else ''} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *provenance("Measured on", records, "torch", "triton")]) + "\n"
+        cells = [digits(median(r["us"][name][side]), 4) for name in followers for side in ("kept", "plain")]
+        lines.append((f"{r['op']} {spelled(r['case'])}{_stale(r)}", *cells))
+    return _experiment(table(("call", *heads), lines), records, "Measured on", "torch", "triton")
 
 
-def _provenance(records: Sequence[dict[str, Any]]) -> str:
-    """Where, when and with what: one line a combination."""
-    lines = (provenance("Measured on", [r], "torch", "triton", end=f", {r['dtype']}.") for r in records)
-    return "\n".join(dict.fromkeys(line for (line,) in lines))
+def _flaws(records: Records) -> str:
+    """Render each slow kernel beside its fixed version."""
+    lines = []
+    for r in records:
+        low, high = r["interval"]
+        guess = r["predicted_us"]
+        predicted = digits(guess["slow"] / guess["mended"]) if guess else ""
+        times = [digits(median(r[side])) for side in ("slow", "mended")]
+        name = f"[{r['op']}](../{r['file']}){_stale(r)}"
+        interval = f"{digits(low)} to {digits(high)}"
+        lines.append((name, ", ".join(r["named"]), *times, digits(r["ratio"]), interval, predicted))
+    columns = ("flaw", "failed checks", ">slow (us)", ">fixed (us)", ">speedup", ">95 % interval", ">predicted speedup")
+    return _experiment(table(columns, lines), records, "Measured on", "triton")
 
 
-Records = list[dict[str, Any]]
-PARTS: dict[str, tuple[Callable[[dict[str, Any], str], bool], Callable[[Records], str]]] = {  # what belongs, its table
+def _stale(r: dict[str, Any]) -> str:
+    return STALE * is_stale(r)
+
+
+def _experiment(tables: str, records: Iterable[dict[str, Any]], verb: str, *libraries: str) -> str:
+    notes = [STALE_NOTE, ""] if STALE in tables else []
+    return "\n".join([tables, "", *notes, *provenance(verb, records, *libraries)]) + "\n"
+
+
+OP_BLOCKS = ("bank-conflicts",)  # those whose option is an op
+# Which records belong to a block, given its option, and the function that renders them.
+BLOCKS: dict[str, tuple[Callable[[dict[str, Any], str], bool], Callable[[Records], str]]] = {
     "audit": (lambda r, _: r["kind"] == "audit" and "counted" in r, _audits),
-    "banks": (lambda r, op: r["kind"] == "counters" and r["op"] == op and bool(r["counters"]), _banks),
+    "bank-conflicts": (
+        lambda r, op: r["kind"] == "counters" and r["op"] == op and bool(r["counters"]),
+        _bank_conflicts,
+    ),
     "bottlenecks": (
         lambda r, _: r["kind"] == "prediction" or (r["kind"] == "counters" and "case" in r),
         prediction_accuracy.bottlenecks,
     ),
-    "flaws": (lambda r, _: r["kind"] == "flaw", prediction_accuracy.flaws),
+    "flaws": (lambda r, _: r["kind"] == "flaw", _flaws),
     "hints": (lambda r, _: r["kind"] == "hint", _hints),
     "portability": (lambda r, _: r["kind"] == "resources", portability.table),
     "predictions": (lambda r, _: r["kind"] == "prediction", prediction_accuracy.predictions),

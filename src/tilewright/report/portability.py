@@ -1,4 +1,4 @@
-"""What each kernel takes of each GPU: records as Markdown, without torch."""
+"""The resources that each kernel uses on each GPU, as Markdown."""
 
 from __future__ import annotations
 
@@ -7,18 +7,24 @@ from typing import Any
 
 from tilewright.cost import size
 from tilewright.hardware import datasheet
+from tilewright.report import formatting
+
+CAPTION = "Each cell: registers per thread / shared memory per block / occupancy (what limits it)."
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """A line a kernel, a column a GPU: registers of a thread, shared memory of a block, occupancy, what limits it."""
+    """Render one row per kernel and one column per GPU."""
     gpus = list(dict.fromkeys(gpu for r in records for gpu in r["gpus"]))
-    heads = [f"{gpu}, {datasheet(gpu).arch}" for gpu in gpus]
-    lines = [f"| kernel | {' | '.join(heads)} |", "|---|" + "---|" * len(gpus)]
-    for r in sorted(records, key=lambda r: (r["file"], r["kernel"])):
-        cells = [_cell(r["gpus"].get(gpu)) for gpu in gpus]
-        lines.append(f"| [`{r['kernel']}`](../{r['file']}) | {' | '.join(cells)} |")
-    where = dict.fromkeys(f"Compiled {r['date'][:10]} by triton {r['versions']['triton']}." for r in records)
-    return "\n".join([*lines, "", *where]) + "\n"
+    columns = ("kernel", *(f"{gpu}, {datasheet(gpu).arch}" for gpu in gpus))
+    lines = [
+        (f"[`{r['kernel']}`](../{r['file']})", *(_cell(r["gpus"].get(gpu)) for gpu in gpus))
+        for r in sorted(records, key=lambda r: (r["file"], r["kernel"]))
+    ]
+    dates: dict[str, list[str]] = {}
+    for r in records:
+        dates.setdefault(r["versions"]["triton"], []).append(r["date"][:10])
+    where = [f"Compiled {formatting.date_range(days)} by triton {triton}." for triton, days in dates.items()]
+    return "\n".join([CAPTION, "", formatting.table(columns, lines), "", *where]) + "\n"
 
 
 def _cell(found: Mapping[str, Any] | None) -> str:
@@ -26,4 +32,4 @@ def _cell(found: Mapping[str, Any] | None) -> str:
         return ""
     limit = f" ({found['limiter']})" if found["limiter"] else ""
     spilled = f", {size(found['spills'])} spilled" if found["spills"] else ""
-    return f"{found['registers']}, {size(found['shared'])}, {found['occupancy']:.0%}{limit}{spilled}"
+    return f"{found['registers']} / {size(found['shared'])} / {found['occupancy']:.0%}{limit}{spilled}"

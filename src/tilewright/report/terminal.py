@@ -1,4 +1,4 @@
-"""Tables for a terminal."""
+"""Terminal tables of verdicts, timings and audits."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rich.text import Text
 
 from tilewright.cost import BANDWIDTHS, size
 from tilewright.hardware import DATASHEETS, GPU
+from tilewright.report.formatting import digits, percent
 
 if TYPE_CHECKING:
     from tilewright.report.timings import TimingRow
-    from tilewright.spec import Case, Cost
     from tilewright.workbench.audit import Audit
     from tilewright.workbench.check import CaseVerdict, Verdict
 
 BAD = "bold red"
 MARK = {"wins": " ★", "ties": " ≈", "": ""}
-LEAST_VERDICT = 12  # columns
+LEAST_VERDICT = 12  # characters
 STYLE = {"right": "green", "unsupported": "dim"} | dict.fromkeys(
     ("wrong", "tampered", "crashed", "timeout", "implausible"), BAD
 )
 
 
 def verdicts(found: Sequence[Verdict], title: str) -> Group:
-    """One line a kernel, then pictures of where those of two dimensions are wrong."""
+    """Render a row per kernel, then a map of the wrong elements of two-dimensional outputs."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in ("kernel", "verdict", "cases", "evidence"):
         table.add_column(column)
@@ -42,7 +42,7 @@ def verdicts(found: Sequence[Verdict], title: str) -> Group:
             Text(evidence),
         )
     drawn = [(verdict.kernel, bad) for verdict in found if (bad := _first_bad(verdict)) and len(bad.picture) > 1]
-    pictures = [Text(f"\n{name}, {c.case} {c.dtype}, where it is off:\n" + "\n".join(c.picture)) for name, c in drawn]
+    pictures = [Text(f"\n{name}, {c.case} {c.dtype}, wrong elements:\n" + "\n".join(c.picture)) for name, c in drawn]
     return Group(table, *pictures)
 
 
@@ -51,66 +51,70 @@ def _first_bad(verdict: Verdict) -> CaseVerdict | None:
 
 
 def timings(found: Sequence[TimingRow], title: str, width: int = 160) -> Group:
-    """One block of lines a case, fastest first and starred; below, why some have no time. Where it is narrow, what
-    matters least is left out."""
-    against = next((row.against for row in found if row.against), "eager")
+    """Render a table per case, the fastest kernel first, and below them why some kernels have no time.
+
+    A narrow terminal drops the least important columns.
+    """
+    against = next((row.speedup_over for row in found if row.speedup_over), "eager")
+    names = ["kernel", "us", "95 % interval", "rate", "% of ceiling", f"vs {against}", "extra MB", "host us"]
     cells = [_cells(row, against) for row in found]
-    names = ["kernel", "time", "95 %", "rate", "of ceiling", f"vs {against}", "extra memory", "host"]
     sizes = {name: max([len(name), *(len(row[i]) for row in cells)]) for i, name in enumerate(names)}
-    for name in ("extra memory", "host", "rate", "95 %"):
+    for name in ("extra MB", "host us", "rate", "95 % interval"):
         if sum(sizes.values()) + 2 * len(sizes) + LEAST_VERDICT > width:
             del sizes[name]
     parts: list[Any] = [Text(title)]
     for (case, dtype, direction), together in groupby(
         zip(found, cells, strict=True), key=lambda pair: (pair[0].case, pair[0].dtype, pair[0].direction)
     ):
+        group = list(together)
         name = f"{case.replace(',', ', ')} {dtype}" + (f" {direction}" if direction != "forward" else "")
         table = Table(title=Text(name, "bold"), title_justify="left", box=None, pad_edge=False, header_style="dim")
         for column, least in sizes.items():
-            table.add_column(column, justify="left" if column == "kernel" else "right", no_wrap=True, min_width=least)
+            header = group[0][0].rate_unit if column == "rate" else column
+            table.add_column(header, justify="left" if column == "kernel" else "right", no_wrap=True, min_width=least)
         table.add_column("verdict")
-        for row, all_cells in together:
+        for row, all_cells in group:
             shown = [Text(cell) for i, cell in enumerate(all_cells) if names[i] in sizes]
             shown[0].stylize("bold" if row.place else "")
             table.add_row(*shown, _verdict(row))
         parts += [table, ""]
     notes = dict.fromkeys(f"{row.kernel}: {row.verdict}, {row.reason}" for row in found if row.reason)
     if any(row.is_stale for row in found):
-        notes["stale: the kernel's source has changed since it was measured"] = None
+        notes["stale: the source of the kernel changed after the measurement"] = None
     return Group(*parts, *(Text(note, "dim") for note in notes))
 
 
 def _cells(row: TimingRow, against: str) -> list[str]:
-    low, high = row.interval_us or (0.0, 0.0)
+    speedup = f"{row.speedup:.2f}x" if row.speedup else ""
     return [
         row.kernel + MARK[row.place],
-        f"{row.us:.1f} us" + ("*" if row.calls > 1 else "") if row.us else "-",
-        f"{low:.1f}–{high:.1f}" if row.interval_us else "",
-        row.rate,
-        f"{row.share:.0%}" if row.share else "",
-        f"{row.ratio:.2f}x" + (f" {row.against}" if row.against != against else "") if row.ratio else "",
-        size(row.extra_bytes) if row.extra_bytes is not None else "",
-        f"{row.host_us:.0f} us" if row.host_us else "",
+        digits(row.us) + "*" * (row.calls > 1) if row.us else "-",
+        f"{digits(row.interval_us[0])} – {digits(row.interval_us[1])}" if row.interval_us else "",
+        digits(row.achieved),
+        percent(row.share),
+        f"{speedup} {row.speedup_over}" if speedup and row.speedup_over != against else speedup,
+        digits(row.extra_bytes / 1e6) if row.extra_bytes is not None else "",
+        digits(row.host_us),
     ]
 
 
 def _verdict(row: TimingRow) -> Text:
-    said = row.verdict + ", by torch" * row.is_torchs
+    text = row.verdict + ", runs torch" * row.runs_torch
     if row.loses_to and row.loses_to.us and row.us:
-        said = f"{said}, loses here: {row.loses_to.kernel} takes {row.loses_to.us / row.us:.2f} of its time"
+        text += f", loses to {row.loses_to.kernel} ({row.loses_to.us / row.us:.2f}x)"
     if row.is_stale:
-        said += ", stale"
-    return Text(said, "yellow" if row.loses_to or row.is_stale else STYLE[row.verdict])
+        text += ", stale"
+    return Text(text, "yellow" if row.loses_to or row.is_stale else STYLE[row.verdict])
 
 
 def conditions(records: Sequence[dict[str, Any]], state: dict[str, Any]) -> Group:
-    """Under which ceilings, by which timer and in what state of the GPU these were measured."""
+    """Describe the ceilings, the timer and the state of the GPU during the measurement."""
     if not records:
         return Group()
     last = records[-1]
     sheet = DATASHEETS.get(last["device"]["gpu"])
     lines = [
-        "Ceilings measured in the same run (and the share of the datasheet's): "
+        "Ceilings measured in the same run (share of the datasheet peak): "
         + "; ".join(_ceilings(last["ceilings"], sheet))
         + "."
     ]
@@ -120,19 +124,19 @@ def conditions(records: Sequence[dict[str, Any]], state: dict[str, Any]) -> Grou
         floor = timed[-1]["timer"]["floor_us"]
         lines.append(
             f"Timer: two events with nothing between them are {floor:.1f} us apart, which is not subtracted; "
-            f"a sample costs {overheads[len(overheads) // 2]:.0f} us beside what it times."
+            f"each sample adds {overheads[len(overheads) // 2]:.0f} us of overhead outside the timed region."
         )
     if any(r["calls"] > 1 for r in timed):
         lines.append(
-            "* back to back: so many calls in a sample that the events do not show, each on inputs of its own."
+            "* several calls back to back per sample, to hide the cost of the events; each call has its own inputs."
         )
     if late := {r["kernel"] for r in timed if r["timer"].get("unqueued")}:
-        lines.append(f"Host time is in samples of {', '.join(sorted(late))}: a call waits for the GPU on its way.")
+        lines.append(f"Samples of {', '.join(sorted(late))} include host time: a call synchronises with the GPU.")
     if held := {reason for r in timed for reason in r["state"].get("throttled", ())}:
-        which = f"{sum(bool(r['state'].get('throttled')) for r in timed)} of {len(timed)} timings"
-        lines.append(f"Throttled by {', '.join(sorted(held))} in {which}, each of which was measured again.")
+        count = f"{sum(bool(r['state'].get('throttled')) for r in timed)} of {len(timed)} timings"
+        lines.append(f"Throttled ({', '.join(sorted(held))}) in {count}, after a second attempt.")
     if held := state.get("throttled"):
-        lines.append(f"Throttled by {', '.join(held)} while the ceilings were measured: they may be too low.")
+        lines.append(f"Throttled ({', '.join(held)}) while the ceilings were measured: they may be too low.")
     return Group(*(Text(line, "dim") for line in lines))
 
 
@@ -145,66 +149,26 @@ def _ceilings(ceilings: dict[str, float], sheet: GPU | None) -> list[str]:
     return found
 
 
-def floors(found: Sequence[tuple[str, Case, str, Cost, str, float]], title: str) -> Table:
-    """The least time of each case by a datasheet, and what binds."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in ("op", "case", "direction"):
-        table.add_column(column)
-    for column in ("reads", "writes", "floor"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("bound by")
-    for name, case, direction, cost, unit, seconds in found:
-        sizes = (size(cost.read), size(cost.written))
-        table.add_row(name, f"{case} {case.dtype}", direction, *sizes, f"{seconds * 1e6:.1f} us", unit)
-    return table
-
-
 def audit(found: Audit, counted: dict[str, int] | None = None) -> Group:
-    """One line an argument of each launch, then what to know of it; faults last, where they are seen."""
-    from tilewright.interpreter.results import SECTOR  # here, since it takes a second
+    """Render a row per launch and argument, then the summary; faults last, where they are seen."""
+    from tilewright.workbench.audit import COLUMNS, OVERFETCH  # imported here because it takes a second
 
     table = Table(title=found.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    table.add_column("launch", no_wrap=True)
-    table.add_column("argument", no_wrap=True)
-    for column in ("loaded", "stored", "distinct", "reads each", "masked off", "in sectors*"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for launch in found.launches:
-        name = f"{launch.kernel} {'x'.join(map(str, launch.grid))}"
-        for t in (t for t in launch.arguments.values() if t.lanes):
-            distinct = size(t.distinct_read) if t.distinct_read else ""
-            written = size(t.distinct_written) if t.distinct_written else ""
-            table.add_row(
-                name,
-                f"{t.name} ({found.role(t)})",
-                size(t.loaded + t.atomic) if t.loaded + t.atomic else "",
-                size(t.stored + t.atomic) if t.stored + t.atomic else "",
-                " + ".join(filter(None, (distinct, written))),
-                f"{t.reads_per_element:.2f}" if t.distinct_read else "",
-                f"{t.masked / t.lanes:.0%}",
-                f"{t.sectors * SECTOR / t.moved:.2f}x" if t.moved else "",
-            )
-            name = ""
-        table.add_section()
+    for place, column in enumerate(COLUMNS):
+        table.add_column(column, justify="left" if place < 2 else "right", no_wrap=True)
+    for row in found.rows():
+        table.add_row(*row)
     lines = [Text(line) for line in found.summary()]
     if counted:
         read, written = (sum(getattr(t, name) for t in found.traffic) for name in ("distinct_read", "distinct_written"))
         r, w = counted["read"], counted["written"]
-        said = f"{size(r)} read, {r / max(read, 1):.3f}x the distinct; {size(w)} written, {w / max(written, 1):.3f}x"
-        lines.append(Text(f"Counted by the hardware: {said}."))
+        ratios = (f"{r / max(read, 1):.3f}", f"{w / max(written, 1):.3f}")
+        text = f"{size(r)} read ({ratios[0]}x the distinct bytes), {size(w)} written ({ratios[1]}x)"
+        lines.append(Text(f"Hardware counters: {text}."))
     faults = [Text(str(f), "bold red") for f in found.findings]
-    note = Text(
-        "* bytes of 32-byte sectors against bytes used: an estimate, for lanes along the smallest stride", "dim"
-    )
-    return Group(table, note, *lines, *faults, "")
-
-
-def pairs(content: dict[str, Any], title: str) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
-    for name, value in content.items():
-        table.add_row(name, str(value))
-    return table
+    return Group(table, Text(OVERFETCH, "dim"), *lines, *faults, "")
 
 
 def _tightest(verdict: Verdict) -> str:
     used = max((case.max_error / case.budget for case in verdict.cases if case.budget), default=0.0)
-    return f"largest error {used:.0%} of its budget"
+    return f"largest error {used:.0%} of the error budget"

@@ -1,4 +1,4 @@
-"""What a reader wants of a timing record, computed once for every kind of table and page."""
+"""Timing records as rows with derived figures for every table and page: share of the ceiling, rates, who wins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tilewright import hardware, record
 from tilewright.cost import DIRECTIONS, Cost
 
-BETWEEN_RUNS = 0.02  # by which two runs may differ, whatever the intervals within each say
+BETWEEN_RUNS = 0.02  # two runs may differ by this much, whatever the intervals within each are
 Interval = tuple[float, float]
 
 
@@ -19,7 +19,7 @@ class TimingRow:
     """One kernel on one case."""
 
     op: str
-    point: dict[str, Any]  # the case: sizes and modes by name
+    parameters: dict[str, Any]  # the case's sizes and modes
     dtype: str
     direction: str
     kernel: str
@@ -28,59 +28,67 @@ class TimingRow:
     verdict: str
     reason: str
     cost: Cost
-    rates: dict[str, float]  # the ceilings: measured where they were, by datasheet elsewhere
+    rates: dict[str, float]  # ceilings: measured, or from the datasheet where none was measured
     us: float | None
-    interval_us: Interval | None  # 95 % of the median
-    is_torchs: bool  # the call goes to torch
-    binds: str  # the unit whose ceiling is the floor
-    share: float | None  # of that ceiling
-    against: str | None  # the kernel that `ratio` is held against
-    ratio: float | None  # its time over this one's
-    ratio_interval: Interval | None
+    interval_us: Interval | None  # 95 % confidence interval of the median
+    runs_torch: bool
+    bound_by: str  # the unit that needs the most time at its ceiling
+    share: float | None  # the minimum time at the ceiling over the measured time
+    speedup: float | None
+    speedup_over: str | None  # the kernel whose time is the numerator of `speedup`
+    speedup_interval: Interval | None
     host_us: float | None
-    extra_bytes: int | None  # of memory at the peak, beyond inputs and results
-    calls: int  # in a sample; more than one: back to back
-    throttled: tuple[str, ...]  # why the GPU held itself back
+    extra_bytes: int | None  # peak memory beyond inputs and results
+    calls: int  # per sample; if more than one, they run back to back
+    throttled: tuple[str, ...]  # reasons the driver gave for lower clocks
     is_baseline: bool
     is_stale: bool
-    place: str = ""  # wins, or ties with others: their intervals overlap that of the fastest
-    loses_to: TimingRow | None = field(
-        default=None, repr=False
-    )  # of the best that is no baseline: the baseline that wins
+    place: str = ""  # "wins", or "ties" if the intervals of several kernels overlap that of the fastest
+    loses_to: TimingRow | None = field(default=None, repr=False)  # set on our fastest kernel where a baseline wins
 
     @property
     def case(self) -> str:
-        return record.spelled(self.point)
+        return record.spelled(self.parameters)
 
     @property
     def arithmetic(self) -> str | None:
-        """The unit of arithmetic that its operations take the longest on; None where none are counted."""
+        """The arithmetic unit that needs the most time for the case; None if the cost counts no operations."""
         seconds = {u: amount / self.rates.get(u, 1.0) for u, amount in self.cost.flops.items() if amount}
         return max(seconds, key=seconds.__getitem__) if seconds and self.cost.bytes and self.us else None
 
     @property
     def intensity(self) -> float:
-        """Operations of that unit for each byte that must move."""
+        """Arithmetic intensity: operations of that unit per byte of minimum traffic."""
         return self.cost.flops[self.arithmetic or ""] / self.cost.bytes
 
     @property
     def per_second(self) -> float:
-        """Operations of that unit in a second."""
+        """Operations of that unit per second."""
         return self.cost.flops[self.arithmetic or ""] / (self.us or 0) * 1e6
 
     @property
-    def rate(self) -> str:
-        """GB/s or TFLOP/s of the work the Cost counts."""
+    def is_compute_bound(self) -> bool:
+        return self.bound_by in self.cost.flops
+
+    @property
+    def achieved(self) -> float | None:
+        """GB/s of the minimum traffic, or TFLOP/s if the case is compute-bound."""
         if not self.us:
-            return ""
-        if self.binds in self.cost.flops:
-            return f"{self.cost.flops[self.binds] / self.us / 1e6:.0f} TFLOP/s"
-        return f"{self.cost.bytes / self.us / 1e3:.0f} GB/s"
+            return None
+        return (
+            self.cost.flops[self.bound_by] / self.us / 1e6 if self.is_compute_bound else self.cost.bytes / self.us / 1e3
+        )
+
+    @property
+    def rate_unit(self) -> str:
+        return "TFLOP/s" if self.is_compute_bound else "GB/s"
 
 
 def timing_rows(records: list[dict[str, Any]], *, sized: bool = False) -> Iterator[TimingRow]:
-    """One row a record: cases in the order they were first recorded, forward before backward, fastest first. Of bench
-    cases or, if `sized`, of those that differ in size alone."""
+    """Yield a row per timing record: cases in recorded order, forward before backward, the fastest kernel first.
+
+    `sized` selects the records of `bench --sizes` instead of those of the bench cases.
+    """
     together: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for r in records:
         if r.get("sized", False) != sized:
@@ -98,7 +106,7 @@ def _row(r: dict[str, Any]) -> TimingRow:
     us, against = r["median_us"], r["against"] or {}
     return TimingRow(
         op=r["op"],
-        point=r["case"],
+        parameters=r["case"],
         dtype=r["dtype"],
         direction=r["direction"],
         kernel=r["kernel"],
@@ -110,12 +118,12 @@ def _row(r: dict[str, Any]) -> TimingRow:
         rates=rates,
         us=us,
         interval_us=_pair(r["interval_us"]),
-        is_torchs=r.get("is_torchs", False),
-        binds=unit,
+        runs_torch=r.get("is_torchs", False),
+        bound_by=unit,
         share=floor * 1e6 / us if us else None,
-        against=against.get("kernel"),
-        ratio=against.get("ratio"),
-        ratio_interval=_pair(against.get("interval")),
+        speedup=against.get("ratio"),
+        speedup_over=against.get("kernel"),
+        speedup_interval=_pair(against.get("interval")),
         host_us=r["host_us"],
         extra_bytes=r["extra_bytes"],
         calls=r["calls"],
@@ -130,20 +138,20 @@ def _pair(values: list[float] | None) -> Interval | None:
 
 
 def _placed(by_time: list[TimingRow]) -> Iterator[TimingRow]:
-    """The rows of one case with who wins, who ties, and where the best of ours loses."""
+    """Yield the rows of one case with winners, ties, and the baseline that beats our fastest kernel."""
     fastest = by_time[0]
-    is_sure = bool(fastest.us and fastest.interval_us)  # timings of version 1 do not say how sure they are
-    first = [row for row in by_time if row is fastest or _overlap(row, fastest)] if is_sure else []
-    own = next((row for row in by_time if row.us and not row.is_baseline), None)
+    has_interval = bool(fastest.us and fastest.interval_us)  # timings of schema 1 have none
+    first = [row for row in by_time if row is fastest or _overlap(row, fastest)] if has_interval else []
+    ours = next((row for row in by_time if row.us and not row.is_baseline), None)
     for row in by_time:
         place = ("ties" if len(first) > 1 else "wins") if row in first else ""
-        loses = row is own and fastest.is_baseline and not place and bool(fastest.us)
+        loses = row is ours and fastest.is_baseline and not place and bool(fastest.us)
         yield replace(row, place=place, loses_to=fastest if loses else None)
 
 
 def _overlap(row: TimingRow, fastest: TimingRow) -> bool:
-    mine, best = row.interval_us, fastest.interval_us
-    if not mine or not best:
+    if not row.interval_us or not fastest.interval_us:
         return False
-    apart = 0.0 if row.rates == fastest.rates else BETWEEN_RUNS  # the ceilings were measured once a run
-    return mine[0] <= best[1] * (1 + apart)
+    # Ceilings are measured once per run, so equal ceilings mean the same run.
+    margin = 0.0 if row.rates == fastest.rates else BETWEEN_RUNS
+    return row.interval_us[0] <= fastest.interval_us[1] * (1 + margin)

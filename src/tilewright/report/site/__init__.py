@@ -1,4 +1,4 @@
-"""The report as HTML that needs no network: a page an op, the roofline, and the raw records beside them."""
+"""The results as an HTML site that needs no network: a page per op, the roofline, and the records as JSON lines."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import MissingPackage
-from tilewright.report.timings import timing_rows
 from tilewright.report.site import index_page, op_page, roofline_page
 from tilewright.report.site.components import Page
+from tilewright.report.timings import timing_rows
 
 _TEMPLATES = Path(__file__).parent
 _SHARED = "plotly.min.js"
 
 
 def build(records: list[dict[str, Any]], folder: Path) -> list[Path]:
-    """Write the site and name its files. Files of the same name are written anew, others are kept."""
+    """Write the site and return its files. Files of the same name are overwritten, others stay."""
     timings = [r for r in records if r["kind"] == "timing"]
     by_op: dict[str, list[dict[str, Any]]] = {}
     for r in timings:
         by_op.setdefault(r["op"], []).append(r)
     pages = dict(zip(by_op, _file_names(by_op), strict=True))
-    looks = op_page.Looks(timings)
+    styles = op_page.LineStyles(timings)
     found = {name: list(timing_rows(of_op)) for name, of_op in by_op.items()}
-    links = {"index.html": "Report", **{f"{page}.html": name for name, page in pages.items()}}
+    links = {"index.html": "Results", **{f"{page}.html": name for name, page in pages.items()}}
     links |= {"roofline.html": "Roofline"}
 
     files = {_SHARED: _plotly()}
@@ -36,7 +36,7 @@ def build(records: list[dict[str, Any]], folder: Path) -> list[Path]:
     for name, page in pages.items():
         raw = f"raw/{page}.jsonl"
         files[raw] = _json_lines(by_op[name])
-        files[f"{page}.html"] = _render(op_page.page(by_op[name], found[name], looks, raw), links)
+        files[f"{page}.html"] = _render(op_page.page(by_op[name], found[name], styles, raw), links)
     every_row = [row for of_op in found.values() for row in of_op]
     files["roofline.html"] = _render(roofline_page.page(records, every_row), links)
     for name, text in files.items():
@@ -47,14 +47,14 @@ def build(records: list[dict[str, Any]], folder: Path) -> list[Path]:
 
 
 def single_op(records: list[dict[str, Any]], path: Path) -> None:
-    """The page of an op, or of those there are, as one file, the raw records within."""
+    """Write the page of an op, or of several, as one file that includes the records."""
     timings = [r for r in records if r["kind"] == "timing"]
-    page = op_page.page(timings, list(timing_rows(timings)), op_page.Looks(timings), "#raw")
+    page = op_page.page(timings, list(timing_rows(timings)), op_page.LineStyles(timings), "#raw")
     path.write_text(_render_alone(page, timings, "timings.jsonl"), encoding="utf-8")
 
 
 def single_roofline(records: list[dict[str, Any]], path: Path) -> None:
-    """The roofline as one file, the raw records within."""
+    """Write the roofline as one file that includes the records."""
     used = [r for r in records if r["kind"] in ("timing", "sweep")]
     timings = [r for r in used if r["kind"] == "timing"]
     page = roofline_page.page(used, list(timing_rows(timings)))
@@ -71,7 +71,7 @@ def _render(page: Page, links: dict[str, str]) -> str:
 
 
 def _render_alone(page: Page, records: list[dict[str, Any]], file_name: str) -> str:
-    raw = f'<p id="raw"><a download="{file_name}" href="#raw">Download the raw records</a>, JSON lines</p>'
+    raw = f'<p id="raw"><a download="{file_name}" href="#raw">Download the records</a> (JSON lines)</p>'
     lines = f'<script type="application/json" id="lines">{_in_script(_json_lines(records))}</script>'
     return _filled(page, "", f"{raw}{lines}<script>{_plotly()}</script>")
 
@@ -86,7 +86,7 @@ def _filled(page: Page, navigation: str, scripts: str) -> str:
 
 
 def _in_script(text: str) -> str:
-    """JSON that no script's end, and no comment, can break out of."""
+    """Return JSON in which no string can close the script element or open a comment."""
     return text.replace("<", "\\u003c")
 
 
@@ -95,7 +95,7 @@ def _json_lines(records: list[dict[str, Any]]) -> str:
 
 
 def _file_names(names: Iterable[str]) -> list[str]:
-    """A name that every file system takes for each, and that no other page has."""
+    """Return a portable and unique file name for each op."""
     taken = ["index", "roofline"]
     for name in (re.sub(r"[^\w.-]+", "-", name).strip("-.") or "op" for name in names):
         tries = [name, *(f"{name}-{n}" for n in range(2, len(taken) + 3))]

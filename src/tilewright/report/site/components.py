@@ -1,4 +1,4 @@
-"""What the pages share: figures as words, and who wins a case."""
+"""Parts that the pages share: wins and losses, formatted numbers, and the table of environments."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from tilewright.cost import BANDWIDTHS
+from tilewright.report.formatting import date_range, digits
 from tilewright.report.timings import TimingRow
 
 
@@ -17,91 +18,90 @@ class Page:
     name: str  # in the navigation
     title: str
     body: str
-    data: dict[str, Any] | None = None  # what its charts show
+    data: dict[str, Any] | None = None  # for its charts
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case: the best of our kernels beside the best baseline."""
+    """Our fastest kernel on one case beside the fastest baseline."""
 
-    own: TimingRow
-    rival: TimingRow | None
+    ours: TimingRow
+    baseline: TimingRow | None
 
     @property
     def result(self) -> str:
-        if self.own.loses_to:
+        if self.ours.loses_to:
             return "loses"
-        if not self.rival:
+        if not self.baseline:
             return "no baseline"
-        return "ties" if self.rival.place == "ties" else "wins"
+        return "ties" if self.baseline.place == "ties" else "wins"
 
     @property
-    def ratio(self) -> float | None:
-        """Of the times: above 1 where ours is the faster."""
-        return self.rival.us / self.own.us if self.rival and self.rival.us and self.own.us else None
+    def speedup(self) -> float | None:
+        return self.baseline.us / self.ours.us if self.baseline and self.baseline.us and self.ours.us else None
 
 
 Group = tuple[str, str, str, str]  # op, GPU, direction, dtype
 
 
-def grouped(found: Iterable[TimingRow]) -> dict[Group, list[TimingRow]]:
+def grouped(rows: Iterable[TimingRow]) -> dict[Group, list[TimingRow]]:
     groups: dict[Group, list[TimingRow]] = {}
-    for row in found:
+    for row in rows:
         groups.setdefault((row.op, row.gpu, row.direction, row.dtype), []).append(row)
     return groups
 
 
-def by_case(found: Iterable[TimingRow]) -> dict[str, list[TimingRow]]:
+def by_case(rows: Iterable[TimingRow]) -> dict[str, list[TimingRow]]:
     cases: dict[str, list[TimingRow]] = {}
-    for row in found:
+    for row in rows:
         cases.setdefault(row.case, []).append(row)
     return cases
 
 
 def outcomes(group: Iterable[TimingRow]) -> list[Outcome]:
-    """One a case that a kernel of ours was timed on."""
-    made = []
+    """Return the outcome of every case that a kernel of ours was timed on."""
+    found = []
     for case in by_case(group).values():
-        own, rival = (next((row for row in case if row.us and row.is_baseline == base), None) for base in (False, True))
-        if own:
-            made.append(Outcome(own, rival))
-    return made
+        ours, baseline = (next((r for r in case if r.us and r.is_baseline == base), None) for base in (False, True))
+        if ours:
+            found.append(Outcome(ours, baseline))
+    return found
 
 
-def losses(of: Iterable[Outcome]) -> list[str]:
-    """Where ours is slower, said plainly: items of a list, the worst first."""
-    lost = [(one.ratio or 0.0, one.own, one.own.loses_to) for one in of if one.own.loses_to]
+def losses(found: Iterable[Outcome]) -> list[str]:
+    """Return a list item for every case in which a baseline wins, the largest loss first."""
+    lost = [(one.speedup or 0.0, one.ours, one.ours.loses_to) for one in found if one.ours.loses_to]
     return [
-        f"<li><p><b>{escape(own.op)}</b> {escape(f'{own.direction}, {own.dtype}, {spaced(own.case)}')}: "
-        f"{escape(f'{own.kernel} loses to {rival.kernel}')}, {us(own.us)} against {us(rival.us)} µs ({ratio:.2f}x)</p>"
-        for ratio, own, rival in sorted(lost, key=lambda one: one[0])
+        f"<li><p><b>{escape(ours.op)}</b> {escape(f'{ours.direction}, {ours.dtype}, {spaced(ours.case)}')}: "
+        f"{escape(f'{ours.kernel} loses to {other.kernel}')}, {digits(ours.us)} µs against {digits(other.us)} µs "
+        f"(speedup {speedup:.2f})</p>"
+        for speedup, ours, other in sorted(lost, key=lambda one: one[0])
     ]
 
 
-def counts(of: Sequence[Outcome]) -> str:
-    """'wins 5, ties 2, loses 1', and in how many there was nothing to win against."""
-    results = [one.result for one in of]
-    said = ", ".join(f"{name} {results.count(name)}" for name in ("wins", "ties", "loses") if name in results)
+def counts(found: Sequence[Outcome]) -> str:
+    """Return "5 wins, 2 ties, 1 loss", each in its colour, and the number of cases without a baseline."""
+    results = [one.result for one in found]
+    parts = [
+        f'<span class="{result}">{count_of(results.count(result), *nouns)}</span>'
+        for result, nouns in (("wins", ("win",)), ("ties", ("tie",)), ("loses", ("loss", "losses")))
+        if result in results
+    ]
     alone = results.count("no baseline")
-    return "; ".join([said] * bool(said) + [f"no baseline in {counted(alone, 'case')}"] * bool(alone))
+    notes = [f"<small>no baseline in {count_of(alone, 'case')}</small>"] * bool(alone)
+    return "; ".join([", ".join(parts)] * bool(parts) + notes)
 
 
 def spaced(case: str) -> str:
     return case.replace(",", ", ")
 
 
-def us(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.2f}" if value < 10 else f"{value:,.1f}"
-
-
-def share(value: float | None) -> str:
-    return f"{value:.0%}".replace("%", " %") if value is not None else ""
+def percent(share: float | None) -> str:
+    return f"{100 * share:.0f} %" if share is not None else ""
 
 
 def span(values: Sequence[float], how: str) -> str:
-    """'0.9x to 2.1x', or one figure where there is no more to say."""
+    """Return "0.9 to 2.1", or one figure if both ends are the same."""
     low, high = (format(end, how) for end in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
@@ -113,12 +113,12 @@ def rate(unit: str, per_second: float) -> str:
     return f"{per_second / 1e12:,.{0 if per_second >= 1e14 else 1}f} {name}"
 
 
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def count_of(number: int, noun: str, plural: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def facts(said: Iterable[str]) -> str:
-    return f'<ul class="facts">{"".join(f"<li>{one}" for one in said if one)}</ul>'
+def facts(items: Iterable[str]) -> str:
+    return f'<ul class="facts">{"".join(f"<li>{item}" for item in items if item)}</ul>'
 
 
 def device_names(records: Iterable[dict[str, Any]]) -> dict[str, str]:
@@ -126,12 +126,12 @@ def device_names(records: Iterable[dict[str, Any]]) -> dict[str, str]:
 
 
 def ceilings(records: Iterable[dict[str, Any]]) -> dict[str, dict[str, list[float]]]:
-    """By GPU and unit, all that were measured."""
+    """Return every measured ceiling, by GPU and unit."""
     found: dict[str, dict[str, dict[float, None]]] = {}
     for r in records:
-        of_gpu = found.setdefault(r["device"]["gpu"], {})
+        units = found.setdefault(r["device"]["gpu"], {})
         for unit, value in r["ceilings"].items():
-            of_gpu.setdefault(unit, {})[value] = None
+            units.setdefault(unit, {})[value] = None
     return {gpu: {unit: list(values) for unit, values in units.items()} for gpu, units in found.items()}
 
 
@@ -140,22 +140,17 @@ def typical(values: Sequence[float]) -> float:
 
 
 def environments(records: Iterable[dict[str, Any]]) -> str:
-    """Where, when and with what: one line a combination."""
+    """Return a table of GPUs, drivers, library versions and dates."""
     found: dict[tuple[str, ...], list[str]] = {}
     for r in records:
         device, versions = r["device"], r["versions"]
         software = ", ".join(f"{name} {value}" for name, value in versions.items())
-        where = (device.get("name", device["gpu"]), str(device.get("driver", "")), software)
-        found.setdefault(where, []).append(r["date"][:10])
+        key = (device.get("name", device["gpu"]), str(device.get("driver", "")), software)
+        found.setdefault(key, []).append(r["date"][:10])
     lines = [
         f'<tr><th scope="row">{escape(name)}<td>{escape(driver) or "not recorded"}<td>{escape(software)}'
-        f"<td>{span_of_days(dates)}<td class=number>{len(dates):,}"
+        f"<td>{escape(date_range(dates))}<td class=number>{len(dates):,}"
         for (name, driver, software), dates in found.items()
     ]
     head = "<tr><th>GPU<th>Driver<th>Versions<th>Measured<th class=number>Timings"
     return f'<div class="wide"><table class="environment"><thead>{head}<tbody>{"".join(lines)}</table></div>'
-
-
-def span_of_days(dates: Sequence[str]) -> str:
-    first, last = min(dates), max(dates)
-    return escape(first if first == last else f"{first} to {last}")

@@ -1,7 +1,7 @@
 "use strict";
 const DARK = matchMedia("(prefers-color-scheme: dark)");
 const DATA = JSON.parse(document.getElementById("data").textContent);
-// For light pages and for dark ones; told apart by people who see few colours, and by the symbols.
+// Light and dark theme; distinguishable with colour-vision deficiency, and by symbol as well.
 const COLOURS = [
   ["#0072b2", "#56b4e9"], ["#d55e00", "#ff9a52"], ["#008060", "#2fc796"], ["#b0418a", "#e79ac6"],
   ["#8a6d00", "#e6c84f"], ["#5146a8", "#aba0f5"], ["#8c3b2a", "#e08b7a"], ["#1b8a9e", "#7fdbe8"],
@@ -13,8 +13,8 @@ const SHORT = {
   "tensor.bfloat16": "bf16", "tensor.float16": "fp16", "tensor.tf32": "tf32", "tensor.int8": "int8",
   "tensor.float8_e4m3fn": "fp8",
 };
-const MANY = 2000; // points: more take seconds to draw
-// Named one by one: others would send the data away.
+const MANY = 2000; // points; more take seconds to draw
+// An explicit list, because the default buttons include one that uploads the data.
 const CONFIG = {
   displaylogo: false, plotlyServerURL: "", modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
 };
@@ -33,17 +33,17 @@ function symbol({ baseline, slot }) {
   return SYMBOLS.at(baseline ? -1 - at : at);
 }
 
-function line(look) {
-  return { color: colour(look), width: 2, dash: look.baseline ? DASHES[look.slot % DASHES.length] : "solid" };
+function line(style) {
+  return { color: colour(style), width: 2, dash: style.baseline ? DASHES[style.slot % DASHES.length] : "solid" };
 }
 
-// The plotting library reads a little markup in names.
+// Plotly renders markup in names.
 function escaped(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-// As Python writes it.
-function said(value) {
+// Python's spelling.
+function spelled(value) {
   return typeof value === "boolean" ? (value ? "True" : "False") : value;
 }
 
@@ -86,7 +86,7 @@ function show(element, height, traces, more) {
   return Plotly.react(element, traces, layout({ width: element.clientWidth, height, ...more }), CONFIG);
 }
 
-// Charts side by side where there is room, else one above the other over one axis.
+// Charts side by side if they fit, else stacked over a shared axis.
 function panels(element, titles, across) {
   const count = titles.length;
   const beside = element.clientWidth >= 340 * count;
@@ -104,9 +104,9 @@ function panels(element, titles, across) {
   return { axes, beside };
 }
 
-// Every size by its own name where there are few, upright where they are short.
-function sizes(values, width) {
-  const text = values.map((value) => (typeof value === "number" ? value.toLocaleString("en") : value));
+// A tick per size if there are few, horizontal if they fit. `notes` has what else changes at a size.
+function sizes(values, width, notes = {}) {
+  const text = values.map((value) => (typeof value === "number" ? value.toLocaleString("en") : value) + (notes[value] ?? ""));
   const room = Math.max(...text.map((one) => one.length)) * 9 < width / values.length / 1.5;
   return values.length > 24 ? {} : { tickvals: values, ticktext: text, tickangle: room ? 0 : -45 };
 }
@@ -129,23 +129,16 @@ function op(element, form) {
     options(form[name], values, values.map((value) => (name === "gpu" ? gpus[value] : value)), first[name]);
   }
   const shown = () => rows.filter((row) => filters.every((name) => row[name] === form[name].value));
-  const label = (row, names) => escaped(names.map((name) => said(row.point[name])).join(", "));
+  const label = (row, names) => escaped(names.map((name) => spelled(row.parameters[name])).join(", "));
 
   function axes(chosen) {
-    const names = distinct(chosen.flatMap((row) => Object.keys(row.point)));
-    const values = (name) => distinct(chosen.map((row) => row.point[name]));
+    const names = distinct(chosen.flatMap((row) => Object.keys(row.parameters)));
+    const values = (name) => distinct(chosen.map((row) => row.parameters[name]));
     const varying = names.filter((name) => values(name).length > 1);
     const numeric = varying.filter((name) => values(name).every((value) => typeof value === "number"));
-    const largest = (name) => Math.max(0, ...values(name).filter((value) => typeof value === "number"));
     const byCount = (a, b) => values(b).length - values(a).length;
     const [widest] = numeric.toSorted(byCount);
-    // As few parameters as tell all cases apart, those of many and large values first.
-    const telling = [];
-    const told = (names) => distinct(chosen.map((row) => label(row, names))).length;
-    for (const name of varying.toSorted((a, b) => byCount(a, b) || largest(b) - largest(a))) {
-      if (told([...telling, name]) > told(telling)) telling.push(name);
-    }
-    return { telling: telling.length ? telling : names, numeric, widest };
+    return { varying: varying.length ? varying : names, numeric, widest };
   }
 
   function isUnique(chosen, at) {
@@ -155,30 +148,30 @@ function op(element, form) {
   function offer() {
     const chosen = shown();
     const { numeric, widest } = axes(chosen);
-    const usual = widest && isUnique(chosen, (row) => row.point[widest]) ? `size ${widest}` : "case";
+    const usual = widest && isUnique(chosen, (row) => row.parameters[widest]) ? `size ${widest}` : "case";
     const values = [...numeric.map((name) => `size ${name}`), "bytes", "case"];
     const kept = values.includes(form.x.value) && form.x.dataset.chosen ? form.x.value : usual;
-    options(form.x, values, [...numeric, "bytes moved at least", "case"], kept);
+    options(form.x, values, [...numeric, "minimum bytes", "case"], kept);
   }
 
   function draw() {
     const chosen = shown();
-    const { telling } = axes(chosen);
+    const { varying } = axes(chosen);
     const by = form.x.value;
     const name = by.startsWith("size ") ? by.slice(5) : "";
-    const at = (row) => (name ? row.point[name] : by === "bytes" ? row.bytes : label(row, telling));
+    const at = (row) => (name ? row.parameters[name] : by === "bytes" ? row.bytes : label(row, varying));
     const unique = isUnique(chosen, at);
-    const traces = kernels.flatMap((look, number) => {
+    const traces = kernels.flatMap((style, number) => {
       const mine = chosen.filter((row) => row.kernel === number);
       if (by !== "case") mine.sort((a, b) => at(a) - at(b));
       if (!mine.length) return [];
       const us = mine.map((row) => row.us);
       const common = {
-        type: "scatter", mode: unique ? "lines+markers" : "markers", name: escaped(look.name), legendgroup: look.name,
-        x: mine.map(at), text: mine.map((row) => row.text), hovertemplate: "%{text}<extra></extra>", line: line(look),
+        type: "scatter", mode: unique ? "lines+markers" : "markers", name: escaped(style.name), legendgroup: style.name,
+        x: mine.map(at), text: mine.map((row) => row.text), hovertemplate: "%{text}<extra></extra>", line: line(style),
         marker: {
-          color: colour(look), size: 9,
-          symbol: mine.map((row) => symbol(look) + (row.stale ? "-open" : "")),
+          color: colour(style), size: 9,
+          symbol: mine.map((row) => symbol(style) + (row.stale ? "-open" : "")),
         },
       };
       const shares = mine.map((row) => row.share);
@@ -189,17 +182,22 @@ function op(element, form) {
       ];
     });
     const values = distinct(chosen.map(at));
-    const named = by === "bytes" ? {} : sizes(values, element.clientWidth / (element.clientWidth < 680 ? 1 : 2));
+    // A size along the axis is misleading if another one changes with it, so the tick names that one too.
+    const others = varying.filter((other) => other !== name);
+    const note = (row) => ` (${others.map((other) => `${escaped(other)}=${spelled(row.parameters[other])}`).join(", ")})`;
+    const notes = name && unique && others.length ? Object.fromEntries(chosen.map((row) => [at(row), note(row)])) : {};
+    const width = element.clientWidth / (element.clientWidth < 680 ? 1 : 2);
+    const named = by === "bytes" ? {} : sizes(values, width, notes);
     const across = by === "case"
-      ? { type: "category", categoryarray: values, title: escaped(telling.join(", ")), ...named }
+      ? { type: "category", categoryarray: values, title: escaped(varying.join(", ")), ...named }
       : { type: values.every((v) => v > 0) && Math.max(...values) > 4 * Math.min(...values) ? "log" : "linear",
-          title: name ? escaped(name) : "Bytes moved at least", ...named };
+          title: name ? escaped(name) : "Minimum bytes moved", ...named };
     const best = Math.max(1, ...chosen.map((row) => row.share));
     const { axes: drawn, beside } = panels(element, [
       { title: "Time, µs", type: "log" },
       { title: "Share of the ceiling", tickformat: ".0%", range: [0, 1.05 * best] },
     ], across);
-    const nothing = { text: "Nothing was timed so.", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 };
+    const nothing = { text: "No timings for this selection.", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5 };
     show(element, beside ? 540 : 860, traces, {
       ...drawn,
       shapes: [{ type: "line", xref: "x2 domain", yref: "y2", x0: 0, x1: 1, y0: 1, y1: 1,
@@ -241,7 +239,7 @@ function roofline(element, form) {
     return [slope, ...units(rates).map(flat)].map((one) => roof(...one));
   }
 
-  // Roofs that lie together share a line of text.
+  // Ceilings close to each other share a label.
   function labels(rates, high, narrow) {
     const together = [];
     for (const unit of units(rates).toSorted((a, b) => rates[a] - rates[b])) {
@@ -254,7 +252,7 @@ function roofline(element, form) {
       yanchor: "bottom", font: { size: narrow ? 10 : 12, color: themed("--muted") }, ...more,
     });
     if (!rates?.copy || !together.length) return [];
-    const free = rates[together.at(-1)[0]] / 6; // left of the slope is nothing
+    const free = rates[together.at(-1)[0]] / 6; // the area left of the slope is empty
     const slope = text(free / rates.copy, free, `copy, ${rates.copy.toFixed(2)} TB/s `);
     const flat = together.map((near) => {
       const names = near.map((unit) => SHORT[unit] ?? unit).join(", ");
@@ -287,8 +285,8 @@ function roofline(element, form) {
       ...roofs(rates, span, { color: themed("--ink"), width: 2 }),
       ...marks,
     ], {
-      xaxis: axis({ type: "log", title: "Operations a byte", range: span.map(Math.log10), dtick: 1 }),
-      yaxis: axis({ type: "log", title: "Tera-operations a second", dtick: 1 }),
+      xaxis: axis({ type: "log", title: "Arithmetic intensity, FLOP/byte", range: span.map(Math.log10), dtick: 1 }),
+      yaxis: axis({ type: "log", title: "TFLOP/s", dtick: 1 }),
       annotations: labels(units(rates).length ? rates : datasheet[gpu], span[1], narrow),
     });
   }
@@ -314,7 +312,7 @@ function sweep(element) {
   };
 }
 
-// The raw records of a page that stands alone.
+// The records of a single-file page.
 const lines = document.getElementById("lines");
 if (lines) {
   const blob = new Blob([lines.textContent], { type: "application/jsonl" });
