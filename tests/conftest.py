@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel: more threads only wait for each other
+os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")  # shadow memory of large tensors is sparse
 
 import pytest
 import torch

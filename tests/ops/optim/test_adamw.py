@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tilewright as tw
-from tilewright.interpreter.memory import ORIGIN, SLOT
+from tilewright.interpreter.memory import SLOT_BITS, SLOT_ORIGIN
 from tilewright.ops.optim import _triton as _adamw
 from tilewright.ops.optim import adamw as module
 
@@ -229,13 +229,22 @@ def test_codes_come_back_as_they_were(device):
     assert first.state[params[2]]["exp_avg"].dtype == torch.float32  # too small to be worth it
 
 
-def test_torch_goes_on_from_codes(device):
+def test_torch_continues_from_an_8_bit_state(device):
     params = tensors(device, [(70, 71)])
     first = run(lambda p: tw.AdamW(p, state_bits=8), params, 2)
-    torchs = torch.optim.AdamW(params)
-    torchs.load_state_dict(saved(first))
-    give_grads(params, 2)
-    torchs.step()
+    state = saved(first)
+
+    def continued(optimizer_type, copies):
+        optimizer = optimizer_type(copies)
+        optimizer.load_state_dict(state)
+        return optimizer
+
+    ours, theirs = ([p.detach().clone().requires_grad_() for p in params] for _ in range(2))
+    mine = run(lambda p: continued(tw.AdamW, p), ours, 1, first=2)
+    other = run(lambda p: continued(torch.optim.AdamW, p), theirs, 1, first=2)
+    assert_same(ours, theirs)
+    assert other.state[theirs[0]]["step"] == 3
+    assert_same([mine.state[ours[0]]["exp_avg"]], [other.state[theirs[0]]["exp_avg"]])
 
 
 @pytest.mark.parametrize("size", [256, 1000])
@@ -366,7 +375,10 @@ def test_a_table_leads_to_the_same_places(coded, device):
         parts = module.split(two[6], *two[:6])
         tables = [list(part) for part in parts if part[0].numel()]
         rows = [
-            [(n + 1 << SLOT) + ORIGIN + part.storage_offset() * part.element_size() for n, part in enumerate(row)]
+            [
+                (n + 1 << SLOT_BITS) + SLOT_ORIGIN + part.storage_offset() * part.element_size()
+                for n, part in enumerate(row)
+            ]
             + [0] * (6 - len(flat))
             + [row[0].numel(), 0, 0]
             for row in tables
