@@ -1,22 +1,19 @@
-"""`tilewright profile` as a user types it; the GPU and what is measured on it are stood in for."""
+"""Tests of `tilewright profile`, with a fake GPU and fake measurements."""
 
 import json
-import sys
-from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
-from cli.command import assert_one_line
+from cli.command import assert_one_line, in_process
 from tilewright import hardware, record, registry, source
-from tilewright.cli import main
 from tilewright.counters import Counters
 from tilewright.report import markdown
 from tilewright.report.profiling import overview
 from tilewright.workbench import profile as tool
 from tilewright.workbench.profile import Profile
-from tilewright.workbench.profile.scopes import Scope
-from tilewright.workbench.profile.trace import Row
+from tilewright.workbench.profile.proton import Scope
+from tilewright.workbench.profile.torch_profiler import Row
 
 COUNTED = Counters(
     us=70.0,
@@ -37,23 +34,16 @@ COUNTED = Counters(
 
 @pytest.fixture
 def command(capsys, monkeypatch):
-    def call(*args):
-        monkeypatch.setattr(sys, "argv", ["tilewright", "profile", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return SimpleNamespace(returncode=end.value.code, stdout=said.out, stderr=said.err)
-
-    return call
+    return in_process("profile", monkeypatch, capsys)
 
 
 @pytest.fixture
 def asked(monkeypatch):
-    """A GPU, and sources that answer at once. What they were asked is kept."""
-    kept = []
+    """The calls that were profiled, on a fake GPU whose profilers answer at once."""
+    calls_made = []
 
     def profile(calls, wanted, trace_file, on_step):
-        kept.append((calls, wanted, trace_file))
+        calls_made.append((calls, wanted, trace_file))
         rows = [Row("void transpose_fwd<float>()", 1, 70.0, 0.0, True)]
         scope = Scope(68.0, 537e6, 0.0, {"transpose_fwd": 68.0})
         return [
@@ -63,10 +53,10 @@ def asked(monkeypatch):
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
     monkeypatch.setattr(hardware, "in_hand", lambda: {"gpu": "h200", "name": "NVIDIA H200"})
     monkeypatch.setattr(tool, "profile", profile)
-    return kept
+    return calls_made
 
 
-def test_without_a_gpu_it_says_what_to_do(command, monkeypatch):
+def test_without_a_gpu(command, monkeypatch):
     monkeypatch.setattr(hardware, "has_gpu", lambda: False)
     assert_one_line(command("relu"), 2, "needs a GPU", "tilewright inspect relu", "tilewright explain relu")
     assert_one_line(command("relu,gelu"), 2, "needs a GPU", "tilewright inspect OP")
@@ -74,12 +64,12 @@ def test_without_a_gpu_it_says_what_to_do(command, monkeypatch):
 
 def test_mistakes_are_one_line(command, tmp_path):
     assert_one_line(command("rleu"), 2, "did you mean 'relu'?")
-    assert_one_line(command("relu", "-s", "nsys"), 2, "none of ncu, proton, torch")
-    assert_one_line(command("relu", "-s", "ncu", "--trace", tmp_path / "t.json"), 2, "--trace is torch's")
-    assert_one_line(command("relu", "--direction", "both"), 2, "none of forward, backward")
-    assert_one_line(command("relu", "-i", "64"), 2, "for a FILE")
+    assert_one_line(command("relu", "-s", "nsys"), 2, "not one of ncu, proton, torch")
+    assert_one_line(command("relu", "-s", "ncu", "--trace", tmp_path / "t.json"), 2, "add --source torch")
+    assert_one_line(command("relu", "--direction", "both"), 2, "not one of forward, backward")
+    assert_one_line(command("relu", "-i", "64"), 2, "only for a FILE")
     assert_one_line(command(tmp_path / "no.py"), 2, "no file at")
-    assert_one_line(command(tmp_path / "no.py", "-k", "triton"), 2, "for an OP")
+    assert_one_line(command(tmp_path / "no.py", "-k", "triton"), 2, "only for an OP")
 
 
 def test_every_number_has_its_source(command, asked):
@@ -87,10 +77,10 @@ def test_every_number_has_its_source(command, asked):
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["time", "68.0", "us", "proton"] in lines
-    assert ["device", "memory", "read", "268.0", "MB,", "written", "240.0", "MB,", "at", "50%", "ncu"] in lines
-    assert ["warps", "wait", "for", "mio_throttle", "7.0,", "wait", "1.0", "ncu"] in lines
-    assert ["wavefronts", "a", "shared", "load", "32.00,", "31,000", "conflicts", "ncu"] in lines
-    assert "32.00, at best 1.00" in done.stdout
+    assert ["DRAM", "read", "268.0", "MB,", "written", "240.0", "MB,", "throughput", "50%", "ncu"] in lines
+    assert ["mio_throttle", "7.0,", "wait", "1.0", "ncu"] in [line[-5:] for line in lines]
+    assert ["wavefronts", "per", "shared", "load", "32.00,", "31,000", "conflicts", "ncu"] in lines
+    assert "32.00, ideal 1.00" in done.stdout
     assert "No proton for transpose, triton, M=64,N=64 float32: not here" in done.stdout
     assert "ui.perfetto.dev" in done.stdout
     ((calls, wanted, trace),) = asked
@@ -99,7 +89,7 @@ def test_every_number_has_its_source(command, asked):
     assert trace.endswith("/t.json")
 
 
-def test_a_source_that_is_not_there_is_told_once(capsys):
+def test_a_missing_profiler_is_reported_once(capsys):
     call = {"op": "relu", "kernel": "triton", "case": {"N": 64}, "dtype": "float32", "direction": "forward"}
     absent = {"ncu": "this user may not read the GPU's counters", "proton": "it fails"}
     found = [
@@ -112,7 +102,7 @@ def test_a_source_that_is_not_there_is_told_once(capsys):
     assert "No proton for relu, cuda, N=64 float32: it fails too" in said
 
 
-def test_what_is_asked_for(command, asked, tmp_path):
+def test_arguments_select_the_calls(command, asked, tmp_path):
     file = tmp_path / "relu.py"
     file.write_text("def relu(x):\n    return x.clamp(min=0)\n")
     command("relu", file, "-s", "ncu", "--direction", "backward")
@@ -123,7 +113,7 @@ def test_what_is_asked_for(command, asked, tmp_path):
     assert of_file == [{"file": str(file), "function": "relu", "inputs": ["8x8:fp16"]}]
 
 
-def test_without_a_name_it_is_what_users_call_of_every_op(command, asked, tmp_path):
+def test_all_operations_are_profiled_with_their_public_function(command, asked, tmp_path):
     path = tmp_path / "counters.jsonl"
     assert command("--direction", "backward", "--record", path, "--json").returncode == 0
     ((calls, _, _),) = asked
@@ -133,8 +123,8 @@ def test_without_a_name_it_is_what_users_call_of_every_op(command, asked, tmp_pa
     assert of_softmax == [dict(case.point) for case in registry.load("softmax").bench]
     assert {call["direction"] for call in calls} == {"backward"}
     assert len(record.read(path).records) == len(calls)
-    assert_one_line(command("-k", "triton"), 2, "for one operation")
-    assert_one_line(command("softmax,gelu", "-c", "M=3,N=4"), 2, "for one operation")
+    assert_one_line(command("-k", "triton"), 2, "only for one OP")
+    assert_one_line(command("softmax,gelu", "-c", "M=3,N=4"), 2, "only for one OP")
     assert_one_line(command("softmax,gellu"), 2, "gelu")
 
 
@@ -148,7 +138,7 @@ def test_records_carry_counters_and_predictions_to_the_page(command, asked, tmp_
     assert not record.is_stale(made)
     assert made["predicted"] == {"load": [32.0, 1.0], "store": [1.0, 1.0]}
     assert Counters.of_record(made) == COUNTED
-    page = markdown.fill("<!-- records: banks transpose -->\n<!-- end -->", [made])
-    assert "| cuda | M=64,N=64 float32 | 1.00 |  | 32.00 | 32.00 | 31,000 | 70.0 us |" in page
+    page = markdown.fill("<!-- records: bank-conflicts transpose -->\n<!-- end -->", [made])
+    assert "| cuda | M=64,N=64 float32 | 1.00 |  | 32.00 | 32.00 | 31,000 | 70.0 |" in page
     assert "Counted by ncu on NVIDIA H200" in page
     assert "No records yet" in markdown.fill(page, [])

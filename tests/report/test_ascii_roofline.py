@@ -1,4 +1,4 @@
-"""The roofline in characters: roofs, marks and labels stand where they belong."""
+"""The roofline in characters: positions of ceilings, marks and labels."""
 
 import pytest
 
@@ -17,15 +17,15 @@ def row_of(lines: list[str], text: str) -> int:
     return row
 
 
-def test_roofs_are_labelled_the_highest_on_top():
+def test_ceilings_are_labelled_with_the_highest_on_top():
     lines = drawn()
     high, low = row_of(lines, "tensor.bfloat16 800 T"), row_of(lines, "fp32 64 T")
     assert high < low < HEIGHT
-    assert lines[high].index("─") > lines[low].index("─"), "the faster unit is bound by memory for longer"
+    assert lines[high].index("─") > lines[low].index("─"), "the faster unit stays memory-bound up to a higher intensity"
     assert row_of(lines, "100 T/s │") in range(high, low)
 
 
-def test_the_slope_leads_up_to_the_highest_roof():
+def test_the_slope_ends_at_the_highest_ceiling():
     lines = drawn()[:HEIGHT]
     begins = [line.index("·") for line in lines if "·" in line]
     assert begins == sorted(begins, reverse=True)
@@ -33,7 +33,7 @@ def test_the_slope_leads_up_to_the_highest_roof():
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
-def test_a_mark_on_a_roof_and_one_on_the_slope_stand_there(width):
+def test_marks_are_drawn_on_a_ceiling_and_on_the_slope(width):
     bare = drawn(width=width)
     lines = drawn([Mark(500.0, 800e12, "X"), Mark(4.0, 16e12, "Y")], width=width)
     assert row_of(lines, "X") == row_of(bare, "tensor.bfloat16")
@@ -42,25 +42,25 @@ def test_a_mark_on_a_roof_and_one_on_the_slope_stand_there(width):
     assert "·" in bare[row][column - 1 : column + 2]
 
 
-def test_where_two_meet_the_later_is_seen():
+def test_later_marks_cover_earlier_ones():
     (line,) = [line for line in drawn([Mark(100.0, 1e12, "a"), Mark(100.0, 1e12, "A")]) if "A" in line]
     assert "a" not in line
 
 
-def test_units_of_one_rate_share_a_label_and_fit():
+def test_units_with_the_same_rate_share_a_label():
     lines = drawn(peaks={"tensor.bfloat16": 800e12, "tensor.float16": 800e12})
     assert "tensor.bfloat16 800 T tensor.float16 800 T" in lines[row_of(lines, "float16 800 T")]
     assert max(map(len, lines[:HEIGHT])) <= 100
 
 
 @pytest.mark.parametrize("width", [1, 40, 80, 200])
-def test_it_has_the_width_of_the_console_or_the_least_there_is(width):
+def test_the_chart_fits_the_console_down_to_a_minimum_width(width):
     lines = drawn([Mark(1e-6, 1.0, "a"), Mark(1e6, 1e15, "b")], width=width)
     assert max(map(len, lines[:HEIGHT])) <= max(width, 55)
     assert sum(line.partition("│")[2].count("a") for line in lines[:HEIGHT]) >= 1
 
 
-def test_the_axis_below_has_powers_of_two_and_the_legend_follows():
+def test_the_horizontal_axis_has_powers_of_two_and_a_legend_below():
     lines = drawn([Mark(1 / 8, 5e11, "A")], legend={"A": "add", "+": "the sweep"})
     assert "┴" in lines[HEIGHT]
     assert "1/8" in lines[HEIGHT + 1]

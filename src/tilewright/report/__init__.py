@@ -1,1 +1,1 @@
-"""Records as tables: in the terminal and in Markdown."""
+"""Reports from records and results: terminal tables, Markdown pages and the HTML site."""

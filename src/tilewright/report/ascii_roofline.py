@@ -1,4 +1,4 @@
-"""A roofline in characters: both axes logarithmic, roofs as lines, kernels as letters."""
+"""A roofline chart in characters: logarithmic axes, ceilings as lines, kernels as letters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 HEIGHT = 20
-LEFT = 9  # of the labels of the axis, and the axis
+LEFT = 9  # width of the vertical axis and its labels
 NARROWEST = 20
-BETWEEN = 8  # characters from label to label below, at least
+LABEL_SPACING = 8  # characters between labels of the horizontal axis, at least
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
@@ -22,7 +22,7 @@ class Mark:
 
 
 class _Axis:
-    """Powers of a base along a number of characters."""
+    """A logarithmic axis over a number of characters."""
 
     def __init__(self, base: int, values: Iterable[float], cells: int):
         powers = [math.log(value, base) for value in values]
@@ -36,7 +36,7 @@ class _Axis:
         return self._base ** (self._first + cell / self._per_power)
 
     def ticks(self, apart: int) -> dict[int, int]:
-        """Whole powers by their cell, so many that their labels have room."""
+        """Return the integer powers by their cell, at least `apart` cells from each other."""
         step = math.ceil(apart / self._per_power)
         powers = range(math.ceil(self._first), math.floor(self._last) + 1, step)
         return {self.cell(float(self._base) ** power): power for power in powers}
@@ -45,7 +45,7 @@ class _Axis:
 def roofline(
     bandwidth: float, peaks: Mapping[str, float], marks: Sequence[Mark], legend: Mapping[str, str], width: int
 ) -> str:
-    """The slope of the memory, the flat roofs of the units, and the marks; where two meet, the later is seen."""
+    """Draw the memory slope, the ceilings of the units, and the marks; later marks cover earlier ones."""
     ridges = {unit: peak / bandwidth for unit, peak in peaks.items()}
     across = [*(m.x for m in marks), min(ridges.values()) / 8, max(ridges.values()) * 8]
     y = _Axis(10, [*(m.y for m in marks), bandwidth * min(across), max(peaks.values()) * 2], HEIGHT)
@@ -68,7 +68,7 @@ def roofline(
         for row in reversed(range(HEIGHT))
     ]
     axis, below = ["─"] * columns, [" "] * columns
-    for cell, power in x.ticks(BETWEEN).items():
+    for cell, power in x.ticks(LABEL_SPACING).items():
         label = str(2**power) if power >= 0 else f"1/{2**-power}"
         axis[cell], begin = "┴", min(cell, columns - len(label))
         below[begin : begin + len(label)] = label

@@ -1,4 +1,4 @@
-"""Diagnoses for a terminal, and predictions beside measurements."""
+"""Render diagnoses in a terminal, and predictions beside measurements."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tilewright import record
 from tilewright.cost import size
+from tilewright.report.formatting import digits, op_label
 from tilewright.report.prediction_accuracy import means
 from tilewright.workbench.explain import Diagnosis, term_name
 from tilewright.workbench.explain.checklist import FAIL, NOT_APPLICABLE, PASS, UNKNOWN, Check
@@ -78,18 +79,19 @@ def _evidence(check: Check) -> Text:
 
 
 def predictions(found: Sequence[PredictionCheck]) -> Group:
+    """Show a row per call, then the mean error by group."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("op", "kernel", "case"):
         table.add_column(name, no_wrap=True)
-    for name in ("predicted us", "from", "to", "measured us", "ratio"):
+    for name in ("predicted us", "low us", "high us", "measured us", "ratio"):
         table.add_column(name, justify="right")
     for name in ("bottleneck", ""):
         table.add_column(name)
     for one in found:
         made, timing = one.prediction, one.timing
         case = record.spelled(timing["case"])
-        numbers = [f"{us:.1f}" for us in (made.us, made.low, made.high, timing["median_us"])]
-        way = "" if timing["direction"] == "forward" else f" {timing['direction']}"
+        numbers = [digits(us) for us in (made.us, made.low, made.high, timing["median_us"])]
+        op = op_label(timing["op"], timing["direction"])
         stale = "timing of older code" if record.is_stale(dict(timing)) else ""
-        table.add_row(timing["op"] + way, timing["kernel"], case, *numbers, f"{one.ratio:.2f}", made.bottleneck, stale)
+        table.add_row(op, timing["kernel"], case, *numbers, f"{one.ratio:.2f}", made.bottleneck, stale)
     return Group(table, "", *map(Text, means([one.as_record() for one in found])))

@@ -49,8 +49,8 @@ def overview(found: Sequence[Inspection | CompileFailure]) -> Group:
         for name in dict.fromkeys(one.name for one in good):
             parts += ["", _instructions([one for one in good if one.name == name])]
         parts += [part for one in good if one.shared_accesses for part in ("", _shared_accesses(one))]
-        said = [line for one in good for line in _sentences(one)] + [_describe_work(one) for one in good]
-        parts += ["", *map(Text, dict.fromkeys(said))]  # shared by several launches: once
+        notes = [line for one in good for line in _sentences(one)] + [_describe_work(one) for one in good]
+        parts += ["", *map(Text, dict.fromkeys(notes))]  # shared by several launches: once
         parts += [Text(f"{one.gpu.name}: {one.error}", BAD) for one in group if isinstance(one, CompileFailure)]
     return Group(*parts)
 
@@ -135,7 +135,7 @@ def _sentences(one: Inspection) -> Iterator[str]:
     if one.launch and one.launch.note:
         yield f"{who}: {one.launch.note}."
     widths = [
-        f"{count:.1f} B per {what}"
+        f"{count:.1f} B {what}s"
         for what, count in (
             ("load", one.mix.mean_width("global load", "async copy")),
             ("store", one.mix.mean_width("global store")),
@@ -143,7 +143,7 @@ def _sentences(one: Inspection) -> Iterator[str]:
         if count
     ]
     if widths:
-        yield f"{who}: {' and '.join(widths)} and thread; 16 B is the maximum."
+        yield f"{who}: {' and '.join(widths)} per thread; 16 B is the maximum."
     if one.shared_accesses is None and one.resources.shared:
         yield f"{who}: bank conflicts are unknown, because there is no PTX to simulate."
 

@@ -92,7 +92,7 @@ def _summary(records: Records, ops: Sequence[str]) -> str:
 
 
 def _largest(rows: Sequence[TimingRow]) -> list[TimingRow]:
-    """Return the rows of each op's case with the most bytes, of those that a kernel of ours was timed on."""
+    """Return the rows of each op's case with the most bytes, of those that one of our kernels was timed on."""
     most: dict[str, TimingRow] = {}
     for row in rows:
         if row.us and not row.is_baseline and (row.op not in most or row.cost.bytes > most[row.op].cost.bytes):
@@ -132,7 +132,7 @@ def _cases(rows: Sequence[TimingRow], records: Records, more: str = "") -> str:
 
 
 def _first(baselines: Sequence[TimingRow], prefix: str) -> TimingRow | None:
-    """Return the fastest baseline of a prefix, or one without a time; without a prefix, the fastest of another library."""
+    """Return the fastest baseline of a prefix, or one without a time; without a prefix, of another library."""
     torch = ("eager", "manual", "compile")
     found = (r for r in baselines if (r.kernel.startswith(prefix) if prefix else not r.kernel.startswith(torch)))
     return next(found, None)

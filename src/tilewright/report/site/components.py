@@ -59,7 +59,7 @@ def by_case(rows: Iterable[TimingRow]) -> dict[str, list[TimingRow]]:
 
 
 def outcomes(group: Iterable[TimingRow]) -> list[Outcome]:
-    """Return the outcome of every case that a kernel of ours was timed on."""
+    """Return the outcome of every case on which one of our kernels was timed."""
     found = []
     for case in by_case(group).values():
         ours, baseline = (next((r for r in case if r.us and r.is_baseline == base), None) for base in (False, True))

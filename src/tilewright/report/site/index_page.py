@@ -80,7 +80,7 @@ def _line(
     kernels = ", ".join(f"<code>{escape(kernel)}</code> <small>{count:,}</small>" for kernel, count in best)
     path = source.op_files().get(op)
     title = f' title="{escape(source.read(path).summary)}"' if path else ""
-    counts = components.counts(outcomes) or "<small>no kernel of ours was timed</small>"
+    counts = components.counts(outcomes) or "<small>none of our kernels was timed</small>"
     cells = (
         f'<a href="{file}.html"{title}><b>{escape(op)}</b></a>',
         escape(direction),

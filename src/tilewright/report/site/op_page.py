@@ -98,7 +98,7 @@ def _outcome(rows: Iterable[TimingRow]) -> str:
     """Render how often our fastest kernel wins, and the cases it loses."""
     found = [one for group in components.grouped(rows).values() for one in components.outcomes(group)]
     if not found:
-        return '<p class="verdict none">No kernel of ours was timed</p>'
+        return '<p class="verdict none">None of our kernels was timed</p>'
     items = components.losses(found)
     rest = "".join(items[LOSSES_SHOWN:])
     folded = f"<li><details><summary>{len(items) - LOSSES_SHOWN:,} more</summary><ul>{rest}</ul></details>"
