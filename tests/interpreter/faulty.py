@@ -1,7 +1,7 @@
-"""Small Triton kernels with one planted fault each, and what an interpreter has to say about it.
+"""Small Triton kernels with one planted fault each, and the finding that the interpreter has to report.
 
-The line at fault ends in the comment "fault"; a race has two such lines where a read meets a write. Outputs that are
-never written have no line. VALUE_FAULTS touch memory as they may; only their values are wrong.
+The faulty line ends in the comment "fault"; a race between a read and a write has two such lines. Outputs that are
+never written have no line. VALUE_FAULTS access memory correctly; only their values are wrong.
 """
 
 import inspect
@@ -25,18 +25,18 @@ MARK = "# fault"
 
 @dataclass(frozen=True)
 class Fault:
-    """One launch and the finding it has to give. What is None is not asked for."""
+    """One launch and the finding it has to produce; a field that is None is not checked."""
 
     name: str
     kind: str
     argument: str
-    kernel: Any  # as @triton.jit made it
+    kernel: Any  # the @triton.jit function
     run: Callable[[], Tensors]
-    helper: Any = None  # the function that has the fault, where it is not the kernel itself
+    helper: Any = None  # the function with the fault, if it is not the kernel itself
     program: tuple[int, int, int] | None = None
     element: tuple[int, ...] | None = None
     lanes: int | None = None
-    consequences: frozenset[tuple[str, str]] = frozenset()  # (kind, argument) of what else may be found
+    consequences: frozenset[tuple[str, str]] = frozenset()  # (kind, argument) of further findings that may follow
 
     @property
     def lines(self) -> set[int]:
@@ -46,13 +46,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class ValueFault:
-    """A launch whose result is wrong in a known way: `wrong` is what the hardware gives, `reference` what was meant."""
+    """A launch with a wrong result: `wrong` is what the hardware computes, `reference` the intended result."""
 
     name: str
     run: Callable[[], Tensor]
     wrong: Callable[[], Tensor]
     reference: Callable[[], Tensor]
-    apart: float  # the result and the reference differ by more than this, somewhere
+    min_error: float  # the largest difference between result and reference exceeds this
 
 
 FAULTS: list[Fault] = []
@@ -60,25 +60,25 @@ VALUE_FAULTS: list[ValueFault] = []
 
 
 def planted(kind: str, argument: str, kernel: Any, *, consequences=(), **expected: Any):
-    """Enters a launch function into FAULTS."""
+    """Register a launch function in FAULTS."""
 
-    def enter(run: Callable[[], Tensors]) -> Callable[[], Tensors]:
+    def register(run: Callable[[], Tensors]) -> Callable[[], Tensors]:
         FAULTS.append(
             Fault(run.__name__, kind, argument, kernel, run, consequences=frozenset(consequences), **expected)
         )
         return run
 
-    return enter
+    return register
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """The same values at every call, on torch's default device."""
+    """Return the same random values at every call, on torch's default device."""
     device = torch.get_default_device()
     return torch.randn(shape, generator=torch.Generator(device).manual_seed(seed), device=device).to(dtype)
 
 
 def untouched_zeros(count: int) -> Tensor:
-    """Zeros of one byte each, which take no memory until they are touched."""
+    """Return int8 zeros whose pages take no memory until they are written."""
     return torch.from_numpy(np.zeros(count, np.int8)).to(torch.get_default_device())
 
 
@@ -149,7 +149,7 @@ def store_into_the_neighbour_in_one_storage():
 
 @triton.jit
 def copy_row(x, out, stride, columns, BLOCK: tl.constexpr):
-    """Right when it is given the stride of a row of x; out is contiguous."""
+    """Correct if `stride` is the row stride of x; out is contiguous."""
     row = tl.program_id(0)
     offs = tl.arange(0, BLOCK)
     value = tl.load(x + row * stride + offs, mask=offs < columns)  # fault
@@ -189,7 +189,7 @@ def gap_of_a_padded_view():
 
 @triton.jit
 def copy_tile(x, out, stride_row, stride_column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Right when it is given the strides of x in this order; out is contiguous."""
+    """Correct if the strides are those of x, in this order; out is contiguous."""
     row = tl.arange(0, ROWS)[:, None]
     column = tl.arange(0, COLUMNS)[None, :]
     mask = (row < rows) & (column < columns)
@@ -238,7 +238,7 @@ def reversed_from_the_length():
 
 @triton.jit
 def count_into_bins(x, counts, n, bins, BLOCK: tl.constexpr):
-    """Values from 0 to 1, both included: 1 belongs into the last bin, not after it."""
+    """Bin values from 0 to 1 inclusive: 1 belongs in the last bin, not after it."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     index = (tl.load(x + offs, mask=offs < n, other=0.0) * bins).to(tl.int32)
     tl.atomic_add(counts + index, 1, mask=offs < n)  # fault
@@ -260,7 +260,7 @@ def look_up(table, index, out, n, BLOCK: tl.constexpr):
 
 
 @planted(OUT_OF_BOUNDS, "table", look_up, program=(0, 0, 0), element=(10,), lanes=3)
-def gather_counts_from_one():
+def gather_with_one_based_indices():
     index = torch.arange(30) % 10 + 1
     out = torch.empty(30)
     look_up[(1,)](randn(10), index, out, 30, BLOCK=32)
@@ -269,7 +269,7 @@ def gather_counts_from_one():
 
 @triton.jit
 def add_shorter(x, y, out, n_x, n_y, BLOCK: tl.constexpr):
-    """out = y, plus x where there is an x."""
+    """Compute out = y, plus x on the elements that x has."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     a = tl.load(x + offs, mask=offs < n_x, other=0.0)  # fault
     b = tl.load(y + offs, mask=offs < tl.maximum(n_x, n_y), other=0.0)
@@ -338,7 +338,7 @@ def helper_without_mask():
 
 @triton.jit
 def read_one_of_two(a, b, out, n, BLOCK: tl.constexpr):
-    """Even programs read a, odd ones b, which is shorter."""
+    """Read a in even programs and b, which is shorter, in odd ones."""
     pid = tl.program_id(0)
     offs = tl.arange(0, BLOCK)
     source = a if pid % 2 == 0 else b
@@ -355,7 +355,7 @@ def shorter_of_two_tensors():
 
 @triton.jit
 def bytes_as_words(x, out, n, BLOCK: tl.constexpr):
-    """x holds bytes, four to a word; n counts bytes."""
+    """Read bytes as 32-bit words; n counts bytes."""
     offs = tl.arange(0, BLOCK)
     words = x.to(tl.pointer_type(tl.int32), bitcast=True)
     value = tl.load(words + offs, mask=offs < n)  # fault
@@ -372,7 +372,7 @@ def wider_elements_than_counted():
 
 @triton.jit
 def copy_described(x, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Right when rows are those of x."""
+    """Correct if `rows` is the number of rows of x."""
     described = tl.make_tensor_descriptor(x, [rows, columns], [columns, 1], [ROWS, COLUMNS])
     start = tl.program_id(0) * ROWS
     value = described.load([start, 0])  # fault
@@ -391,7 +391,7 @@ def descriptor_declares_too_many_rows():
 
 @triton.jit
 def copy_host_described(x, out, rows, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """x is a descriptor made by the caller."""
+    """Copy through a descriptor created by the caller."""
     start = tl.program_id(0) * ROWS
     value = x.load([start, 0])  # fault
     row = start + tl.arange(0, ROWS)[:, None]
@@ -507,7 +507,7 @@ def in_place_shift_across_blocks():
 
 @triton.jit
 def blur(x, out, n, BLOCK: tl.constexpr):
-    """Right when x and out are not the same memory."""
+    """Correct if x and out do not alias."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     right = tl.load(x + offs + 1, mask=offs + 1 < n, other=0.0)  # fault
     here = tl.load(x + offs, mask=offs < n)
@@ -531,7 +531,7 @@ def sum_with_left_neighbour(x, sums, out, BLOCK: tl.constexpr):
 
 
 @planted(RACE, "sums", sum_with_left_neighbour)
-def neighbour_is_not_waited_for():
+def no_wait_for_the_left_neighbour():
     sums, out = torch.zeros(4), torch.empty(4)
     sum_with_left_neighbour[(4,)](randn(128), sums, out, BLOCK=32)
     return out
@@ -585,14 +585,14 @@ def last_adds_up_unordered(x, parts, arrived, out, BLOCK: tl.constexpr, PROGRAMS
     part = tl.sum(tl.load(x + pid * BLOCK + tl.arange(0, BLOCK)))
     tl.store(parts + pid, part)  # fault
     tl.debug_barrier()
-    before = tl.atomic_add(arrived, 1, sem="relaxed")  # orders nothing: acq_rel would
+    before = tl.atomic_add(arrived, 1, sem="relaxed")  # does not synchronize; acq_rel would
     if before == PROGRAMS - 1:
         total = tl.sum(tl.load(parts + tl.arange(0, PROGRAMS)))  # fault
         tl.store(out, total)
 
 
 @planted(RACE, "parts", last_adds_up_unordered)
-def relaxed_counter_orders_nothing():
+def relaxed_counter_does_not_synchronize():
     parts, arrived, out = torch.empty(4), torch.zeros(1, dtype=torch.int32), torch.empty(1)
     last_adds_up_unordered[(4,)](randn(128), parts, arrived, out, BLOCK=32, PROGRAMS=4)
     return out
@@ -611,7 +611,7 @@ def add_under_a_relaxed_lock(x, lock, out, BLOCK: tl.constexpr):
 
 
 @planted(RACE, "out", add_under_a_relaxed_lock)
-def relaxed_lock_guards_nothing():
+def relaxed_lock_does_not_synchronize():
     lock, out = torch.zeros(1, dtype=torch.int32), torch.zeros(32)
     add_under_a_relaxed_lock[(4,)](randn(128), lock, out, BLOCK=32)
     return out
@@ -628,25 +628,25 @@ def count_before_storing(x, parts, arrived, out, BLOCK: tl.constexpr, PROGRAMS: 
 
 
 @planted(RACE, "parts", count_before_storing)
-def arrives_before_its_part_is_stored():
+def arrival_signalled_before_the_store():
     parts, arrived, out = torch.empty(4), torch.zeros(1, dtype=torch.int32), torch.empty(1)
     count_before_storing[(4,)](randn(128), parts, arrived, out, BLOCK=32, PROGRAMS=4)
     return out
 
 
 @triton.jit
-def count_and_look(x, counter, out, BLOCK: tl.constexpr):
+def count_and_load(x, counter, out, BLOCK: tl.constexpr):
     pid = tl.program_id(0)
     positive = tl.sum((tl.load(x + pid * BLOCK + tl.arange(0, BLOCK)) > 0).to(tl.int32))
     tl.atomic_add(counter, positive, sem="relaxed")  # fault
-    so_far = tl.load(counter)  # fault
-    tl.store(out + pid, so_far)
+    count = tl.load(counter)  # fault
+    tl.store(out + pid, count)
 
 
-@planted(RACE, "counter", count_and_look, element=(0,))
+@planted(RACE, "counter", count_and_load, element=(0,))
 def plain_read_of_an_atomic_counter():
     counter, out = torch.zeros(1, dtype=torch.int32), torch.empty(4, dtype=torch.int32)
-    count_and_look[(4,)](randn(128), counter, out, BLOCK=32)
+    count_and_load[(4,)](randn(128), counter, out, BLOCK=32)
     return out
 
 
@@ -657,7 +657,7 @@ def add_within_a_block(x, total, BLOCK: tl.constexpr):
 
 
 @planted(RACE, "total", add_within_a_block, element=(0,))
-def atomics_of_too_small_a_scope():
+def atomics_with_cta_scope():
     total = torch.zeros(1)
     add_within_a_block[(4,)](randn(128), total, BLOCK=32)
     return total
@@ -684,7 +684,7 @@ def clear_then_count(x, total, BLOCK: tl.constexpr):
 
 
 @planted(RACE, "total", clear_then_count, element=(0,))
-def one_program_clears_what_all_add_to():
+def store_races_with_atomics():
     total = torch.ones(1)
     clear_then_count[(4,)](randn(128), total, BLOCK=32)
     return total
@@ -697,7 +697,7 @@ def one_program_clears_what_all_add_to():
 
 @triton.jit
 def double(x, out, n, BLOCK: tl.constexpr):
-    """Right when the grid covers n."""
+    """Correct if the grid covers n."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + offs, 2 * tl.load(x + offs, mask=offs < n), mask=offs < n)
 
@@ -763,7 +763,7 @@ def mask_by_value():
 
 @triton.jit
 def add_to(x, out, n, BLOCK: tl.constexpr):
-    """Right when out was filled before."""
+    """Correct if out is initialized."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     before = tl.load(out + offs, mask=offs < n)  # fault
     tl.store(out + offs, before + tl.load(x + offs, mask=offs < n), mask=offs < n)
@@ -779,7 +779,7 @@ def accumulates_into_empty():
 
 @triton.jit
 def add_atomically(x, out, n, BLOCK: tl.constexpr):
-    """Right when out was filled before."""
+    """Correct if out is initialized."""
     offs = tl.arange(0, BLOCK)
     value = tl.load(x + tl.program_id(0) * n + offs, mask=offs < n)
     tl.atomic_add(out + offs, value, mask=offs < n)  # fault
@@ -794,7 +794,7 @@ def atomics_into_empty():
 
 @triton.jit
 def multiply_part(a, b, parts, k, BLOCK: tl.constexpr):
-    """One slice of k per program."""
+    """Multiply one slice of k per program."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     product = tl.load(a + offs, mask=offs < k, other=0.0) * tl.load(b + offs, mask=offs < k, other=0.0)
     tl.store(parts + tl.program_id(0), tl.sum(product))
@@ -808,7 +808,7 @@ def add_parts(parts, out, count, BLOCK: tl.constexpr):
 
 
 @planted(READ_BEFORE_WRITE, "parts", add_parts, program=(0, 0, 0), element=(3,), lanes=1)
-def split_k_scratch_not_filled():
+def split_k_scratch_not_initialized():
     k = 100
     parts, out = torch.empty(triton.cdiv(k, 32)), torch.empty(1)
     multiply_part[(k // 32,)](randn(k), randn(k, seed=1), parts, k, BLOCK=32)
@@ -818,14 +818,14 @@ def split_k_scratch_not_filled():
 
 @triton.jit
 def sum_padded_row(x, out, stride, BLOCK: tl.constexpr):
-    """Right when the padding is zero."""
+    """Correct if the padding is zero."""
     row = tl.program_id(0)
     value = tl.load(x + row * stride + tl.arange(0, BLOCK))  # fault
     tl.store(out + row, tl.sum(value))
 
 
 @planted(READ_BEFORE_WRITE, "x", sum_padded_row, program=(0, 0, 0), element=(0, 32), lanes=3 * 32)
-def padding_not_filled():
+def padding_not_initialized():
     padded, out = torch.empty(3, 64), torch.empty(3)
     copy_row_by_strides[(3,)](randn(3, 32), padded, 32, 64, BLOCK=32)
     sum_padded_row[(3,)](padded, out, 64, BLOCK=64)
@@ -873,7 +873,7 @@ def read_from(x, out, start, BLOCK: tl.constexpr):
 
 
 @planted(OVERFLOW, "x", read_from, program=(0, 0, 0), lanes=8, consequences=[(OUT_OF_BOUNDS, "x")])
-def sum_of_offsets():
+def base_plus_arange():
     x = untouched_zeros(2**31 + 64)
     out = torch.empty(16, dtype=torch.int8)
     read_from[(1,)](x, out, 2**31 - 8, BLOCK=16)
@@ -882,7 +882,7 @@ def sum_of_offsets():
 
 @triton.jit
 def read_column(x, out, stride, STEP: tl.constexpr, BLOCK: tl.constexpr):
-    """Rows 0, STEP, 2 STEP and so on; the product wraps all the way round to an offset inside of x."""
+    """Read rows 0, STEP, 2 STEP, ...; the product wraps around to an offset inside of x."""
     rows = tl.arange(0, BLOCK) * STEP
     offs = rows * stride  # fault
     tl.store(out + tl.arange(0, BLOCK), tl.load(x + offs))
@@ -897,13 +897,13 @@ def product_wraps_back_into_range():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Faults that only the values show
+# Faults that only affect values
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def sum_in(x, out, n, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
-    """Each lane adds up n / BLOCK values in DTYPE."""
+    """Accumulate n / BLOCK values per lane in DTYPE."""
     offs = tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK], DTYPE)
     for start in range(0, n, BLOCK):
@@ -940,7 +940,7 @@ def overflowing_softmax() -> Tensor:
 
 @triton.jit
 def sum_over_the_wrong_axis(x, out, BLOCK: tl.constexpr):
-    """Meant to sum rows."""
+    """Sum columns instead of rows."""
     offs = tl.arange(0, BLOCK)
     value = tl.load(x + offs[:, None] * BLOCK + offs[None, :])
     tl.store(out + offs, tl.sum(value, axis=0))
@@ -954,7 +954,7 @@ def sums_of_columns() -> Tensor:
 
 @triton.jit
 def maximum_with_zeros(x, out, columns, BLOCK: tl.constexpr):
-    """Lanes past the end should hold -inf."""
+    """Pad with 0 instead of -inf."""
     offs = tl.arange(0, BLOCK)
     row = tl.program_id(0)
     value = tl.load(x + row * columns + offs, mask=offs < columns, other=0.0)
@@ -973,7 +973,7 @@ def maxima_of_negatives() -> Tensor:
 
 @triton.jit
 def dot_in_bytes(x, y, out, BLOCK: tl.constexpr):
-    """The products should be int32 before they wrap."""
+    """Multiply in int8, which wraps around, instead of int32."""
     offs = tl.arange(0, BLOCK)
     product = tl.load(x + offs) * tl.load(y + offs)
     tl.store(out, tl.sum(product.to(tl.int32)))
@@ -996,41 +996,41 @@ VALUE_FAULTS += [
         run=lambda: sum_of(1.0, torch.bfloat16, tl.bfloat16),
         wrong=lambda: torch.tensor([256.0 * 16]),
         reference=lambda: torch.tensor([512.0 * 16]),
-        apart=1000,
+        min_error=1000,
     ),
     ValueFault(
         "float16_sum_overflows",
         run=lambda: sum_of(512.0, torch.float16, tl.float16),
         wrong=lambda: torch.tensor([float("inf")]),
         reference=lambda: torch.tensor([512.0 * 512 * 16]),
-        apart=1000,
+        min_error=1000,
     ),
     ValueFault(
         "softmax_overflows",
         run=overflowing_softmax,
         wrong=lambda: torch.exp(softmax_inputs()) / torch.exp(softmax_inputs()).sum(1, keepdim=True),
         reference=lambda: torch.softmax(softmax_inputs(), 1),
-        apart=0.1,
+        min_error=0.1,
     ),
     ValueFault(
         "sum_over_the_wrong_axis",
         run=sums_of_columns,
         wrong=lambda: randn(16, 16).sum(0),
         reference=lambda: randn(16, 16).sum(1),
-        apart=0.1,
+        min_error=0.1,
     ),
     ValueFault(
         "zeros_where_minus_infinity_belongs",
         run=maxima_of_negatives,
         wrong=lambda: torch.zeros(3),
         reference=lambda: negatives().amax(1),
-        apart=0.5,
+        min_error=0.5,
     ),
     ValueFault(
         "bytes_wrap_before_the_sum",
         run=wrapping_dot,
         wrong=lambda: torch.mul(*byte_inputs()).sum(0, keepdim=True, dtype=torch.int32),
         reference=lambda: torch.mul(*(x.int() for x in byte_inputs())).sum(0, keepdim=True, dtype=torch.int32),
-        apart=1000,
+        min_error=1000,
     ),
 ]

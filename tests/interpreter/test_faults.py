@@ -1,4 +1,4 @@
-"""Every planted fault is found where it is; nothing is found in kernels that are right, whose values are torch's."""
+"""Every planted fault is reported at its line; correct kernels have no findings and match torch."""
 
 from pathlib import Path
 
@@ -19,41 +19,43 @@ def named(cases):
 
 
 @named(FAULTS)
-def test_fault_is_found_where_it_is(case):
+def test_each_fault_is_reported_at_its_line(case):
     with tilewright.interpret(faults="collect") as run:
         out = case.run()
     findings = [*run.findings, *run.unwritten(out)]
-    told = "\n".join(map(str, findings)) or "nothing was found"
+    report = "\n".join(map(str, findings)) or "no findings"
 
     found = [f for f in findings if (f.kind, f.argument) == (case.kind, case.argument)]
-    assert found, told
-    beside = {(f.kind, f.argument) for f in findings} - {(case.kind, case.argument)}
-    assert beside <= case.consequences, told
+    assert found, report
+    others = {(f.kind, f.argument) for f in findings} - {(case.kind, case.argument)}
+    assert others <= case.consequences, report
 
     kernel = case.kernel.fn.__name__
-    assert {f.kernel for f in findings} == {kernel}, told
+    assert {f.kernel for f in findings} == {kernel}, report
     assert all(kernel in str(f) for f in found)
     if case.kind == NEVER_WRITTEN:
         assert [f.program for f in found] == [None]
     else:
-        assert {f.line for f in found} <= case.lines, told
+        assert {f.line for f in found} <= case.lines, report
         assert {Path(f.file).name for f in found} == {Path(faulty.__file__).name}
     if case.program is not None:
-        assert found[0].program == case.program, told
+        assert found[0].program == case.program, report
     if case.element is not None:
-        assert found[0].element == case.element, told
+        assert found[0].element == case.element, report
     if case.lanes is not None:
-        assert sum(f.lanes for f in found) == case.lanes, told
+        assert sum(f.lanes for f in found) == case.lanes, report
 
 
-@named([case for case in FAULTS if case.kind not in (NEVER_WRITTEN, faulty.OVERFLOW)])  # the latter take gigabytes
-def test_fault_raises_unless_it_is_collected(case):
+@named(
+    [case for case in FAULTS if case.kind not in (NEVER_WRITTEN, faulty.OVERFLOW)]
+)  # overflows take gigabytes of address space
+def test_each_fault_raises_unless_collected(case):
     with pytest.raises(KernelFault, match=case.kernel.fn.__name__), tilewright.interpret():
         case.run()
 
 
 @named(TRICKY)
-def test_nothing_is_found_in_what_is_right(case):
+def test_correct_kernels_have_no_findings(case):
     with tilewright.interpret(faults="collect") as run:
         out = case.run()
     findings = [*run.findings, *run.unwritten(out)]
@@ -64,13 +66,13 @@ def test_nothing_is_found_in_what_is_right(case):
 
 
 @named(VALUE_FAULTS)
-def test_wrong_values_are_those_of_the_hardware(case):
+def test_wrong_values_match_the_hardware(case):
     with tilewright.interpret(faults="collect") as run:
         out = case.run()
     assert not run.findings
     assert not run.unwritten(out)
     torch.testing.assert_close(out, case.wrong(), equal_nan=True)
-    assert not torch.allclose(out.double(), case.reference().double(), rtol=0, atol=case.apart)
+    assert not torch.allclose(out.double(), case.reference().double(), rtol=0, atol=case.min_error)
 
 
 @pytest.fixture
@@ -82,7 +84,7 @@ def on_gpu():
 
 @pytest.mark.gpu
 @named(TRICKY)
-def test_what_is_right_is_right_on_the_gpu(case, on_gpu):
+def test_correct_kernels_are_correct_on_the_gpu(case, on_gpu):
     tolerance = {"rtol": 0, "atol": 0} if case.exact else {}
     torch.testing.assert_close(case.run(), case.reference(), **tolerance)
 
@@ -93,7 +95,7 @@ def test_wrong_values_are_wrong_on_the_gpu(case, on_gpu):
     torch.testing.assert_close(case.run(), case.wrong(), equal_nan=True)
 
 
-def test_there_are_enough_of_each():
+def test_all_kinds_of_fault_are_covered():
     assert len(FAULTS) >= 24
     assert len(TRICKY) >= 24
     assert {case.kind for case in FAULTS} == {

@@ -1,4 +1,4 @@
-"""Small Triton kernels that are right, each odd in one way that a checker of memory could take for a fault."""
+"""Small correct Triton kernels, each with a feature that a memory checker could mistake for a fault."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ TRICKY: list[Tricky] = []
 
 
 def equals(reference: Callable[[], Tensors], *, exact: bool = True):
-    """Enters a launch function into TRICKY: it gives what `reference` gives, to the last bit or nearly."""
+    """Register a launch function in TRICKY with its reference, to compare exactly or within the usual tolerance."""
 
-    def enter(run: Callable[[], Tensors]) -> Callable[[], Tensors]:
+    def register(run: Callable[[], Tensors]) -> Callable[[], Tensors]:
         TRICKY.append(Tricky(run.__name__, run, reference, exact))
         return run
 
-    return enter
+    return register
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def equals(reference: Callable[[], Tensors], *, exact: bool = True):
 
 @triton.jit
 def double_2d(x, out, stride_xr, stride_xc, stride_or, stride_oc, rows, columns, R: tl.constexpr, C: tl.constexpr):
-    """Any strides, one tile per program."""
+    """Double a matrix with any strides, one tile per program."""
     row = tl.program_id(0) * R + tl.arange(0, R)[:, None]
     column = tl.program_id(1) * C + tl.arange(0, C)[None, :]
     mask = (row < rows) & (column < columns)
@@ -61,7 +61,7 @@ def doubled(x: Tensor, out: Tensor) -> Tensor:
 
 @equals(lambda: 2 * randn(6, 128)[:, :100])
 def padded_views():
-    """Rows of 100 in memory of 128: the gaps are neither read nor written."""
+    """Rows of 100 elements padded to 128; the padding is neither read nor written."""
     return doubled(randn(6, 128)[:, :100], torch.empty(6, 128)[:, :100])
 
 
@@ -77,7 +77,7 @@ def transposed():
 
 @equals(lambda: 2 * randn(50).expand(6, 50))
 def expanded_rows():
-    """All rows of the input are the same memory."""
+    """All rows of the input share memory."""
     return doubled(randn(50).expand(6, 50), torch.empty(6, 50))
 
 
@@ -94,7 +94,7 @@ def misaligned():
 
 @equals(lambda: 2 * randn(12).as_strided((10, 3), (1, 1)))
 def sliding_windows():
-    """Elements of a view that overlap in memory, read only."""
+    """A view whose elements overlap in memory, as an input."""
     return doubled(randn(12).as_strided((10, 3), (1, 1)), torch.empty(10, 3))
 
 
@@ -120,7 +120,7 @@ def input_and_output_are_one_tensor():
 
 @equals(lambda: torch.cat([2 * randn(6, 50), torch.ones(2, 50)]))
 def torch_writes_the_rest():
-    """The kernel leaves two rows to torch."""
+    """The kernel writes six rows, torch the other two."""
     out = torch.empty(8, 50)
     doubled(randn(6, 50), out[:6])
     out[6:] = 1
@@ -156,7 +156,7 @@ def in_place():
 
 @triton.jit
 def reverse(x, out, n, BLOCK: tl.constexpr):
-    """The pointer leaves the tensor at its end, goes far beyond, and comes back before it is used."""
+    """Move the pointer far out of bounds and back before it is used."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     beyond = x + n + 1000
     value = tl.load(beyond - 1001 - offs, mask=offs < n)
@@ -172,14 +172,14 @@ def pointer_comes_back_into_range():
 
 @triton.jit
 def copy_first_lane(x, out, far, BLOCK: tl.constexpr):
-    """All lanes but one are off, and their offsets are gigabytes away or wrap around."""
+    """Mask all lanes but one; the offsets of the others are gigabytes out of bounds or wrap around."""
     lane = tl.arange(0, BLOCK)
     value = tl.load(x + lane * far, mask=lane == 0)
     tl.store(out - lane * far, value, mask=lane == 0)
 
 
 @equals(lambda: randn(1))
-def lanes_turned_off_far_away():
+def masked_lanes_far_out_of_bounds():
     out = torch.empty(1)
     copy_first_lane[(1,)](randn(1), out, 2**27 + 1, BLOCK=32)
     return out
@@ -200,7 +200,7 @@ def offsets_beyond_32_bits_in_64():
 
 @triton.jit
 def read_far(x, out, start, BLOCK: tl.constexpr):
-    """The pointer moves twice by less than 2**31: neither step wraps."""
+    """Move the pointer twice by less than 2**31, so that neither step wraps around."""
     offs = tl.arange(0, BLOCK)
     tl.store(out + offs, tl.load(x + start + offs + start))
 
@@ -214,7 +214,7 @@ def pointer_moves_in_two_steps():
 
 @triton.jit
 def look_up_by_hash(table, out, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The product wraps on purpose; its upper bits are a slot of the table."""
+    """Multiplicative hash: the product wraps around on purpose, its upper bits index the table."""
     key = tl.arange(0, BLOCK)
     slot = (key.to(tl.uint32) * 2654435769) >> (32 - BITS)
     tl.store(out + key, tl.load(table + slot))
@@ -229,7 +229,7 @@ def hash_that_wraps():
 
 @triton.jit
 def look_up_by_signed_hash(table, out, slots, BLOCK: tl.constexpr):
-    """As above in int32: wraps, loses its sign, and is reduced to a slot."""
+    """The same hash in int32: the product wraps around, loses its sign and is reduced to an index."""
     key = tl.arange(0, BLOCK)
     slot = ((key * 1103515245 + 12345) & 0x7FFFFFFF) % slots
     tl.store(out + key, tl.load(table + slot))
@@ -246,7 +246,7 @@ def signed_hash_that_wraps():
 def copy_from_one_of_two(a, b, out, BLOCK: tl.constexpr):
     pid = tl.program_id(0)
     offs = tl.arange(0, BLOCK)
-    if pid % 2 == 0:  # noqa: SIM108  a branch, not a selection
+    if pid % 2 == 0:  # noqa: SIM108  a branch, not a select
         source = a
     else:
         source = b + BLOCK
@@ -262,7 +262,7 @@ def pointer_picked_by_if():
 
 @triton.jit
 def join_lanes(a, b, out, n, BLOCK: tl.constexpr):
-    """a and then b: each lane has its own tensor."""
+    """Concatenate a and b; lanes of one load access different tensors."""
     offs = tl.arange(0, BLOCK)
     ptrs = tl.where(offs < n, a + offs, b + (offs - n))
     tl.store(out + offs, tl.load(ptrs))
@@ -277,7 +277,7 @@ def pointer_picked_by_lane():
 
 @triton.jit
 def sum_of_all(tensors, out, n, BLOCK: tl.constexpr):
-    """Tensors come as a tuple."""
+    """Sum a tuple of tensors."""
     offs = tl.arange(0, BLOCK)
     acc = tl.zeros([BLOCK], tl.float32)
     for i in tl.static_range(len(tensors)):
@@ -294,7 +294,7 @@ def tuple_of_tensors():
 
 @triton.jit
 def unpack_words(x, out, BLOCK: tl.constexpr):
-    """Four bytes are read as one word."""
+    """Read four bytes as one word."""
     offs = tl.arange(0, BLOCK)
     word = tl.load(x.to(tl.pointer_type(tl.int32), bitcast=True) + offs)
     for byte in tl.static_range(4):
@@ -314,7 +314,7 @@ def add_scalars(a, b, out):
 
 
 @equals(lambda: randn() + randn(1).squeeze())
-def tensors_of_no_dimension():
+def zero_dimensional_tensors():
     out = torch.empty(())
     add_scalars[(1,)](randn(), randn(1), out)
     return out
@@ -322,7 +322,7 @@ def tensors_of_no_dimension():
 
 @triton.jit
 def scale_and_shift(x, bias, out, n, scale=2.0, BLOCK: tl.constexpr = 64):
-    """An argument that is None, and two that are left out."""
+    """One argument is None and two have defaults."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + offs, mask=offs < n) * scale
     if bias is not None:
@@ -345,7 +345,7 @@ def defaults_and_none():
 
 @triton.jit
 def double_described(x, out, rows, columns, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Tiles reach over the edges: loads give zeros there, stores leave memory alone."""
+    """Boundary tiles: out-of-bounds elements load as zero and are not stored."""
     source = tl.make_tensor_descriptor(x, [rows, columns], [stride, 1], [ROWS, COLUMNS])
     target = tl.make_tensor_descriptor(out, [rows, columns], [stride, 1], [ROWS, COLUMNS])
     start = [tl.program_id(0) * ROWS, tl.program_id(1) * COLUMNS]
@@ -378,7 +378,7 @@ def host_descriptor_over_the_edges():
 
 @triton.jit
 def shift_described(x, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """The tile starts above and left of the tensor."""
+    """Load a tile that starts above and left of the tensor."""
     source = tl.make_tensor_descriptor(x, [rows, columns], [columns, 1], [ROWS, COLUMNS])
     value = source.load([-2, -4])
     row = tl.arange(0, ROWS)[:, None]
@@ -432,7 +432,7 @@ def equal_writes():
 
 @triton.jit
 def copy_overlapping(x, out, n, STEP: tl.constexpr, BLOCK: tl.constexpr):
-    """Blocks overlap; where they do, both write the same value."""
+    """Overlapping blocks write the same values."""
     offs = tl.program_id(0) * STEP + tl.arange(0, BLOCK)
     tl.store(out + offs, tl.load(x + offs, mask=offs < n), mask=offs < n)
 
@@ -446,7 +446,7 @@ def overlapping_blocks():
 
 @triton.jit
 def relu_overlapping_in_place(x, n, STEP: tl.constexpr, BLOCK: tl.constexpr):
-    """A program reads what its neighbour overwrites, but nothing is below zero: every value stays as it was."""
+    """Neighbouring programs read and write the same elements, but all are positive, so no store changes a value."""
     offs = tl.program_id(0) * STEP + tl.arange(0, BLOCK)
     value = tl.load(x + offs, mask=offs < n)
     tl.store(x + offs, tl.maximum(value, 0.0), mask=offs < n)
@@ -461,7 +461,7 @@ def rewrites_what_is_there():
 
 @triton.jit
 def lanes_agree(x, out, BLOCK: tl.constexpr):
-    """Four lanes of one store go to one element, with one value."""
+    """Four lanes of one store write the same value to one element."""
     offs = tl.arange(0, BLOCK)
     tl.store(out + offs // 4, tl.load(x + offs // 4))
 
@@ -475,7 +475,7 @@ def equal_lanes():
 
 @triton.jit
 def store_twice(x, out, BLOCK: tl.constexpr):
-    """The second store of a program replaces its first."""
+    """A program overwrites its own store."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + offs, -1.0)
     tl.store(out + offs, tl.load(x + offs))
@@ -490,7 +490,7 @@ def last_store_wins():
 
 @triton.jit
 def keep_in_memory(x, scratch, out, steps, BLOCK: tl.constexpr):
-    """A program reads back what it stored itself, into memory that was empty."""
+    """Each program reads back its own stores to uninitialized scratch memory."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(scratch + offs, tl.load(x + offs))
     for _ in range(steps):
@@ -507,7 +507,7 @@ def own_scratch():
 
 @triton.jit
 def multiply_split_k(a, b, out, m, n, k, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Programs along k add into one tile."""
+    """Split-K matrix product with atomics."""
     row = tl.arange(0, BLOCK)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
     acc = tl.zeros([BLOCK, BLOCK], tl.float32)
@@ -527,7 +527,7 @@ def split_k_by_atomics():
 
 @triton.jit
 def sum_last_arriver(x, parts, arrived, out, n, BLOCK: tl.constexpr, PROGRAMS: tl.constexpr):
-    """Whoever counts last adds up the parts of all: the counter orders their stores before its loads."""
+    """The last program to arrive sums the partial sums; the counter's acquire-release orders stores before loads."""
     pid = tl.program_id(0)
     offs = pid * BLOCK + tl.arange(0, BLOCK)
     tl.store(parts + pid, tl.sum(tl.load(x + offs, mask=offs < n, other=0.0)))
@@ -548,7 +548,7 @@ def last_arriver_adds_up():
 
 @triton.jit
 def add_under_a_lock(x, lock, out, BLOCK: tl.constexpr):
-    """Read, modify, write, by one program at a time."""
+    """Read-modify-write under a spin lock."""
     offs = tl.arange(0, BLOCK)
     value = tl.load(x + tl.program_id(0) * BLOCK + offs)
     while tl.atomic_cas(lock, 0, 1, sem="acquire") == 1:
@@ -567,13 +567,13 @@ def spin_lock():
 
 @triton.jit
 def first_sets_then_others_add(x, lock, count, out, BLOCK: tl.constexpr):
-    """As the backward pass of layer norm: the first one to hold the lock stores, so the output may come empty."""
+    """The lock of Triton's layer-norm backward: the first holder stores, so the output may be uninitialized."""
     offs = tl.arange(0, BLOCK)
     value = tl.load(x + tl.program_id(0) * BLOCK + offs)
     while tl.atomic_cas(lock, 0, 1) == 1:
         pass
     held_before = tl.load(count)
-    tl.debug_barrier()  # all warps have read it
+    tl.debug_barrier()  # wait until all warps have read it
     if held_before == 0:
         tl.atomic_xchg(count, 1)
     else:
@@ -592,7 +592,7 @@ def lock_with_a_first_time():
 
 @triton.jit
 def cumsum_chained(x, sums, ready, out, BLOCK: tl.constexpr):
-    """Each program waits for the sum of the one before it."""
+    """Each program waits for the sum of the previous program."""
     pid = tl.program_id(0)
     offs = pid * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + offs)
@@ -616,7 +616,7 @@ def waits_for_the_program_before():
 
 @triton.jit
 def relay(x, data, flags, out, BLOCK: tl.constexpr):
-    """Program 0 stores and tells 1, which tells 2, which reads: 0 and 2 share no flag."""
+    """Program 0 stores and signals 1, which signals 2, which loads: happens-before is transitive."""
     pid = tl.program_id(0)
     offs = tl.arange(0, BLOCK)
     if pid == 0:
@@ -631,7 +631,7 @@ def relay(x, data, flags, out, BLOCK: tl.constexpr):
 
 
 @equals(lambda: randn(32))
-def order_passed_on():
+def transitive_synchronization():
     data, flags, out = torch.empty(32), torch.zeros(3, dtype=torch.int32), torch.empty(32)
     relay[(3,)](randn(32), data, flags, out, BLOCK=32)
     return out
@@ -639,7 +639,7 @@ def order_passed_on():
 
 @triton.jit
 def suffix_sums(x, sums, ready, BLOCK: tl.constexpr):
-    """Each program waits for the one after it: they have to take turns."""
+    """Each program waits for the next program, so that running them in order would deadlock."""
     pid = tl.program_id(0)
     total = tl.sum(tl.load(x + pid * BLOCK + tl.arange(0, BLOCK)))
     if pid < tl.num_programs(0) - 1:
@@ -660,7 +660,7 @@ def waits_for_the_program_after():
 
 @triton.jit
 def count_and_bound(x, counts, largest, smallest, n, bins, BLOCK: tl.constexpr):
-    """Lanes and programs meet at one element, atomically."""
+    """Lanes and programs update the same elements atomically."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < n
     value = tl.load(x + offs, mask=mask, other=0)
@@ -683,13 +683,13 @@ def atomics_of_all_lanes():
 
 @triton.jit
 def take_tickets(counter, owner):
-    """Each program draws a number and writes at that place: no two draw the same."""
+    """Each program takes a ticket from a counter and writes at that index; tickets are unique."""
     ticket = tl.atomic_add(counter, 1, sem="relaxed")
     tl.store(owner + ticket, ticket * 10)
 
 
 @equals(lambda: torch.arange(6, dtype=torch.int32) * 10)
-def places_drawn_by_atomics():
+def indices_from_an_atomic_counter():
     counter, owner = torch.zeros(1, dtype=torch.int32), torch.empty(6, dtype=torch.int32)
     take_tickets[(6,)](counter, owner)
     return owner
@@ -702,7 +702,7 @@ def places_drawn_by_atomics():
 
 @triton.jit
 def sum_ragged(x, starts, out, BLOCK: tl.constexpr):
-    """Rows of any length, also 0: the trip count is data."""
+    """Rows of any length, including 0: the trip count is data-dependent."""
     row = tl.program_id(0)
     start = tl.load(starts + row)
     end = tl.load(starts + row + 1)
@@ -725,7 +725,7 @@ def ragged_rows():
 
 @triton.jit
 def early_return(x, out, blocks, BLOCK: tl.constexpr):
-    """The grid is too large; programs without work return."""
+    """The grid is larger than the work; programs without work return."""
     pid = tl.program_id(0)
     if pid >= blocks:
         return
@@ -742,7 +742,7 @@ def programs_without_work():
 
 @triton.jit
 def collatz(start, steps):
-    """A while loop whose length differs from program to program."""
+    """A while loop with a different trip count in every program."""
     pid = tl.program_id(0)
     value = tl.load(start + pid)
     count = 0
@@ -756,7 +756,7 @@ def collatz(start, steps):
 
 
 @equals(lambda: torch.tensor([0, 1, 7, 2, 5, 8, 16, 3], dtype=torch.int32))
-def while_loops_of_other_lengths():
+def divergent_while_loops():
     steps = torch.empty(8, dtype=torch.int32)
     collatz[(8,)](torch.arange(1, 9, dtype=torch.int32), steps)
     return steps
@@ -764,7 +764,7 @@ def while_loops_of_other_lengths():
 
 @triton.jit
 def branches_of_branches(x, out, BLOCK: tl.constexpr):
-    """Programs part, meet, and part again."""
+    """Programs diverge, reconverge and diverge again."""
     pid = tl.program_id(0)
     offs = pid * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + offs)
@@ -791,7 +791,7 @@ def branched() -> Tensor:
 
 
 @equals(branched)
-def programs_part_and_meet():
+def programs_diverge_and_reconverge():
     out = torch.empty(96)
     branches_of_branches[(6,)](randn(6, 16) * 10, out, BLOCK=16)
     return out
@@ -799,11 +799,11 @@ def programs_part_and_meet():
 
 @triton.jit
 def halve_large_in_place(x, changes, limit, BLOCK: tl.constexpr):
-    """Memory changes before programs part: what was done must not be done twice."""
+    """Memory changes before programs diverge; the interpreter must not apply the changes twice."""
     pid = tl.program_id(0)
     offs = pid * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + offs) + 1.0
-    tl.debug_barrier()  # warps that hold copies of these lanes have read them too
+    tl.debug_barrier()  # wait for warps that hold copies of these lanes
     tl.store(x + offs, value)
     tl.atomic_add(changes, 1, sem="relaxed")
     while tl.max(value) > limit:
@@ -822,7 +822,7 @@ def halved() -> tuple[Tensor, Tensor]:
 
 
 @equals(halved)
-def memory_changes_before_programs_part():
+def memory_changes_before_programs_diverge():
     x, changes = 16 * randn(6, 16), torch.zeros(1, dtype=torch.int32)
     halve_large_in_place[(6,)](x, changes, 10.0, BLOCK=16)
     return x, changes
@@ -843,7 +843,7 @@ def ten_thousand_programs():
 
 @triton.jit
 def negate_persistent(x, out, n, BLOCK: tl.constexpr):
-    """Three programs share seven tiles."""
+    """A persistent kernel: three programs process seven tiles."""
     for tile in range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
         offs = tile * BLOCK + tl.arange(0, BLOCK)
         tl.store(out + offs, -tl.load(x + offs, mask=offs < n), mask=offs < n)
@@ -858,7 +858,7 @@ def persistent_programs():
 
 @triton.jit
 def _tile_in_group(tiles_m, tiles_n, GROUP: tl.constexpr):
-    """Which tile this program makes: groups of rows, column by column."""
+    """Return the tile of this program in grouped (L2-friendly) order."""
     pid = tl.program_id(0)
     first = pid // (GROUP * tiles_n) * GROUP
     height = tl.minimum(tiles_m - first, GROUP)
@@ -868,7 +868,7 @@ def _tile_in_group(tiles_m, tiles_n, GROUP: tl.constexpr):
 
 @triton.jit
 def matmul_grouped(a, b, out, m, n, k, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """Rows past the end wrap to the beginning; what they give is not stored."""
+    """Rows past the end wrap to the first rows; their results are not stored."""
     tile_m, tile_n = _tile_in_group(tl.cdiv(m, BLOCK), tl.cdiv(n, BLOCK), GROUP)
     row = tile_m * BLOCK + tl.arange(0, BLOCK)
     column = tile_n * BLOCK + tl.arange(0, BLOCK)
@@ -887,7 +887,7 @@ def matmul_grouped(a, b, out, m, n, k, BLOCK: tl.constexpr, GROUP: tl.constexpr)
 
 
 def factors(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Small whole numbers: their products and sums are exact."""
+    """Return matrices of small integers, whose products and sums are exact."""
     return (randn(70, 40) * 2).round().to(dtype), (randn(40, 35, seed=1) * 2).round().to(dtype)
 
 
@@ -937,7 +937,7 @@ def _square(x):
 
 @triton.jit
 def _mean_and_variance(x, n, mask, EPS: tl.constexpr = 0.0):
-    """Two results, and a helper that calls a helper."""
+    """Return two results from a helper that calls another helper."""
     mean = tl.sum(x) / n
     return mean, tl.sum(tl.where(mask, _square(x - mean), 0.0)) / n + EPS
 
@@ -962,7 +962,7 @@ def helpers_that_return_tuples():
 
 @triton.jit
 def power_of_half(x, out, SQUARE: tl.constexpr, BLOCK: tl.constexpr):
-    """Constants of the module, a loop unrolled by the compiler, a branch taken by it."""
+    """Use constexpr globals, an unrolled loop and a constexpr branch."""
     tl.static_assert(BLOCK >= 16)
     offs = tl.max_contiguous(tl.multiple_of(tl.program_id(0) * BLOCK, BLOCK) + tl.arange(0, BLOCK), BLOCK)
     value = tl.load(x + offs, eviction_policy="evict_first")
@@ -1017,7 +1017,7 @@ def function_as_an_argument():
 @triton.heuristics({"EVEN": lambda arguments: arguments["n"] % arguments["BLOCK"] == 0})
 @triton.jit
 def copy_tuned(x, out, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
-    """No mask is needed where the heuristic says so."""
+    """Skip the mask if the heuristic says that the tiles are even."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if EVEN:
         tl.store(out + offs, tl.load(x + offs))
@@ -1026,7 +1026,7 @@ def copy_tuned(x, out, n, EVEN: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @equals(lambda: (randn(64), randn(65)))
-def tuned_and_guessed():
+def autotuned_with_heuristics():
     even, odd = torch.empty(64), torch.empty(65)
     for out in (even, odd):
         copy_tuned[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](randn(out.numel()), out, out.numel())
@@ -1035,7 +1035,7 @@ def tuned_and_guessed():
 
 @triton.jit
 def first_maximum(x, values, places, n, BLOCK: tl.constexpr):
-    """Of equal maxima the first counts."""
+    """Argmax with ties broken to the left."""
     row = tl.program_id(0)
     offs = tl.arange(0, BLOCK)
     value = tl.load(x + row * n + offs, mask=offs < n, other=-float("inf"))
@@ -1054,13 +1054,13 @@ def ties():
 
 @triton.jit
 def _then(decay_a, value_a, decay_b, value_b):
-    """First a, then b, of y = decay * y + value."""
+    """Compose two steps, a then b, of y = decay * y + value."""
     return decay_a * decay_b, value_a * decay_b + value_b
 
 
 @triton.jit
 def recurrence(decay, x, out, ROWS: tl.constexpr, STEPS: tl.constexpr):
-    """Not commutative."""
+    """Scan with an operator that is not commutative."""
     offs = tl.arange(0, ROWS)[:, None] * STEPS + tl.arange(0, STEPS)[None, :]
     _, value = tl.associative_scan((tl.load(decay + offs), tl.load(x + offs)), 1, _then)
     tl.store(out + offs, value)
@@ -1085,14 +1085,14 @@ def scan_of_pairs():
 @triton.jit
 def _merge(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
     count = count_a + count_b
-    share = tl.where(count == 0.0, 0.0, count_b / count)
+    weight = tl.where(count == 0.0, 0.0, count_b / count)
     delta = mean_b - mean_a
-    return mean_a + delta * share, m2_a + m2_b + delta * delta * count_a * share, count
+    return mean_a + delta * weight, m2_a + m2_b + delta * delta * count_a * weight, count
 
 
 @triton.jit
 def welford(x, out, n, BLOCK: tl.constexpr):
-    """A reduction of three values at once; lanes past the end count nothing."""
+    """Reduce three values at once; masked lanes have a count of zero."""
     offs = tl.arange(0, BLOCK)
     row = tl.program_id(0)
     mask = offs < n
@@ -1139,12 +1139,12 @@ def sorted_flipped_gathered():
 
 @triton.jit
 def count_bytes(x, counts, n, BINS: tl.constexpr, BLOCK: tl.constexpr):
-    """One histogram per program, and one of them all."""
+    """Compute a histogram per program and add them up atomically."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + offs, mask=offs < n, other=0).to(tl.int32)
     found = tl.histogram(value, BINS)
     bins = tl.arange(0, BINS)
-    found -= tl.where(bins == 0, tl.sum((offs >= n).to(tl.int32)), 0)  # lanes past the end were counted as 0
+    found -= tl.where(bins == 0, tl.sum((offs >= n).to(tl.int32)), 0)  # masked lanes were counted as 0
     tl.atomic_add(counts + bins, found)
 
 
@@ -1157,7 +1157,7 @@ def histogram():
 
 @triton.jit
 def swap_pairs(x, out, BLOCK: tl.constexpr):
-    """Reshape, split, join, transpose: no lane stays where it was."""
+    """Reshape, split, join and transpose, so that every lane moves."""
     value = tl.load(x + tl.arange(0, BLOCK))
     even, odd = tl.split(tl.reshape(value, (BLOCK // 2, 2)))
     swapped = tl.reshape(tl.trans(tl.join(odd, even)), (BLOCK,))
@@ -1165,7 +1165,7 @@ def swap_pairs(x, out, BLOCK: tl.constexpr):
 
 
 @equals(lambda: torch.cat([randn(32)[1::2], randn(32)[0::2]]))
-def lanes_change_places():
+def lanes_are_permuted():
     out = torch.empty(32)
     swap_pairs[(1,)](randn(32), out, BLOCK=32)
     return out
@@ -1188,7 +1188,7 @@ def bools():
 
 @triton.jit
 def cast(x, out, n, BLOCK: tl.constexpr):
-    """From any type to that of out."""
+    """Convert any type to that of out."""
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + offs, mask=offs < n)
     tl.store(out + offs, value.to(out.dtype.element_ty), mask=offs < n)
