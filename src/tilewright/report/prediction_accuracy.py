@@ -77,9 +77,9 @@ def means(records: Sequence[Record]) -> Iterator[str]:
     whole = [r for r in records if r["is_whole"]]
     bound = [r for r in whole if r["memory_bound"]]
     for name, chosen in (
-        ("Memory-bound", bound),
-        ("Memory-bound, timings of the current code", [r for r in bound if not is_of_older_code(r)]),
-        ("Not memory-bound", [r for r in whole if not r["memory_bound"]]),
+        ("Memory-bound calls", bound),
+        ("Memory-bound calls, timings of the current code", [r for r in bound if not is_of_older_code(r)]),
+        ("Calls that are not memory-bound", [r for r in whole if not r["memory_bound"]]),
         ("Calls that also run torch kernels, their Triton part alone", [r for r in records if not r["is_whole"]]),
     ):
         if chosen:
@@ -87,7 +87,7 @@ def means(records: Sequence[Record]) -> Iterator[str]:
             factor = geometric_mean(max(one, 1 / one) for one in ratios)
             inside = sum(r["interval_us"][0] <= r["measured"]["us"] <= r["interval_us"][1] for r in chosen)
             yield (
-                f"{name}, {len(chosen)} calls: predicted / measured {geometric_mean(ratios):.2f} (geometric mean), off "
+                f"{name} ({len(chosen)}): predicted / measured {geometric_mean(ratios):.2f} (geometric mean), off "
                 f"by a factor of {factor:.2f} on average; {inside / len(chosen):.0%} of the measured times are within "
                 "the predicted interval."
             )
