@@ -179,6 +179,12 @@ def test_an_empty_grid_runs_no_program():
     assert run.launches[0].programs == 0
 
 
+def test_an_empty_tensor_is_accessed_with_all_lanes_masked():
+    with tilewright.interpret() as run:
+        kernels._copy[(1,)](torch.zeros(0), torch.zeros(0), 0, BLOCK=64)
+    assert [t.masked for t in run.launches[0].arguments.values()] == [64, 64]
+
+
 def test_a_sample_of_the_programs_is_extrapolated_to_the_grid():
     x, y = torch.randn(2**20), torch.zeros(2**20)
     with tilewright.interpret(lanes=2**14) as run:

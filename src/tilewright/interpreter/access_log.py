@@ -14,6 +14,9 @@ from tilewright.interpreter.memory import ACQUIRE, RELEASE, Access, Argument, Me
 from tilewright.interpreter.results import RACE, READ_BEFORE_WRITE, WARP, Finding, Traffic
 
 
+CHUNK = 2**20  # units; distinct elements are counted only in chunks with an access, not in all of a large tensor
+
+
 class LastAccesses:
     """The programs that last accessed each unit of a storage, as program index + 1; 0: none.
 
@@ -62,7 +65,7 @@ class AccessLog:
         self._initialized = initialized  # by address of memory from torch.empty: a mask of the bytes written so far
         self._findings: dict[tuple[Any, ...], Finding] = {}
         self._last: dict[int, LastAccesses] = {}
-        self._counts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+        self._counts: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # reads, writer, chunks accessed
         self._totals: dict[str, Traffic] = {a.name: Traffic(a.name, a.tensor) for a in memory.arguments}
         self._clock = 0
         # Synchronizing atomics by address, as (time, program, acquires, releases), and acquires by program.
@@ -93,11 +96,13 @@ class AccessLog:
             total = self._totals[argument.name]
             if argument.name in self._counts:
                 step = argument.itemsize // argument.buffer.unit
-                reads, writer = (counts[::step] for counts in self._counts[argument.name])
-                total.distinct_read = int(np.count_nonzero(reads)) * argument.itemsize
-                total.distinct_written = int(np.count_nonzero(writer)) * argument.itemsize
+                reads, writer, chunks = self._counts[argument.name]
+                for chunk in np.flatnonzero(chunks):
+                    part = slice(chunk * CHUNK, (chunk + 1) * CHUNK, step)
+                    total.distinct_read += int(np.count_nonzero(reads[part])) * argument.itemsize
+                    total.distinct_written += int(np.count_nonzero(writer[part])) * argument.itemsize
                 if maps:
-                    total.reads, total.writer = argument.shaped(reads), argument.shaped(writer)
+                    total.reads, total.writer = argument.shaped(reads[::step]), argument.shaped(writer[::step])
         return self._totals
 
     def _add(self, finding: Finding) -> None:
@@ -125,9 +130,11 @@ class AccessLog:
             total.warps += batch * math.ceil(access.lanes / batch / WARP)
         if argument.name not in self._counts:
             units = argument.span * argument.itemsize // argument.buffer.unit
-            self._counts[argument.name] = np.zeros(units, np.uint32), np.zeros(units, np.int32)
-        reads, writer = self._counts[argument.name]
+            chunks = np.zeros(units // CHUNK + 1, bool)
+            self._counts[argument.name] = np.zeros(units, np.uint32), np.zeros(units, np.int32), chunks
+        reads, writer, chunks = self._counts[argument.name]
         index = index - argument.first_byte // argument.buffer.unit
+        chunks[index // CHUNK if len(chunks) > 1 else 0] = True
         if access.kind != "store":
             np.add.at(reads, index, np.uint32(repeats))
         if access.kind != "load":
