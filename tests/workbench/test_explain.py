@@ -1,4 +1,4 @@
-"""Ten slow kernels whose flaw is named, and whose mended twins have none; what binds, and by which evidence."""
+"""Ten slow kernels whose flaw is named and whose fixed versions pass; the bottleneck and the sources of its numbers."""
 
 import functools
 import re
@@ -23,18 +23,18 @@ ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "examples" / "flaws"
 KERNELS = Path(__file__).parent / "inspect_kernels.py"
 
-# By file: the point that must fail, words of its evidence, and words of the line it names.
-MEASURED = record.read(settings.results_dir() / "h200" / "gelu.jsonl").records  # for its ceilings
+MEASURED = record.read(settings.results_dir() / "h200" / "gelu.jsonl").records  # for the ceilings
+# By file: the check that must fail, words of its facts, and words of the source line.
 FLAWS = {
-    "uncoalesced.py": ("coalesced access", "`x_ptr` that is used, warps move 8.0", "tl.load(x_ptr + rows * N + col"),
-    "low_occupancy.py": ("occupancy", "128 blocks on 132 SMs: 0.97 warps", ""),
-    "divergent.cu": ("divergence", "lanes may part at 1 branch,", "if (i % 2)"),
+    "uncoalesced.py": ("coalesced access", "warps move 8.0 B per byte of `x_ptr`", "tl.load(x_ptr + rows * N + col"),
+    "low_occupancy.py": ("occupancy", "128 blocks on 132 SMs: 0.97 resident warps", ""),
+    "divergent.cu": ("divergence", "1 branch may diverge", "if (i % 2)"),
     "untiled.py": ("tiling and reuse", "`b_ptr` is read 2048 times", "tl.load(b_ptr"),
-    "global_atomics.py": ("privatisation", "2.1 M atomics of warps on each address", "tl.atomic_add(count_ptr +"),
+    "global_atomics.py": ("privatisation", "2.1 M warp atomics per address", "tl.atomic_add(count_ptr +"),
     "one_element.py": ("coarsening", "524288 blocks of 128 threads", "tl.load("),
-    "extra_pass.py": ("better mathematics", "2.00 times the least bytes", ""),
-    "spills.py": ("better mathematics", "accesses to local memory", ""),
-    "bank_conflicts.cu": ("coalesced access", "asked 32 times for a load", "tile[lane][warp + k]"),
+    "extra_pass.py": ("better mathematics", "2.00 times the minimum", ""),
+    "spills.py": ("better mathematics", "local memory accesses", ""),
+    "bank_conflicts.cu": ("coalesced access", "load takes 32 wavefronts", "tile[lane][warp + k]"),
     "fp64.py": ("better mathematics", "`scale_ptr` is float64", ""),
 }
 WASTEFUL = ("uncoalesced.py", "untiled.py", "extra_pass.py", "spills.py")
@@ -49,28 +49,28 @@ def interpreter():
 def explained(file, side):
     path = FOLDER / file
     if path.suffix == ".cu":
-        known = {one.launches[0].name: one for one in collect_cuda_file(path, H200, 256, 0, MEASURED)}[side]
+        call = {one.launches[0].name: one for one in collect_cuda_file(path, H200, 256, 0, MEASURED)}[side]
     else:
         given = registry.load_module(path).INPUTS
-        known = collect_function(lambda: registry.launcher(path, side), given, side, H200, MEASURED)
-    return diagnose(known)
+        call = collect_function(lambda: registry.launcher(path, side), given, side, H200, MEASURED)
+    return diagnose(call)
 
 
-def point(found, name):
+def check(found, name):
     return next(one for one in found.checks if one.name == name)
 
 
-def test_there_are_ten():
+def test_there_are_ten_flaws():
     assert {path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".cu")} == set(FLAWS)
 
 
 @pytest.mark.parametrize("file", FLAWS)
-def test_the_flaw_is_named_and_its_mended_twin_has_none(file):
+def test_slow_kernel_fails_the_check_and_its_fixed_version_passes(file):
     if file.endswith(".cu") and not shutil.which("nvcc"):
         pytest.skip("needs nvcc")
     name, words, line = FLAWS[file]
     slow, mended = explained(file, "slow"), explained(file, "mended")
-    found = point(slow, name)
+    found = check(slow, name)
     assert slow.failed[0] == found, slow.failed
     assert words in "; ".join(fact.text for fact in found.facts)
     assert found.advice
@@ -78,15 +78,15 @@ def test_the_flaw_is_named_and_its_mended_twin_has_none(file):
         file_name, number = found.source_line
         assert line in Path(file_name).read_text().splitlines()[number - 1]
     if file in WASTEFUL:
-        assert slow.bottleneck.name == "memory bandwidth", "it is busy with bytes that need not move"
+        assert slow.bottleneck.name == "memory bandwidth", "it moves more bytes than necessary"
     assert [one.name for one in mended.failed] == []
     assert len(mended.checks) == 8
     if slow.prediction and mended.prediction:
-        least = 1.3 if file == "fp64.py" else 1.4  # what converts to float64 and back is not in the prediction
+        least = 1.3 if file == "fp64.py" else 1.4  # conversions to float64 and back are not predicted
         assert slow.prediction.us > least * mended.prediction.us
 
 
-def test_every_number_says_where_it_is_from():
+def test_every_number_has_a_source():
     found = explained("extra_pass.py", "mended")
     for one in found.checks:
         assert one.verdict in (PASS, NOT_APPLICABLE)
@@ -96,15 +96,15 @@ def test_every_number_says_where_it_is_from():
     assert found.as_json()["checks"][0]["evidence"][0]["source"] == "compiled"
 
 
-def test_what_is_not_known_says_so_and_gives_no_advice():
+def test_unknown_checks_name_the_reason_and_the_command():
     if not shutil.which("nvcc"):
         pytest.skip("needs nvcc")
     found = explained("divergent.cu", "mended")
     assert (found.bottleneck, found.prediction, found.us) == (None, None, None)
-    reuse = point(found, "tiling and reuse")
+    reuse = check(found, "tiling and reuse")
     assert reuse.verdict == UNKNOWN
-    assert reuse.advice.startswith("not known: only Triton kernels are interpreted; run tilewright profile")
-    assert point(found, "occupancy").verdict == UNKNOWN
+    assert reuse.advice.startswith("the audit interprets Triton kernels only; run `tilewright profile`")
+    assert check(found, "occupancy").verdict == UNKNOWN
 
 
 CASE = Case((("N", 2**26),), "bfloat16")
@@ -118,12 +118,12 @@ def relu(records, case=CASE, **options):
 
 
 def timed(us, **more):
-    """A timing of relu as it stands."""
+    """A timing record of relu's current code."""
     content = timing_record(us=us, **{key: CALL[key] for key in ("case", "dtype")}, **more)
     return content | {"op": "relu", "source": source.kernel_hash("relu", "triton")}
 
 
-def test_a_fresh_timing_is_used_and_a_stale_one_named():
+def test_a_fresh_timing_is_used_and_a_stale_one_reported():
     fresh, stale = timed(20.0), timed(20.0) | {"source": "of another day"}
     found = relu([fresh])
     assert found.us == (20.0, "measured")
@@ -131,42 +131,42 @@ def test_a_fresh_timing_is_used_and_a_stale_one_named():
     assert found.prediction.rates.startswith("measured on NVIDIA H200")
     found = relu([stale])
     assert found.us[1] == "predicted"
-    assert "the code has changed since the record" in found.call.no_timing_reason
-    assert "no record on h200" in relu([timed(20.0, gpu="a100-80gb")]).call.no_timing_reason
+    assert "the code has changed since the timing" in found.call.no_timing_reason
+    assert "no timing on h200" in relu([timed(20.0, gpu="a100-80gb")]).call.no_timing_reason
 
 
-def test_what_binds_is_told_by_the_best_evidence():
+def test_measurements_decide_the_bottleneck():
     assert relu([timed(144.0)]).bottleneck.name == "memory bandwidth"
     host = relu([timed(144.0, host_us=150.0)]).bottleneck
-    assert (host.what, host.source) == ("host overhead", "measured")
-    assert "150.0 us and the GPU 144.0 us" in host.why
+    assert (host.name, host.source) == ("host overhead", "measured")
+    assert "150.0 us on the host and 144.0 us on the GPU" in host.reason
     slow = relu([timed(2000.0)]).bottleneck
-    assert (slow.what, slow.source) == ("latency and occupancy", "measured")
+    assert (slow.name, slow.source) == ("latency", "measured")
     small = relu([], CASE.__class__((("N", 4096),), "bfloat16")).bottleneck
-    assert small.what == "host overhead: starting its launches"
+    assert small.name == "launch overhead"
 
 
-def test_a_call_that_is_over_before_memory_is_busy_waits():
-    """As ncu names it: what such a call has written is in the cache still."""
+def test_a_call_that_ends_before_memory_is_busy_is_latency_bound():
+    """ncu agrees: what such a call writes stays in the L2."""
     short, long = (relu([timed(144.0)], Case((("N", n),), "bfloat16")) for n in (2**24, 2**25))
     assert (short.prediction.longest, short.prediction.bottleneck) == ("memory", "latency")
     assert 0.5 < short.prediction.busy < 0.6 < long.prediction.busy < 1.0
-    assert short.bottleneck.name == "latency and occupancy"
-    assert "% busy: the call is over before it is filled" in short.bottleneck.reason
+    assert short.bottleneck.name == "latency"
+    assert "% busy: the call ends before memory is saturated" in short.bottleneck.reason
     assert long.bottleneck.name == "memory bandwidth"
 
 
-def test_counters_have_the_last_word_on_what_binds():
+def test_counters_decide_the_bottleneck():
     counted = {"memory": 0.4, "sm": 0.9, "dram_read": 1.2e8, "dram_written": 0.8e8}
     device = {"gpu": "h200", "name": "NVIDIA H200"}
     code = source.kernel_hash("relu", "triton")
     profiled = record.stamp("counters", "relu", "triton", code, call=CALL, counters=counted, device=device)
     found = relu([profiled])
     assert found.bottleneck.source == "counters"
-    assert found.bottleneck.name.startswith("compute: ")
-    passes = point(found, "better mathematics")
+    assert found.bottleneck.name in ("instruction issue", "FP32 arithmetic")
+    passes = check(found, "better mathematics")
     assert (passes.verdict, passes.facts[-1].source) == (PASS, "counters")
-    assert "memory moves 0.75 times" in passes.facts[-1].text, "what was written last is in the cache still"
+    assert "DRAM traffic is 0.75 times" in passes.facts[-1].text, "the last writes stay in the L2"
     assert relu([profiled | {"source": "older"}]).bottleneck.source == "audited"
 
 
@@ -192,23 +192,23 @@ def copy(x):
 """
 
 
-def test_the_way_to_the_host_is_seen(tmp_path):
+def test_host_device_copies_are_seen(tmp_path):
     path = tmp_path / "copied.py"
     path.write_text(COPIED)
     found = diagnose(collect_function(lambda: registry.launcher(path, None), ["1048576:fp32"], "copied", H200, []))
-    assert found.bottleneck.name == "data movement between host and device"
-    assert "4194304 B by cpu()" in found.bottleneck.reason
+    assert found.bottleneck.name == "host-device copies"
+    assert "4194304 B copied by cpu()" in found.bottleneck.reason
 
 
-def test_products_that_run_as_multiply_adds_leave_the_matrix_unit_idle():
+def test_a_gemm_without_tensor_cores_is_reported():
     op = registry.load("linear")
     found = diagnose(collect_op(op, op.kernels["cuda"], op.bench[1].with_dtype("bfloat16"), H200, []))
-    assert "tensor.bfloat16 is idle" in point(found, "better mathematics").facts[0].text
+    assert "the bfloat16 tensor cores are idle" in check(found, "better mathematics").facts[0].text
     assert found.prediction.us > 10 * found.floor_us
     assert not [unit for unit in found.prediction.terms if unit.startswith("tensor")]
 
 
-def test_refusals():
+def test_errors_are_raised():
     op = registry.load("relu")
     with pytest.raises(NothingLaunched):
         collect_op(op, op.kernels["eager"], CASE, H200, [])
@@ -216,12 +216,12 @@ def test_refusals():
         collect_function(lambda: registry.launcher(KERNELS, "for_nvidia"), ["128:fp32"], "", datasheet("mi300x"), [])
 
 
-def test_amd_too():
+def test_amd():
     op = registry.load("relu")
     found = diagnose(collect_op(op, op.kernels["triton"], CASE, datasheet("mi300x"), [timed(20.0)]))
     assert found.bottleneck.name == "memory bandwidth"
     assert found.failed == []
-    assert "datasheet, times 0.42 for memory, as h200" in found.prediction.rates
+    assert "datasheet, DRAM times 0.42 as measured on h200" in found.prediction.rates
 
 
 WRITTEN = """
@@ -337,7 +337,7 @@ def uploaded(x):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """What is told of a function of a file."""
+    """Diagnose a function of a file."""
     path = tmp_path_factory.mktemp("written") / "kernels.py"
     path.write_text(WRITTEN)
     return lambda name, *given: diagnose(
@@ -345,148 +345,150 @@ def written(tmp_path_factory):
     )
 
 
-def test_a_files_call_is_audited_at_its_own_size(written):
-    """By some of its programs: masks, loops and what is read again are those of the call."""
+def test_a_function_of_a_file_is_audited_at_full_size(written):
+    """A sample of its programs runs, with the masks, loops and repeated reads of the full call."""
     found = written("normed", "512x32768:fp32")
-    reuse = point(found, "tiling and reuse")
+    reuse = check(found, "tiling and reuse")
     assert reuse.verdict == FAIL
     assert "`x_ptr` is read 2.0 times" in reuse.facts[-1].text
-    assert "masks turn off 0%" in point(written("doubled", "8388608:fp32"), "divergence").facts[-1].text
+    assert (
+        "0% of the lanes of loads and stores" in check(written("doubled", "8388608:fp32"), "divergence").facts[-1].text
+    )
     audited = found.call.audited
     assert audited.moved.read == pytest.approx(2**26)
-    assert audited.moved.asked == pytest.approx(3 * 2**26)
+    assert audited.moved.requested == pytest.approx(3 * 2**26)
 
 
-def test_products_of_a_files_call_are_those_of_its_code(written, monkeypatch):
+def test_flops_of_a_function_of_a_file_are_counted_from_its_code(written, monkeypatch):
     found = written("product", "4096x4096:bf16", "4096x4096:bf16")
     operations = 2 * 4096**3
     rate = found.call.ceilings.rates["tensor.bfloat16"]
     assert found.floor_us == pytest.approx(operations / rate * 1e6, rel=0.05)
     assert found.prediction.us > found.floor_us
-    assert found.bottleneck.name == "compute: tensor cores", "tiles that SMs copy ahead are asked of the L2 once"
+    assert found.bottleneck.name == "tensor cores", "the L2 serves a tile to several SMs at once"
     assert found.prediction.terms["memory"].us < found.floor_us < found.prediction.high / 2
-    monkeypatch.setattr(launch_model, "_PRODUCT", re.compile("of a unit that is not known"))
-    unread = diagnose(found.call)
-    assert unread.prediction is None
-    assert "does not tell how many products" in point(unread, "memory- or compute-bound").advice
+    monkeypatch.setattr(launch_model, "_MMA", re.compile("an unknown instruction"))
+    unreadable = diagnose(found.call)
+    assert unreadable.prediction is None
+    assert "cannot be read from the machine code" in check(unreadable, "memory- or compute-bound").advice
 
 
-def test_a_tensor_that_is_given_twice_counts_once(written):
+def test_a_tensor_that_is_passed_twice_counts_once(written):
     found = written("doubled", "8388608:fp32")
-    assert point(found, "better mathematics").verdict == PASS
+    assert check(found, "better mathematics").verdict == PASS
     assert found.call.audited.moved.distinct == pytest.approx(2 * 2**25)
 
 
-def test_torchs_own_work_in_a_call_is_named_and_nothing_is_made_of_the_rest(written):
+def test_torch_operators_in_a_call_are_named_and_leave_the_bottleneck_unknown(written):
     for name, operator in (("multiplied", "mm"), ("sorted_after", "sort")):
         found = written(name, "1024x1024:fp32")
-        assert found.bottleneck.name == "not known"
+        assert found.bottleneck.name == "unknown"
         assert found.share is None
-        assert f"besides these launches: torch's {operator}" in found.prediction.excludes[0]
+        assert f"work other than these launches: torch's {operator}" in found.prediction.excludes[0]
         for unknown in ("memory- or compute-bound", "better mathematics"):
-            assert point(found, unknown).verdict == UNKNOWN
+            assert check(found, unknown).verdict == UNKNOWN
 
 
-def test_launches_on_parts_of_a_tensor_need_all_of_them(written):
-    assert "one launch for several" in written("by_rows", "8x1024:fp32").bottleneck.advice
+def test_launches_on_rows_of_a_tensor_count_all_rows(written):
+    assert "fuse launches" in written("by_rows", "8x1024:fp32").bottleneck.advice
     found = written("by_rows", "8x262144:fp32")
     assert found.call.min_bytes == pytest.approx(2 * 8 * 2**20)
-    assert point(found, "better mathematics").verdict == PASS
+    assert check(found, "better mathematics").verdict == PASS
 
 
-def test_atomics_of_different_programs_are_not_one(written):
-    """As those of a warp on one address are."""
-    facts = point(written("summed", "1048576:fp32"), "privatisation").facts
-    assert "1.0 K atomics of warps on each address" in facts[-1].text
+def test_atomics_of_different_programs_are_serialised(written):
+    """Only those of one warp on one address are combined."""
+    facts = check(written("summed", "1048576:fp32"), "privatisation").facts
+    assert "1.0 K warp atomics per address" in facts[-1].text
 
 
-def test_a_launch_that_a_gpu_refuses_has_no_time(written):
+def test_a_launch_that_would_fail_has_no_prediction(written):
     for name, given, why in (("too_high", "4096:fp32", "131072"), ("too_large", "256x256:fp32", "shared memory")):
         found = written(name, given)
-        assert found.bottleneck.name == "nothing, as it cannot be launched"
+        assert found.bottleneck.name == "none: it cannot be launched"
         assert why in found.bottleneck.reason
         assert found.prediction is None
 
 
-def test_what_torch_compile_leaves_to_a_library_is_not_charged_to_its_launches():
+def test_library_calls_of_torch_compile_leave_the_bottleneck_unknown():
     op = registry.load("linear")
     case = op.bench[1].with_dtype("bfloat16")
     found = diagnose(collect_op(op, op.kernels["compile"], case, H200, MEASURED))
-    assert found.bottleneck.name == "not known"
+    assert found.bottleneck.name == "unknown"
     assert found.share is None
     assert found.failed == []
 
 
-def test_how_often_a_products_bytes_are_read_is_that_of_the_call():
+def test_reads_per_byte_of_a_gemm_are_those_of_the_full_call():
     op = registry.load("linear")
     found = diagnose(collect_op(op, op.kernels["triton"], op.bench[1].with_dtype("bfloat16"), H200, MEASURED))
     (launch,) = [one.launch for one in found.call.launches]
     tiles = launch.programs**0.5  # square ones, of a square result
-    assert f"read {tiles:.0f} times" in point(found, "tiling and reuse").facts[0].text
+    assert f"read {tiles:.0f} times" in check(found, "tiling and reuse").facts[0].text
 
 
-def test_loads_on_their_way_have_registers_to_go_to(written):
+def test_loads_in_flight_are_limited_by_registers(written):
     found = written("wide", "4194304:fp32")
     (one,) = launch_models(found.call)
     assert one.in_flight == H200.registers_per_sm * 4
 
 
-def test_weights_that_stay_as_large_do_not_make_a_call_move_less_than_it_must():
+def test_inputs_of_constant_size_are_not_scaled_with_the_call():
     op = registry.load("bias_activation")
     found = diagnose(collect_op(op, op.kernels["triton"], op.bench[0].with_dtype("bfloat16"), H200, MEASURED))
-    assert "memory moves 1.00 times" in point(found, "better mathematics").facts[-1].text
+    assert "DRAM traffic is 1.00 times" in check(found, "better mathematics").facts[-1].text
 
 
-def test_waiting_for_banks_is_said_not_to_be_in_a_time():
+def test_bank_conflicts_are_excluded_from_a_prediction():
     op = registry.load("transpose")
-    known = [
+    calls = [
         collect_op(op, op.kernels[name], op.bench[1].with_dtype("float32"), H200, [])
         for name in ("cuda", "cuda-padded")
     ]
-    lacks = [diagnose(one).prediction.excludes for one in known]
-    assert ["waiting for banks of shared memory" in one for one in lacks] == [True, False]
+    excludes = [diagnose(one).prediction.excludes for one in calls]
+    assert ["bank conflicts of shared memory" in one for one in excludes] == [True, False]
 
 
-def test_small_tensors_count_together():
+def test_small_tensors_of_one_name_count_together():
     op = registry.load("adamw")
     found = diagnose(collect_op(op, op.kernels["triton"], op.bench[0].with_dtype("bfloat16"), H200, MEASURED))
-    assert re.search(r"warps move 1\.\d+ B", point(found, "coalesced access").facts[-1].text)
+    assert re.search(r"warps move 1\.\d+ B", check(found, "coalesced access").facts[-1].text)
 
 
-def test_what_is_read_by_several_launches_is_named():
+def test_inputs_read_by_several_launches_are_named():
     op = registry.load("cumsum")
     case = op.bench[0].with_dtype("bfloat16")
     found = diagnose(collect_op(op, op.kernels["triton"], case, H200, MEASURED))
-    texts = [fact.text for fact in point(found, "better mathematics").facts]
+    texts = [fact.text for fact in check(found, "better mathematics").facts]
     assert "`x_ptr` is read by 2 launches" in texts
 
 
-def test_accesses_out_of_bounds_are_told_and_nothing_is_made_of_them(written):
+def test_accesses_out_of_bounds_are_reported_instead_of_a_prediction(written):
     found = written("doubled", "4096:fp32", "8192")
     assert found.prediction is None
     assert "out of bounds in _each" in found.call.no_audit_reason
 
 
-def test_integers_that_may_be_addresses_are_named(written):
-    assert "integers of the inputs" in written("gathered", "4096:fp32", "4096:int64").prediction.excludes[0]
+def test_integer_inputs_are_excluded_from_a_prediction(written):
+    assert "the values of integer inputs" in written("gathered", "4096:fp32", "4096:int64").prediction.excludes[0]
     assert not written("doubled", "4096:fp32").prediction.excludes
 
 
-def test_what_goes_to_the_gpu_binds_though_there_is_none(written):
-    binding = written("uploaded", "2048x4096:fp32").bottleneck
-    assert binding.what == "data movement between host and device"
-    assert "leave tensors on the GPU" in binding.advice
+def test_copies_to_the_gpu_are_the_bottleneck(written):
+    bottleneck = written("uploaded", "2048x4096:fp32").bottleneck
+    assert bottleneck.name == "host-device copies"
+    assert "keep tensors on the GPU" in bottleneck.advice
     narrowed = written("narrowed", "2048x4096:fp32").call
-    assert narrowed.audited.moved.read == pytest.approx(2**24), "a cast on the way is one"
-    assert f"{2**25} B by cuda()" in binding.why
+    assert narrowed.audited.moved.read == pytest.approx(2**24), "the dtype is converted"
+    assert f"{2**25} B copied by cuda()" in bottleneck.reason
 
 
-def test_calls_that_are_over_at_once_are_not_told_to_coalesce():
+def test_coalescing_does_not_apply_to_short_calls():
     (one,) = [one for one in relu([], Case((("N", 5),), "bfloat16")).checks if one.name == "coalesced access"]
     assert one.verdict == NOT_APPLICABLE
 
 
-def test_an_empty_grid_is_told(written):
+def test_an_empty_grid_is_reported(written):
     found = written("nothing", "64:fp32")
     assert found.prediction is None
     assert "the grid of _each is empty" in found.call.no_audit_reason

@@ -1,4 +1,4 @@
-"""The GPU in hand agrees: registers, local memory and occupancy of every kernel as the driver tells them."""
+"""The driver of the present GPU agrees on registers, local memory and occupancy of every kernel."""
 
 import pytest
 import torch
@@ -9,26 +9,26 @@ from tilewright.workbench.inspect import Inspection, inspect_kernel
 pytestmark = pytest.mark.gpu
 
 
-def asked(found: Inspection) -> tuple[int, int, int]:
-    """Registers and bytes of local memory of a thread, and blocks on an SM."""
+def from_driver(found: Inspection) -> tuple[int, int, int]:
+    """Return registers and local memory per thread, and blocks per SM."""
     from cuda.bindings import driver
 
-    def answer(result):
+    def checked(result):
         status, *values = result
         assert status == driver.CUresult.CUDA_SUCCESS, status
         return values[0] if values else None
 
-    torch.zeros(1, device="cuda")  # makes the context
-    module = answer(driver.cuModuleLoadData(found.made.binary))
-    function = answer(driver.cuModuleGetFunction(module, found.made.symbol.encode()))
+    torch.zeros(1, device="cuda")  # creates the context
+    module = checked(driver.cuModuleLoadData(found.compiled.binary))
+    function = checked(driver.cuModuleGetFunction(module, found.compiled.symbol.encode()))
     kinds = driver.CUfunction_attribute
     most = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-    answer(driver.cuFuncSetAttribute(function, most, found.made.shared))
-    registers = answer(driver.cuFuncGetAttribute(kinds.CU_FUNC_ATTRIBUTE_NUM_REGS, function))
-    local = answer(driver.cuFuncGetAttribute(kinds.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function))
-    blocks = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, found.made.threads, found.made.shared)
-    answer(driver.cuModuleUnload(module))
-    return registers, local, answer(blocks)
+    checked(driver.cuFuncSetAttribute(function, most, found.compiled.shared))
+    registers = checked(driver.cuFuncGetAttribute(kinds.CU_FUNC_ATTRIBUTE_NUM_REGS, function))
+    local = checked(driver.cuFuncGetAttribute(kinds.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function))
+    blocks = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, found.compiled.threads, found.compiled.shared)
+    checked(driver.cuModuleUnload(module))
+    return registers, local, checked(blocks)
 
 
 @pytest.mark.parametrize("name", source.op_files())
@@ -42,4 +42,4 @@ def test_the_driver_agrees(name):
             for found in inspect_kernel(op, kernel, case.with_dtype(op.bench_dtype), gpu, ("forward", "backward")):
                 assert isinstance(found, Inspection), found.error
                 used = found.resources
-                assert asked(found) == (used.registers, used.stack, found.occupancy.blocks), found.name
+                assert from_driver(found) == (used.registers, used.stack, found.occupancy.blocks), found.name

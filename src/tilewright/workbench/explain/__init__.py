@@ -1,4 +1,4 @@
-"""Why is it slow, and what to try next: what binds a call, how far it is from its ceiling, and the checklist."""
+"""Diagnose a call: its bottleneck, its distance from the ceiling, and a checklist with the next thing to try."""
 
 from __future__ import annotations
 
@@ -6,133 +6,138 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewright.workbench.explain.analysis import Known
-from tilewright.workbench.explain.checklist import BOUND, FAIL, Point, checklist
-from tilewright.workbench.explain.evidence import CALCULATED, COMPILED, COUNTED, MEASURED, Evidence
+from tilewright.workbench.explain.analysis import Analysis
+from tilewright.workbench.explain.checklist import BOUND, FAIL, Check, checklist
+from tilewright.workbench.explain.collect import CALCULATED, COMPILED, COUNTED, MEASURED, CallData
 from tilewright.workbench.explain.prediction import Prediction
 
 PREDICTED = "predicted"
-UNITS = {
+TERMS = {
     "memory": "memory bandwidth",
-    "latency": "latency and occupancy",
-    "atomics": "latency: atomics that meet at one address",
-    "start": "host overhead: starting its launches",
-    "issue": "compute: starting instructions",
-    "fp32": "compute: fp32",
-    "fp64": "compute: fp64",
-    "special": "compute: special functions",
-    "tensor": "compute: tensor cores",
+    "latency": "latency",
+    "atomics": "atomic contention",
+    "start": "launch overhead",
+    "issue": "instruction issue",
+    "fp32": "FP32 arithmetic",
+    "fp64": "FP64 arithmetic",
+    "special": "special functions",
+    "tensor": "tensor cores",
 }
-STAY = "leave tensors on the GPU, or move them while it computes: pinned memory, and a stream of their own"
-FEWER = "more work for each launch, or fewer: one launch for several, or a CUDA graph of them"
-UNTOLD = 1.5  # times the longest that the units could take: what no unit accounts for
+KEEP_ON_GPU = "keep tensors on the GPU, or overlap the copies with compute: pinned memory and a separate stream"
+FEWER_LAUNCHES = "do more work per launch, or launch less often: fuse launches, or use a CUDA graph"
+UNEXPLAINED = 1.5  # measured time / predicted time without overlap, from which no unit explains the time
+
+
+def term_name(term: str) -> str:
+    """Return the display name of a term of a prediction."""
+    return TERMS[term.partition(".")[0]]
 
 
 @dataclass(frozen=True)
-class Binding:
-    """What the time goes to."""
-
-    what: str
-    why: str
+class Bottleneck:
+    name: str
+    reason: str
     source: str
-    move: str = ""  # what to try next, where it is not the kernel's to mend
+    advice: str = ""  # where the kernel itself is not the problem
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    evidence: Evidence
+    call: CallData
     prediction: Prediction | None
     floor_us: float | None
-    binding: Binding | None  # None: not even its bytes are known
-    points: Sequence[Point]
+    bottleneck: Bottleneck | None  # None if not even the bytes are known
+    checks: Sequence[Check]
 
     @property
-    def failed(self) -> list[Point]:
-        """Causes before what they come to."""
-        return sorted((p for p in self.points if p.verdict == FAIL), key=lambda point: point.name == BOUND)
+    def failed(self) -> list[Check]:
+        """The failed checks, causes before the symptom (`memory- or compute-bound`)."""
+        return sorted((check for check in self.checks if check.verdict == FAIL), key=lambda check: check.name == BOUND)
 
     @property
     def us(self) -> tuple[float, str] | None:
-        """Its time, and how we know."""
-        if self.evidence.measured_us:
-            return self.evidence.measured_us, MEASURED
+        """The time of the call, with its source."""
+        if self.call.measured_us:
+            return self.call.measured_us, MEASURED
         return (self.prediction.us, PREDICTED) if self.prediction else None
 
     @property
     def share(self) -> float | None:
-        """Of its ceiling; of a prediction only if that is of all it does."""
-        if not self.floor_us or not self.us or (self.us[1] == PREDICTED and self.evidence.rest):
+        """The share of the ceiling; None for a prediction that does not cover the whole call."""
+        if not self.floor_us or not self.us or (self.us[1] == PREDICTED and self.call.other_work):
             return None
         return self.floor_us / self.us[0]
 
     def as_json(self) -> dict[str, Any]:
-        known, counted = self.evidence, self.evidence.counted
+        call, counters = self.call, self.call.counters
         return {
-            "title": known.title,
-            "gpu": known.gpu.name,
-            "launches": [one.name for one in known.launches],
-            "ceilings": known.ceilings.source,
-            "binds": vars(self.binding) if self.binding else None,
+            "title": call.title,
+            "gpu": call.gpu.name,
+            "launches": [one.name for one in call.launches],
+            "ceilings": call.ceilings.source,
+            "bottleneck": vars(self.bottleneck) if self.bottleneck else None,
             "us": {"value": self.us[0], "source": self.us[1]} if self.us else None,
             "floor_us": self.floor_us,
             "share": self.share,
             "prediction": self.prediction.as_json() if self.prediction else None,
-            "moved": {**vars(known.audited.moved), "case": known.audited.case} if known.audited else None,
-            "counted": {**counted.as_json(), "source": COUNTED} if counted else None,
-            "points": [point.as_json() for point in self.points],
-            "unaudited": known.unaudited,
-            "untimed": "" if known.timing else known.untimed,
+            "moved": {**vars(call.audited.moved), "case": call.audited.case} if call.audited else None,
+            "counters": {**counters.as_json(), "source": COUNTED} if counters else None,
+            "checks": [check.as_json() for check in self.checks],
+            "no_audit_reason": call.no_audit_reason,
+            "no_timing_reason": "" if call.timing else call.no_timing_reason,
         }
 
 
-def diagnosed(evidence: Evidence) -> Diagnosis:
-    known = Known(evidence)
-    if evidence.cost is None and evidence.audited and not all(work.is_told for work in known.works):
-        why = "its machine code does not tell how many products it makes"
-        evidence = replace(evidence, audited=None, unaudited=why)
-        known = Known(evidence)
-    return Diagnosis(evidence, known.prediction, known.floor_us, _binding(known), checklist(known))
+def diagnose(call: CallData) -> Diagnosis:
+    analysis = Analysis(call)
+    if call.cost is None and call.audited and not all(model.has_known_flops for model in analysis.models):
+        reason = "the FLOPs of its matrix multiplications cannot be read from the machine code"
+        call = replace(call, audited=None, no_audit_reason=reason)
+        analysis = Analysis(call)
+    return Diagnosis(call, analysis.prediction, analysis.floor_us, _bottleneck(analysis), checklist(analysis))
 
 
-def _binding(known: Known) -> Binding | None:
-    """The first of these that takes the most: the way to the GPU, the host, a unit; or nothing that can be named."""
-    found, timing, way = known.prediction, known.evidence.timing, known.evidence.besides
-    if obstacle := known.evidence.obstacle:
-        return Binding("nothing, as it cannot be launched", obstacle, COMPILED)
-    if found is None and not way.bytes:
+def _bottleneck(analysis: Analysis) -> Bottleneck | None:
+    """Return the first that applies: host-device copies, host overhead, unexplained latency, counters, prediction."""
+    found, timing, host = analysis.prediction, analysis.call.timing, analysis.call.host_work
+    if error := analysis.call.launch_error:
+        return Bottleneck("none: it cannot be launched", error, COMPILED)
+    if found is None and not host.bytes:
         return None
-    if found is None or way.us > found.us:
-        why = f"{way.bytes} B by {', '.join(dict.fromkeys(way.moves))} take {way.us:.1f} us at PCIe's best"
-        return Binding("data movement between host and device", why, CALCULATED, STAY)
+    if found is None or host.transfer_us > found.us:
+        transfers = ", ".join(dict.fromkeys(host.transfers))
+        reason = f"{host.bytes} B copied by {transfers} take {host.transfer_us:.1f} us at PCIe bandwidth"
+        return Bottleneck("host-device copies", reason, CALCULATED, KEEP_ON_GPU)
     if timing and timing["host_us"] and timing["host_us"] > timing["median_us"]:
-        why = f"a call takes the host {timing['host_us']:.1f} us and the GPU {timing['median_us']:.1f} us"
-        return Binding("host overhead", why, MEASURED, FEWER)
-    if known.evidence.rest:
-        return _by_counters(known, found) or Binding("not known", f"{known.evidence.rest} takes time, too", COMPILED)
-    if timing and timing["median_us"] > UNTOLD * found.high:
-        why = f"{timing['median_us']:.1f} us were measured; all units one after the other need {found.high:.1f} us"
-        return Binding(UNITS["latency"], why, MEASURED)
-    if counted := _by_counters(known, found):
-        return counted
-    if found.is_unfilled:
-        why = f"memory would be {found.busy:.0%} busy: the call is over before it is filled"
-        return Binding(UNITS["latency"], why, CALCULATED)
-    term = found.terms[found.binds]
-    source = COMPILED if found.binds in ("latency", "start") else term.source
-    why = f"{term.us:.1f} of {found.us:.1f} us as predicted"
-    return Binding(UNITS[found.binds.partition(".")[0]], why, source, FEWER if found.binds == "start" else "")
+        reason = f"a call takes {timing['host_us']:.1f} us on the host and {timing['median_us']:.1f} us on the GPU"
+        return Bottleneck("host overhead", reason, MEASURED, FEWER_LAUNCHES)
+    if analysis.call.other_work:
+        unknown = Bottleneck("unknown", f"the call also does {analysis.call.other_work}", COMPILED)
+        return _from_counters(analysis, found) or unknown
+    if timing and timing["median_us"] > UNEXPLAINED * found.high:
+        reason = f"measured {timing['median_us']:.1f} us, but all units one after the other need {found.high:.1f} us"
+        return Bottleneck(TERMS["latency"], reason, MEASURED)
+    if bottleneck := _from_counters(analysis, found):
+        return bottleneck
+    if found.is_too_short:
+        reason = f"DRAM would be {found.busy:.0%} busy: the call ends before memory is saturated"
+        return Bottleneck(TERMS["latency"], reason, CALCULATED)
+    term = found.terms[found.bottleneck]
+    source = COMPILED if found.bottleneck in ("latency", "start") else term.source
+    advice = FEWER_LAUNCHES if found.bottleneck == "start" else ""
+    return Bottleneck(term_name(found.bottleneck), f"{term.us:.1f} of the predicted {found.us:.1f} us", source, advice)
 
 
-def _by_counters(known: Known, found: Prediction) -> Binding | None:
-    """As the hardware counted it; which unit computes, and which of two that are equally busy, only the code says."""
-    counted = known.evidence.counted
-    if counted is None or counted.binds is None:
+def _from_counters(analysis: Analysis, found: Prediction) -> Bottleneck | None:
+    """Return the bottleneck by hardware counters. The compute unit, or either of two balanced ones, is predicted."""
+    counters = analysis.call.counters
+    if counters is None or counters.binds is None:
         return None
     compute = [unit for unit in found.terms if unit not in ("memory", "latency", "start", "atomics")]
-    unit = {
+    term = {
         "memory": "memory",
         "latency": "latency",
         "compute": max(compute, key=lambda unit: found.terms[unit].us, default="issue"),
-    }.get(counted.binds, found.binds)
-    why = f"memory is {counted.memory:.0%} busy, the SMs {counted.sm:.0%}"
-    return Binding(UNITS[unit.partition(".")[0]], why, COUNTED)
+    }.get(counters.binds, found.bottleneck)
+    reason = f"memory is {counters.memory:.0%} busy, the SMs {counters.sm:.0%}"
+    return Bottleneck(term_name(term), reason, COUNTED)

@@ -1,4 +1,4 @@
-"""What follows from the evidence: the work of each launch, a prediction, and the floor that no kernel can pass."""
+"""Quantities derived from the data of a call: launch models, prediction, time floor and repeated traffic."""
 
 from __future__ import annotations
 
@@ -6,87 +6,86 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
-from tilewright.interpreter.observed import Traffic
-from tilewright.workbench.explain.evidence import AUDITED, COUNTED, Evidence
-from tilewright.workbench.explain.prediction import LATENCY, Prediction, predicted, works
-from tilewright.workbench.explain.work import Work
+from tilewright.interpreter.results import Traffic
+from tilewright.workbench.explain.collect import AUDITED, COUNTED, CallData
+from tilewright.workbench.explain.launch_model import LaunchModel
+from tilewright.workbench.explain.prediction import DRAM_LATENCY, Prediction, launch_models, predict
 
-MATTERS = 0.05  # of all bytes: what tensors of one name must move to be worth a word
+SIGNIFICANT = 0.05  # share of all bytes; tensors that move less are ignored
 
 
 @dataclass(frozen=True)
-class Known:
-    evidence: Evidence
+class Analysis:
+    call: CallData
 
     @cached_property
-    def works(self) -> list[Work]:
-        return works(self.evidence)
+    def models(self) -> list[LaunchModel]:
+        return launch_models(self.call)
 
     @cached_property
     def prediction(self) -> Prediction | None:
-        return predicted(self.evidence)
+        return predict(self.call)
 
     @cached_property
-    def longest(self) -> Work:
-        """The launch that moves most, or runs the most instructions."""
-        return max(self.works, key=lambda w: (w.moved.asked if w.moved else 0, sum(w.executed.values())))
+    def longest(self) -> LaunchModel:
+        """The launch that requests the most bytes, then the one with the most instructions."""
+        return max(self.models, key=lambda m: (m.moved.requested if m.moved else 0, sum(m.executed.values())))
 
     @property
     def traffic(self) -> list[Traffic]:
-        """Of tensors that matter, alone or with others that kernels call by the same name."""
-        audited = self.evidence.audited
+        """The traffic of tensors that are significant, alone or together with others of the same argument name."""
+        audited = self.call.audited
         if audited is None:
             return []
         moved: Counter[str] = Counter()
-        for t in audited.found.traffic:
+        for t in audited.audit.traffic:
             moved[t.name] += t.moved
-        return [t for t in audited.found.traffic if moved[t.name] > MATTERS * audited.found.moved]
+        return [t for t in audited.audit.traffic if moved[t.name] > SIGNIFICANT * audited.audit.moved]
 
     @cached_property
     def floor_us(self) -> float | None:
-        """The least time of the call: its bytes once, or its busiest unit."""
-        least = self.evidence.least
-        if least is None or self.prediction is None:
+        """The minimum time of the call: its minimum bytes, or its busiest unit."""
+        min_bytes = self.call.min_bytes
+        if min_bytes is None or self.prediction is None:
             return None
-        ceilings, cost, audited = self.evidence.ceilings, self.evidence.cost, self.evidence.audited
+        ceilings, cost, audited = self.call.ceilings, self.call.cost, self.call.audited
         if cost:
             units = [n / ceilings.rates[u] for u, n in cost.flops.items() if ceilings.rates.get(u)]
             return 1e6 * max(ceilings.memory_seconds(cost.read, cost.written), *units, 0.0)
         assert audited
-        written = audited.moved.written / max(1.0, audited.moved.distinct) * least
-        return 1e6 * max(ceilings.memory_seconds(least - written, written), self._matrix_seconds)
+        written = audited.moved.written / max(1.0, audited.moved.distinct) * min_bytes
+        return 1e6 * max(ceilings.memory_seconds(min_bytes - written, written), self._mma_seconds)
 
     @property
-    def _matrix_seconds(self) -> float:
-        """Of the products that the code makes."""
-        rates = self.evidence.ceilings.rates
-        return sum(amount / rates[unit] for work in self.works for unit, amount in work.products.items())
+    def _mma_seconds(self) -> float:
+        rates = self.call.ceilings.rates
+        return sum(flops / rates[unit] for model in self.models for unit, flops in model.mma_flops.items())
 
     @property
-    def passes(self) -> tuple[float, str] | None:
-        """Bytes that memory moves for each that must move, and how we know."""
-        audited, counted, cost = self.evidence.audited, self.evidence.counted, self.evidence.cost
-        if counted and counted.dram_bytes and cost:
-            return counted.dram_bytes / cost.bytes, COUNTED
-        if audited is None or self.evidence.besides.others:  # whose inputs and results no one has counted
+    def dram_passes(self) -> tuple[float, str] | None:
+        """DRAM bytes / minimum bytes, with the source of the number."""
+        audited, counters, cost = self.call.audited, self.call.counters, self.call.cost
+        if counters and counters.dram_bytes and cost:
+            return counters.dram_bytes / cost.bytes, COUNTED
+        if audited is None or self.call.host_work.torch_ops:  # whose traffic is not audited
             return None
-        return audited.moved.distinct / max(1.0, self.evidence.least or 0.0), AUDITED
+        return audited.moved.distinct / max(1.0, self.call.min_bytes or 0.0), AUDITED
 
     @property
     def repeats_us(self) -> float:
-        """What memory and caches take for bytes that were moved before."""
-        audited = self.evidence.audited
+        """The predicted time for repeated bytes."""
+        audited = self.call.audited
         if audited is None or self.prediction is None:
             return 0.0
-        once = self.evidence.ceilings.memory_seconds(audited.moved.read, audited.moved.written)
+        once = self.call.ceilings.memory_seconds(audited.moved.read, audited.moved.written)
         return max(0.0, self.prediction.terms["memory"].us - 1e6 * once)
 
     @property
     def is_short(self) -> bool:
-        """Whether starting takes most of the time."""
-        return self.prediction is not None and self.prediction.binds == "start"
+        """Whether launch overhead takes most of the time."""
+        return self.prediction is not None and self.prediction.bottleneck == "start"
 
     @property
-    def needed(self) -> float:
-        """Bytes that an SM must have asked for at any time for memory to be busy."""
-        return self.evidence.ceilings.rates["read"] * LATENCY / self.evidence.gpu.sms
+    def saturating_bytes(self) -> float:
+        """Bytes in flight per SM that saturate DRAM, by Little's law."""
+        return self.call.ceilings.rates["read"] * DRAM_LATENCY / self.call.gpu.sms

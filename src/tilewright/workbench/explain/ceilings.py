@@ -1,4 +1,4 @@
-"""How fast a GPU can be: as measured where a record says so, else its datasheet times what others reach of theirs."""
+"""The ceilings of a GPU: measured, or its datasheet scaled by what another GPU reaches of its own datasheet."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from typing import Any
 from tilewright import hardware
 from tilewright.hardware import GPU
 
-CACHE = 2.0  # the L2's bandwidth in that of memory, where no one measured it
-TIMER_US = 1.3  # what two events with nothing between them say, where no record does
+L2_RATIO = 2.0  # L2 bandwidth / DRAM bandwidth, if not measured
+TIMER_US = 1.3  # between two events with nothing between them, if not measured
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates per second, keyed as in Cost, and `l2`."""
+    """Rates per second, with the keys of Cost and `l2`."""
 
     rates: Mapping[str, float]
     source: str
     timer_us: float = TIMER_US
 
     def memory_seconds(self, read: float, written: float) -> float:
-        """Each way has its rate; where both go on at once, the bus turns round for every byte of the lesser."""
-        copy, reading, writing = (self.rates[name] for name in ("copy", "read", "write"))
-        turn = max(0.0, 2 / copy - 1 / reading - 1 / writing)
-        return read / reading + written / writing + turn * min(read, written)
+        """Return the DRAM time. Mixed reads and writes pay for bus turnarounds, by the smaller of the two."""
+        copy, read_rate, write_rate = (self.rates[name] for name in ("copy", "read", "write"))
+        turnaround = max(0.0, 2 / copy - 1 / read_rate - 1 / write_rate)
+        return read / read_rate + written / write_rate + turnaround * min(read, written)
 
 
 def ceilings(gpu: GPU, records: Iterable[Mapping[str, Any]]) -> Ceilings:
-    """From timings: the newest of this GPU, or of another whose shares of its datasheet are taken for this one's."""
+    """Return the newest measured ceilings of this GPU, or its datasheet scaled by those of another."""
     timings = sorted((r for r in records if r["kind"] == "timing" and r["ceilings"]), key=lambda r: r["date"])
     own = [r for r in timings if r["device"]["gpu"] == gpu.name]
     if own:
         floors = [r["timer"]["floor_us"] for r in own if r["timer"].get("floor_us")]
         rates = _complete(hardware.rates(own[-1]["ceilings"], gpu.name), gpu)
-        said = f"measured on {own[-1]['device']['name']}, {own[-1]['date'][:10]}"
-        return Ceilings(rates, said, median(floors) if floors else TIMER_US)
+        source = f"measured on {own[-1]['device']['name']}, {own[-1]['date'][:10]}"
+        return Ceilings(rates, source, median(floors) if floors else TIMER_US)
     for other in reversed(timings):
         sheet = hardware.DATASHEETS.get(other["device"]["gpu"])
         if sheet:
             reached = _reached(other["ceilings"], sheet)
             rates = {unit: rate * reached.get(unit, 1.0) for unit, rate in _complete(gpu.rates(), gpu).items()}
-            return Ceilings(rates, f"datasheet, times {reached['copy']:.2f} for memory, as {sheet.name} has of its own")
-    return Ceilings(_complete(gpu.rates(), gpu), "datasheet, of which no kernel reaches all")
+            return Ceilings(rates, f"datasheet, DRAM times {reached['copy']:.2f} as measured on {sheet.name}")
+    return Ceilings(_complete(gpu.rates(), gpu), "datasheet peak, which no kernel reaches")
 
 
 def _complete(rates: Mapping[str, float], gpu: GPU) -> dict[str, float]:
-    return {"l2": CACHE * gpu.bandwidth} | dict(rates)
+    return {"l2": L2_RATIO * gpu.bandwidth} | dict(rates)
 
 
 def _reached(measured: Mapping[str, float], gpu: GPU) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""The eight things that experts look at in a slow kernel, each with the numbers that decide it.
+"""Eight checks of a slow kernel, each with the numbers that decide it.
 
-A point says nothing that no number supports: what is not known names the command that would tell.
+A check without numbers is `unknown`, and names the command that would provide them.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from typing import Any
 import triton
 
 from tilewright.cost import amount, size
-from tilewright.interpreter.observed import SECTOR, Traffic
-from tilewright.workbench.explain.analysis import Known
-from tilewright.workbench.explain.evidence import AUDITED, CALCULATED, COMPILED, MEASURED, Audited, meeting
-from tilewright.workbench.explain.prediction import START_US
-from tilewright.workbench.explain.work import ISSUED, LOADS, Work
-from tilewright.workbench.inspect import Inspection
-from tilewright.workbench.inspect.banks import SharedAccess
+from tilewright.interpreter.results import SECTOR, Traffic
+from tilewright.workbench.explain.analysis import Analysis
+from tilewright.workbench.explain.collect import AUDITED, CALCULATED, COMPILED, MEASURED
+from tilewright.workbench.explain.launch_model import ISSUE_RATE, LOADS, LaunchModel
+from tilewright.workbench.explain.prediction import LAUNCH_US
+from tilewright.workbench.explain.traffic import AuditedTraffic, atomics_per_address
+from tilewright.workbench.inspect import Inspection, unit_name
+from tilewright.workbench.inspect.bank_conflicts import SharedAccess
 from tilewright.workbench.inspect.code import TritonCode
-from tilewright.workbench.inspect.listing import Place
+from tilewright.workbench.inspect.line_info import SourceLine
 
-PASS, FAIL, NOT_APPLICABLE, UNKNOWN = "pass", "fail", "does not apply", "not known"
+PASS, FAIL, NOT_APPLICABLE, UNKNOWN = "pass", "fail", "not applicable", "unknown"
 BOUND = "memory- or compute-bound"
 
-COUNT = "run tilewright profile on the GPU, which counts"
-NO_GRID = "not known: a .cu file does not say how many blocks there are; run tilewright explain on what launches it"
-SHORT = "all its work takes less than its launch does"
-SCATTERED = 1.5  # bytes of sectors for each byte used
-REPEATED = 1.2  # times that a byte is read
-PASSES = 1.15  # bytes for each that must move
-PARTED = 0.25  # of the code
-WAITING = 0.4  # of the floor: for one address, one bank, or the same bytes again
-FEW = 0.02  # of all instructions: spills, or float64 that a library takes for rare numbers
-FEW_WARPS = 4  # of an SM: one for each of its schedulers
-STARVED = 0.5  # of the bytes that must be on their way
-THIN = 8  # bytes that a thread moves
-MANY = 32  # blocks for each that the GPU has at a time
+PROFILE = "run `tilewright profile` on the GPU for measured counters"
+NO_GRID = "a .cu file does not define the grid; run `tilewright explain` on a Python file that launches the kernel"
+SHORT = "launch overhead takes longer than the work"
+SCATTERED = 1.5  # sector bytes per byte used
+REPEATED = 1.2  # reads per byte
+PASSES = 1.15  # DRAM bytes / minimum bytes
+DIVERGENT = 0.25  # share of the code
+SIGNIFICANT = 0.4  # share of the floor that bank conflicts or repeated bytes may take
+FEW = 0.02  # share of all instructions; less may be the slow path of a library function
+FEW_WARPS = 4  # per SM: one per scheduler
+STARVED = 0.5  # share of the bytes in flight that saturate DRAM
+THIN = 8  # bytes per thread
+MANY_WAVES = 32
 NEAR = 0.6  # of a ceiling
 
 
@@ -51,246 +52,235 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Point:
+class Check:
     name: str
     verdict: str
     facts: Sequence[Fact] = ()
-    place: Place = None
-    move: str = ""  # what to try next, or to run
+    source_line: SourceLine = None
+    advice: str = ""  # what to try, or to run, next
 
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "verdict": self.verdict,
             "evidence": [vars(fact) for fact in self.facts],
-            "line": list(self.place) if self.place else None,
-            "next": self.move,
+            "line": list(self.source_line) if self.source_line else None,
+            "next": self.advice,
         }
 
 
-def checklist(known: Known) -> list[Point]:
-    return [look(known) for look in _POINTS]
+def checklist(analysis: Analysis) -> list[Check]:
+    return [check(analysis) for check in _CHECKS]
 
 
-def coalesced(known: Known) -> Point:
-    """Do neighbouring lanes touch neighbouring bytes?"""
+def coalescing(analysis: Analysis) -> Check:
+    """Check that neighbouring lanes access neighbouring bytes, and different banks of shared memory."""
     name = "coalesced access"
-    facts = list(_widths(known.works))
-    if access := _worst_conflict(known):
-        text = f"shared memory is asked {access.wavefronts:.0f} times for a {access.kind} of a warp, where"
-        text = f"{text} {access.ideal:.0f} could do"
-        move = "pad a row of the tile, or swizzle its columns, so that the lanes of a warp fall into different banks"
-        return Point(name, FAIL, [*facts, Fact(text, COMPILED)], access.place, move)
-    if not known.evidence.audited:
+    facts = list(_widths(analysis.models))
+    if access := _worst_conflict(analysis):
+        counts = f"{access.wavefronts:.0f} wavefronts per warp instead of {access.ideal:.0f}"
+        text = f"a shared memory {access.kind} takes {counts}"
+        advice = "pad the rows of the tile, or swizzle its columns, so that the lanes of a warp access different banks"
+        return Check(name, FAIL, [*facts, Fact(text, COMPILED)], access.source_line, advice)
+    if not analysis.call.audited:
         if not facts:
-            return Point(name, NOT_APPLICABLE, [Fact("no access to global memory", COMPILED)])
-        return _unknown(known, name, *facts)
-    if known.is_short:
-        return Point(name, NOT_APPLICABLE, [*facts, Fact(SHORT, COMPILED)])
-    plain = [t for t in known.traffic if not t.atomic]
+            return Check(name, NOT_APPLICABLE, [Fact("no access to global memory", COMPILED)])
+        return _unknown(analysis, name, *facts)
+    if analysis.is_short:
+        return Check(name, NOT_APPLICABLE, [*facts, Fact(SHORT, COMPILED)])
+    plain = [t for t in analysis.traffic if not t.atomic]
     ratios = {each: _scattering([t for t in plain if t.name == each]) for each in {t.name for t in plain}}
     worst = max(ratios, key=ratios.__getitem__, default="")
     if not worst or ratios[worst] <= SCATTERED:
-        text = f"warps move {_scattering(plain):.2f} B for each byte they use"
-        return Point(name, PASS, [*facts, Fact(text, AUDITED)] if plain else facts)
-    facts.append(Fact(f"for each byte of `{worst}` that is used, warps move {ratios[worst]:.1f}", AUDITED))
-    move = (
-        f"let neighbouring lanes take neighbouring elements of `{worst}`: a tile that is read along its rows and "
-        "turned in registers or shared memory"
+        text = f"warps move {_scattering(plain):.2f} B per byte used"
+        return Check(name, PASS, [*facts, Fact(text, AUDITED)] if plain else facts)
+    facts.append(Fact(f"warps move {ratios[worst]:.1f} B per byte of `{worst}` used", AUDITED))
+    advice = (
+        f"let neighbouring lanes access neighbouring elements of `{worst}`: load a tile along its rows and transpose "
+        "it in registers or shared memory"
     )
-    return Point(name, FAIL, facts, _line_of(known, worst), move)
+    return Check(name, FAIL, facts, _line_of(analysis, worst), advice)
 
 
-def occupancy(known: Known) -> Point:
-    """Is enough resident to hide the waiting?"""
-    name, work = "occupancy", known.longest
-    one, held = work.one, work.one.occupancy
-    if one.obstacle:
-        move = "smaller tiles or fewer stages, if that is memory; fewer warps, if threads; else another grid"
-        return Point(name, FAIL, [Fact(f"it cannot be launched: {one.obstacle}", COMPILED)], move=move)
-    warps = work.resident * one.made.threads / one.gpu.warp
+def occupancy(analysis: Analysis) -> Check:
+    """Check that enough warps are resident to hide latency."""
+    name, model = "occupancy", analysis.longest
+    one, held = model.one, model.one.occupancy
+    if one.launch_error:
+        advice = "use smaller tiles or fewer stages (shared memory), fewer warps (threads), or another grid"
+        return Check(name, FAIL, [Fact(f"cannot be launched: {one.launch_error}", COMPILED)], advice=advice)
+    warps = model.resident_blocks * one.compiled.threads / one.gpu.warp
     limit = f", limited by {held.limiter}" if held.limiter else ""
-    facts = [
-        Fact(
-            f"an SM holds {_counted(held.blocks, 'block')}, {held.warps} of {one.gpu.warps_per_sm} warps{limit}",
-            COMPILED,
-        )
-    ]
+    text = f"{_counted(held.blocks, 'block')} per SM, {held.warps} of {one.gpu.warps_per_sm} warps{limit}"
+    facts = [Fact(text, COMPILED)]
     if one.launch is None:
-        return Point(name, UNKNOWN, facts, move=NO_GRID)
-    facts.append(
-        Fact(
-            f"{_counted(one.launch.blocks, 'block')} on {one.gpu.sms} SMs: {warps:.3g} warps an SM at a time", COMPILED
-        )
-    )
-    if known.prediction is None or not work.moved:
-        return _unknown(known, name, *facts)
-    if known.is_short:
-        return Point(name, NOT_APPLICABLE, [*facts, Fact(SHORT, COMPILED)])
+        return Check(name, UNKNOWN, facts, advice=NO_GRID)
+    text = f"{_counted(one.launch.blocks, 'block')} on {one.gpu.sms} SMs: {warps:.3g} resident warps per SM"
+    facts.append(Fact(text, COMPILED))
+    if analysis.prediction is None or not model.moved:
+        return _unknown(analysis, name, *facts)
+    if analysis.is_short:
+        return Check(name, NOT_APPLICABLE, [*facts, Fact(SHORT, COMPILED)])
     if warps < FEW_WARPS:
-        return Point(name, FAIL, facts, None, _more_parallel(work))
+        return Check(name, FAIL, facts, None, _more_parallelism(model))
     is_plain = "async copy" not in one.mix.kinds and "bulk copy" not in one.mix.kinds
-    if not is_plain or known.prediction.binds not in ("memory", "latency"):
-        return Point(name, PASS, facts)
-    facts.append(_on_their_way(known))
+    if not is_plain or analysis.prediction.bottleneck not in ("memory", "latency"):
+        return Check(name, PASS, facts)
+    facts.append(_in_flight(analysis))
     has_room = warps < one.gpu.warps_per_sm
-    if has_room and 0 < work.in_flight < STARVED * known.needed:
-        return Point(name, FAIL, facts, None, _more_parallel(work))
-    return Point(name, PASS, facts)
+    if has_room and 0 < model.in_flight < STARVED * analysis.saturating_bytes:
+        return Check(name, FAIL, facts, None, _more_parallelism(model))
+    return Check(name, PASS, facts)
 
 
-def bound(known: Known) -> Point:
-    """Does a unit, or memory, work near its ceiling?"""
-    name, found = BOUND, known.prediction
-    if found is None or known.floor_us is None:
-        return _unknown(known, name)
-    if known.evidence.measured_us is None and known.evidence.rest:
-        return Point(name, UNKNOWN, move=f"not known: {known.evidence.rest} takes time, too; {COUNT}")
+def bound(analysis: Analysis) -> Check:
+    """Check that memory or a compute unit works near its ceiling."""
+    name, found = BOUND, analysis.prediction
+    if found is None or analysis.floor_us is None:
+        return _unknown(analysis, name)
+    if analysis.call.measured_us is None and analysis.call.other_work:
+        return Check(name, UNKNOWN, advice=f"the call also does {analysis.call.other_work}; {PROFILE}")
     facts = []
-    work = known.longest.one.work
-    if work and work.unit:
-        facts.append(Fact(work.beside_the_ridge, CALCULATED))
-    us, source = known.evidence.measured_us, MEASURED
+    roofline = analysis.longest.one.roofline
+    if roofline and roofline.unit:
+        facts.append(Fact(roofline.intensity_summary, CALCULATED))
+    us, source = analysis.call.measured_us, MEASURED
     if us is None:
         us, source = found.us, "predicted"
-    text = f"{us:.1f} us; its floor is {known.floor_us:.1f} us: {known.floor_us / us:.0%} of the ceiling"
+    text = f"{us:.1f} us against a floor of {analysis.floor_us:.1f} us: {analysis.floor_us / us:.0%} of the ceiling"
     facts.append(Fact(text, source))
-    starts = found.terms["start"].us + known.evidence.ceilings.timer_us
-    if known.floor_us >= NEAR * (us - starts) or known.is_short:
-        return Point(name, PASS, facts)
-    return Point(
-        name, FAIL, facts, move="the other points say why; where none does, tilewright profile shows the stalls"
-    )
+    overhead = found.terms["start"].us + analysis.call.ceilings.timer_us
+    if analysis.floor_us >= NEAR * (us - overhead) or analysis.is_short:
+        return Check(name, PASS, facts)
+    advice = "see the other failed checks; if none explains it, run `tilewright profile` and look at the stall reasons"
+    return Check(name, FAIL, facts, advice=advice)
 
 
-def divergence(known: Known) -> Point:
-    """Do lanes of one warp go different ways?"""
+def divergence(analysis: Analysis) -> Check:
+    """Check that the lanes of a warp take the same branches."""
     name = "divergence"
-    free = [work for work in known.works if not _is_triton(work.one)]
-    if not free:
-        facts = [Fact("all lanes of a Triton program go one way", CALCULATED), *_masked(known)]
-        if any(work.one.resources.stack and not work.one.resources.spills for work in known.works):
-            facts.append(Fact("but in a library function, whose rare ways have a stack", COMPILED))
-        return Point(name, NOT_APPLICABLE, facts)
-    if any(work.partings is None for work in free):
-        return Point(name, UNKNOWN, move="not known: branches are followed in PTX, which is NVIDIA's")
-    found = [parting for work in free for parting in work.partings or ()]
+    simt = [model for model in analysis.models if not _is_triton(model.one)]
+    if not simt:
+        facts = [Fact("the control flow of a Triton program is uniform", CALCULATED), *_masked(analysis)]
+        if any(model.one.resources.stack and not model.one.resources.spills for model in analysis.models):
+            facts.append(Fact("except in a library function, whose slow path for rare values uses a stack", COMPILED))
+        return Check(name, NOT_APPLICABLE, facts)
+    if any(model.divergent_branches is None for model in simt):
+        return Check(name, UNKNOWN, advice="branches are simulated from PTX, which AMD GPUs do not have")
+    found = [branch for model in simt for branch in model.divergent_branches or ()]
     if not found:
-        return Point(name, PASS, [Fact("no branch at which the lanes of a warp part", COMPILED)])
-    worst = max(found, key=lambda parting: parting.share)
-    where = _counted(len(found), "branch", "branches")
-    text = f"lanes may part at {where}, the largest before {worst.share:.0%} of the instructions"
-    if worst.share < PARTED:
-        return Point(name, PASS, [Fact(text, COMPILED)])
-    move = "give all lanes of a warp the same way: one thread for a pair of elements, or elements sorted by their way"
-    return Point(name, FAIL, [Fact(text, COMPILED)], worst.place, move)
+        return Check(name, PASS, [Fact("no divergent branches", COMPILED)])
+    worst = max(found, key=lambda branch: branch.share)
+    count = _counted(len(found), "branch", "branches")
+    text = f"{count} may diverge; the largest covers {worst.share:.0%} of the instructions"
+    if worst.share < DIVERGENT:
+        return Check(name, PASS, [Fact(text, COMPILED)])
+    advice = "make branches uniform within a warp: one thread for a pair of elements, or elements sorted by branch"
+    return Check(name, FAIL, [Fact(text, COMPILED)], worst.source_line, advice)
 
 
-def reuse(known: Known) -> Point:
-    """Is what was fetched used again before it is fetched again?"""
-    name, audited = "tiling and reuse", known.evidence.audited
-    if audited is None or known.floor_us is None:
-        return _unknown(known, name)
-    used = audited.found.traffic
+def reuse(analysis: Analysis) -> Check:
+    """Check that loaded data is reused on chip instead of loaded again."""
+    name, audited = "tiling and reuse", analysis.call.audited
+    if audited is None or analysis.floor_us is None:
+        return _unknown(analysis, name)
+    used = audited.audit.traffic
     times = sum(t.loaded for t in used) / max(1, sum(t.distinct_read for t in used))
-    where = f" on {audited.case}" if audited.case else ""
-    facts = [Fact(f"a byte that is read is read {_times(times)}{where}", AUDITED)]
+    where = f" in the audited case {audited.case}" if audited.case else ""
+    facts = [Fact(f"each byte is read {_times(times)}{where}", AUDITED)]
     if times < REPEATED:
-        return Point(name, NOT_APPLICABLE, facts)
-    facts.append(Fact(f"that adds {known.repeats_us:.1f} us to a floor of {known.floor_us:.1f} us", AUDITED))
-    assert known.prediction
-    if known.prediction.terms["memory"].us <= (1 + WAITING) * known.floor_us or known.is_short:
-        return Point(name, PASS, facts)
+        return Check(name, NOT_APPLICABLE, facts)
+    text = f"repeated reads add {analysis.repeats_us:.1f} us to a floor of {analysis.floor_us:.1f} us"
+    facts.append(Fact(text, AUDITED))
+    assert analysis.prediction
+    if analysis.prediction.terms["memory"].us <= (1 + SIGNIFICANT) * analysis.floor_us or analysis.is_short:
+        return Check(name, PASS, facts)
     worst = max(used, key=lambda t: t.loaded - t.distinct_read)
     facts.append(Fact(f"`{worst.name}` is read {_times(worst.reads_per_element)}", AUDITED))
-    move = f"keep what is loaded of `{worst.name}` on the chip for all who need it: larger tiles, or fewer passes"
-    return Point(name, FAIL, facts, _line_of(known, worst.name), move)
+    advice = f"keep loaded data of `{worst.name}` on chip for every use: larger tiles, or fewer passes"
+    return Check(name, FAIL, facts, _line_of(analysis, worst.name), advice)
 
 
-def privatisation(known: Known) -> Point:
-    """Do threads meet at the same addresses?"""
+def privatisation(analysis: Analysis) -> Check:
+    """Check that atomics do not contend for the same addresses."""
     name = "privatisation"
-    atomics = {work.one.name: work.one.mix.kinds.get("atomic", 0) for work in known.works}
+    atomics = {model.one.name: model.one.mix.kinds.get("atomic", 0) for model in analysis.models}
     if not any(atomics.values()):
-        return Point(name, NOT_APPLICABLE, [Fact("no atomics", COMPILED)])
+        return Check(name, NOT_APPLICABLE, [Fact("no atomics", COMPILED)])
     facts = [Fact(f"{_counted(n, 'atomic instruction')} in {kernel}", COMPILED) for kernel, n in atomics.items() if n]
-    audited = known.evidence.audited
-    if audited is None or known.floor_us is None:
-        return _unknown(known, name, *facts)
-    used = [t for t in audited.found.traffic if t.atomic]
+    audited = analysis.call.audited
+    if audited is None or analysis.floor_us is None:
+        return _unknown(analysis, name, *facts)
+    used = [t for t in audited.audit.traffic if t.atomic]
     if not used:
-        return Point(name, PASS, [*facts, Fact("none of them ran", AUDITED)])
-    worst = max(used, key=meeting)
-    each = meeting(worst) * audited.scale
-    us = each / known.evidence.gpu.clock_mhz
-    text = f"{amount(each)} atomics of warps on each address of `{worst.name}`, one a clock: {us:.1f} us"
-    facts.append(Fact(f"{text}, where the floor is {known.floor_us:.1f} us", AUDITED))
-    if us <= known.floor_us or us < START_US:
-        return Point(name, PASS, facts)
-    move = f"add up in registers or shared memory first, then once a program into `{worst.name}`"
-    place = next((p for w in known.works for p in w.one.mix.by_place("atomic") if p), None)
-    return Point(name, FAIL, facts, place, move)
+        return Check(name, PASS, [*facts, Fact("none of them was executed", AUDITED)])
+    worst = max(used, key=atomics_per_address)
+    each = atomics_per_address(worst) * audited.scale
+    us = each / analysis.call.gpu.clock_mhz
+    text = f"{amount(each)} warp atomics per address of `{worst.name}`, one per clock: {us:.1f} us"
+    facts.append(Fact(f"{text}, against a floor of {analysis.floor_us:.1f} us", AUDITED))
+    if us <= analysis.floor_us or us < LAUNCH_US:
+        return Check(name, PASS, facts)
+    advice = f"reduce in registers or shared memory first, then do one atomic per program on `{worst.name}`"
+    source_line = next((line for m in analysis.models for line in m.one.mix.by_line("atomic") if line), None)
+    return Check(name, FAIL, facts, source_line, advice)
 
 
-def coarsening(known: Known) -> Point:
-    """Does a thread do enough for what it costs to start it?"""
-    name, work = "coarsening", known.longest
-    one = work.one
-    width, loops = work.thread_bytes, False
+def coarsening(analysis: Analysis) -> Check:
+    """Check that a thread does enough work for the cost of starting it."""
+    name, model = "coarsening", analysis.longest
+    one = model.one
+    width, loops = model.bytes_per_thread, False
     if width is not None:
-        facts = [Fact(f"a thread moves {width:.0f} B", AUDITED if known.evidence.audited else CALCULATED)]
-    else:  # then by its code, which may have ways that are not gone
-        width = sum(s.instruction.width for s in work.steps if s.instruction.kind in (*LOADS, "global store"))
-        loops = any(s.in_loop and s.instruction.width for s in work.steps)
-        facts = [Fact(f"a thread moves {width} B" + (" each round of its loop" if loops else ""), COMPILED)]
+        facts = [Fact(f"{width:.0f} B moved per thread", AUDITED if analysis.call.audited else CALCULATED)]
+    else:  # from the code, which may have paths that are not taken
+        width = sum(i.width for i in model.instructions if i.kind in (*LOADS, "global store"))
+        loops = any(i.in_loop and i.width for i in model.instructions)
+        facts = [Fact(f"{width} B moved per thread" + (" and loop iteration" if loops else ""), COMPILED)]
     if "bulk copy" in one.mix.kinds or not width:
-        return Point(name, NOT_APPLICABLE, [Fact("the data does not go through a thread's loads", COMPILED)])
+        return Check(name, NOT_APPLICABLE, [Fact("global memory is not accessed by loads of threads", COMPILED)])
     if one.launch is None:
-        return Point(name, UNKNOWN, facts, move=NO_GRID)
+        return Check(name, UNKNOWN, facts, advice=NO_GRID)
     waves = one.waves or 0.0
-    facts.append(
-        Fact(f"{_counted(one.launch.blocks, 'block')} of {one.made.threads} threads, {waves:.1f} waves", COMPILED)
-    )
-    if loops or width > THIN or waves < MANY:
-        return Point(name, PASS, facts)
-    facts.append(_on_their_way(known))
-    move = "let a program take 8 times as many elements with as many threads: 16 B a load, an eighth of the blocks"
-    place = next((p for p in one.mix.by_place(*LOADS) if p), None)
-    return Point(name, FAIL, facts, place, move)
+    text = f"{_counted(one.launch.blocks, 'block')} of {one.compiled.threads} threads, {waves:.1f} waves"
+    facts.append(Fact(text, COMPILED))
+    if loops or width > THIN or waves < MANY_WAVES:
+        return Check(name, PASS, facts)
+    facts.append(_in_flight(analysis))
+    advice = "process 8 times as many elements per program with the same threads: 16 B loads, an eighth of the blocks"
+    source_line = next((line for line in one.mix.by_line(*LOADS) if line), None)
+    return Check(name, FAIL, facts, source_line, advice)
 
 
-def mathematics(known: Known) -> Point:
-    """Is there work that need not be: spilled registers, a precision no one asked for, a pass too many?"""
-    name, audited = "better mathematics", known.evidence.audited
-    for work in known.works:
-        rates = known.evidence.ceilings.rates
-        if waste := _spilled(work.one) or _accidental_fp64(work.one, rates) or _without_matrix_unit(work):
-            fact, kinds, move = waste
-            place = next((p for p in work.one.mix.by_place(*kinds) if p), None)
-            return Point(name, FAIL, [fact], place, move)
-    facts = [Fact("no spills, no float64 by accident", COMPILED)]
-    if (found := known.passes) is None:
-        why = known.evidence.unaudited or f"{known.evidence.rest} uses what they leave"
-        return Point(name, UNKNOWN, facts, move=f"not known: {why}; {COUNT}")
+def mathematics(analysis: Analysis) -> Check:
+    """Check for avoidable work: spilled registers, unintended float64, idle tensor cores, extra passes over memory."""
+    name, audited = "better mathematics", analysis.call.audited
+    for model in analysis.models:
+        rates = analysis.call.ceilings.rates
+        if waste := _spills(model.one) or _accidental_fp64(model.one, rates) or _idle_tensor_cores(model):
+            fact, kinds, advice = waste
+            source_line = next((line for line in model.one.mix.by_line(*kinds) if line), None)
+            return Check(name, FAIL, [fact], source_line, advice)
+    facts = [Fact("no spills, no unintended float64", COMPILED)]
+    if (found := analysis.dram_passes) is None:
+        reason = analysis.call.no_audit_reason or f"the call also does {analysis.call.other_work}"
+        return Check(name, UNKNOWN, facts, advice=f"{reason}; {PROFILE}")
     ratio, source = found
-    facts.append(Fact(f"memory moves {ratio:.2f} times the least bytes", source))
+    facts.append(Fact(f"DRAM traffic is {ratio:.2f} times the minimum", source))
     if ratio < PASSES:
-        return Point(name, PASS, facts)
-    if known.evidence.besides.products:
-        return Point(
-            name, UNKNOWN, facts, move="not known: how many of them torch's products move, which are with them"
-        )
+        return Check(name, PASS, facts)
+    if analysis.call.host_work.gemms:
+        return Check(name, UNKNOWN, facts, advice="the traffic of torch's GEMMs is included, but not known separately")
     if audited:
-        facts += _moved_again(audited)
-    names = " and ".join(dict.fromkeys(work.one.name for work in known.works))
-    several = len(known.works) > 1
-    move = f"one launch for {names}: what one leaves in memory, or has read, the next could have in registers"
-    one_pass = "one pass: keep what is read until all that needs it is done"
-    return Point(name, FAIL, facts, None, move if several else one_pass)
+        facts += _repeated_traffic(audited)
+    names = " and ".join(dict.fromkeys(model.one.name for model in analysis.models))
+    fuse = f"fuse {names} into one launch, so that intermediate results and shared inputs stay in registers"
+    one_pass = "use one pass: keep data on chip until its last use"
+    return Check(name, FAIL, facts, None, fuse if len(analysis.models) > 1 else one_pass)
 
 
-_POINTS: tuple[Callable[[Known], Point], ...] = (
-    coalesced,
+_CHECKS: tuple[Callable[[Analysis], Check], ...] = (
+    coalescing,
     occupancy,
     bound,
     divergence,
@@ -301,12 +291,12 @@ _POINTS: tuple[Callable[[Known], Point], ...] = (
 )
 
 
-def _unknown(known: Known, name: str, *facts: Fact) -> Point:
-    return Point(name, UNKNOWN, facts, move=f"not known: {known.evidence.unaudited}; {COUNT}")
+def _unknown(analysis: Analysis, name: str, *facts: Fact) -> Check:
+    return Check(name, UNKNOWN, facts, advice=f"{analysis.call.no_audit_reason}; {PROFILE}")
 
 
-def _counted(count: int, what: str, several: str = "") -> str:
-    return f"{count} {what if count == 1 else several or what + 's'}"
+def _counted(count: int, noun: str, plural: str = "") -> str:
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def _times(count: float) -> str:
@@ -317,119 +307,124 @@ def _is_triton(one: Inspection) -> bool:
     return one.launch is not None and isinstance(one.launch.code, TritonCode)
 
 
-def _masked(known: Known) -> Iterator[Fact]:
-    lanes = sum(t.lanes for t in known.traffic)
+def _masked(analysis: Analysis) -> Iterator[Fact]:
+    lanes = sum(t.lanes for t in analysis.traffic)
     if lanes:
-        share = sum(t.masked for t in known.traffic) / lanes
-        yield Fact(f"masks turn off {share:.0%} of the lanes of its loads and stores", AUDITED)
+        share = sum(t.masked for t in analysis.traffic) / lanes
+        yield Fact(f"{share:.0%} of the lanes of loads and stores are masked off", AUDITED)
 
 
 def _scattering(of: Sequence[Traffic]) -> float:
-    """Bytes of sectors for each byte used."""
+    """Return sector bytes per byte used."""
     return SECTOR * sum(t.sectors for t in of) / max(1, sum(t.moved for t in of))
 
 
-def _widths(found: Sequence[Work]) -> Iterator[Fact]:
-    for work in found:
-        said = []
+def _widths(models: Sequence[LaunchModel]) -> Iterator[Fact]:
+    for model in models:
+        widths = []
         for what, kinds in (("load", LOADS), ("store", ("global store",))):
-            if count := work.one.mix.bytes_each(*kinds):
-                said.append(f"{count:.3g} B a {what}")
-        if said:
-            yield Fact(f"{work.one.name}: {', '.join(said)} of a thread", COMPILED)
+            if width := model.one.mix.mean_width(*kinds):
+                widths.append(f"{width:.3g} B {what}s")
+        if widths:
+            yield Fact(f"{model.one.name}: {' and '.join(widths)} per thread", COMPILED)
 
 
-def _worst_conflict(known: Known) -> SharedAccess | None:
-    """The accesses that wait most for banks of shared memory, where that waiting counts: against the floor or, where
-    none is known, against the time in which all instructions could start."""
-    for work in known.works:
-        own = [a for a in work.one.shared_accesses or () if a.wavefronts and not _is_compilers(a.place)]
+def _worst_conflict(analysis: Analysis) -> SharedAccess | None:
+    """Return the access with the most bank conflicts if they matter, compared with the floor or, if it is unknown, with
+    the time to issue all instructions."""
+    for model in analysis.models:
+        own = [a for a in model.one.shared_accesses or () if a.wavefronts and not _is_in_triton(a.source_line)]
         waits = {a: a.count * (a.wavefronts - (a.ideal or 0)) for a in own if a.wavefronts}
-        clocks, instructions = sum(waits.values()), len(work.steps)
-        us = clocks * work.trips[1] * work.warps * work.programs / (work.one.gpu.sms * work.one.gpu.clock_mhz)
-        if us > WAITING * known.floor_us if known.floor_us else clocks > instructions / ISSUED:
+        clocks, instructions = sum(waits.values()), len(model.instructions)
+        us = clocks * model.trips[1] * model.warps * model.programs / (model.one.gpu.sms * model.one.gpu.clock_mhz)
+        if us > SIGNIFICANT * analysis.floor_us if analysis.floor_us else clocks > instructions / ISSUE_RATE:
             return max(waits, key=waits.__getitem__)
     return None
 
 
-def _is_compilers(place: Place) -> bool:
-    """Scratch memory of Triton's own reductions: how it is laid out is not for a kernel to say."""
-    return place is not None and Path(place[0]).is_relative_to(Path(triton.__file__).parent)
+def _is_in_triton(source_line: SourceLine) -> bool:
+    """Return whether a line is in Triton's library, whose reductions lay out their scratch memory themselves."""
+    file = source_line[0] if source_line else ""
+    return Path(file).is_relative_to(Path(inspect.getfile(triton)).parent)
 
 
-def _on_their_way(known: Known) -> Fact:
-    most = size(known.longest.in_flight)
-    return Fact(f"at most {most} of loads on their way an SM; {size(known.needed)} keep memory busy", COMPILED)
+def _in_flight(analysis: Analysis) -> Fact:
+    loads, needed = size(analysis.longest.in_flight), size(analysis.saturating_bytes)
+    return Fact(f"up to {loads} of loads in flight per SM; {needed} would saturate DRAM", COMPILED)
 
 
-def _more_parallel(work: Work) -> str:
-    if work.resident < work.one.occupancy.blocks:
-        return "split the work over more programs: there are places for them on every SM"
-    limiter = work.one.occupancy.limiter
+def _more_parallelism(model: LaunchModel) -> str:
+    if model.resident_blocks < model.one.occupancy.blocks:
+        return "split the work over more programs: every SM has room for more blocks"
+    limiter = model.one.occupancy.limiter
     if "registers" in limiter:
-        return "fewer elements a thread, so that registers allow more blocks an SM"
+        return "use fewer elements per thread, so that registers allow more blocks per SM"
     if "shared" in limiter:
-        return "smaller tiles or fewer stages, so that shared memory allows more blocks an SM"
-    return "more warps a block, or more elements a thread"
+        return "use smaller tiles or fewer stages, so that shared memory allows more blocks per SM"
+    return "use more warps per block, or more elements per thread"
 
 
-def _line_of(known: Known, argument: str) -> Place:
-    """The first line that loads or stores by a pointer of this name."""
-    for one in known.evidence.launches:
+def _line_of(analysis: Analysis, argument: str) -> SourceLine:
+    """Return the first line that loads or stores through a pointer of this name."""
+    for one in analysis.call.launches:
         if one.launch is None or not isinstance(one.launch.code, TritonCode):
             continue
         lines, first = inspect.getsourcelines(one.launch.code.function.fn)
         for number, line in enumerate(lines, first):
-            if f"{argument} +" in line and any(f"tl.{way}(" in line for way in ("load", "store")):
+            if f"{argument} +" in line and any(f"tl.{access}(" in line for access in ("load", "store")):
                 return one.launch.code.file, number
     return None
 
 
-def _moved_again(audited: Audited) -> Iterator[Fact]:
-    """What memory moves more than once: scratch, and inputs that several launches read."""
-    if scratch := audited.found.scratch:
+def _repeated_traffic(audited: AuditedTraffic) -> Iterator[Fact]:
+    """Yield what DRAM moves more than once: scratch memory, and inputs that several launches read."""
+    if scratch := audited.audit.scratch:
         yield Fact(f"{size(scratch * audited.scale)} of scratch memory are written and read", AUDITED)
     readers: Counter[str] = Counter()
-    for launch in audited.found.launches:
+    for launch in audited.audit.launches:
         readers.update(
-            {t.name for t in launch.arguments.values() if t.distinct_read and audited.found.role(t) == "input"}
+            {t.name for t in launch.arguments.values() if t.distinct_read and audited.audit.role(t) == "input"}
         )
     for name, count in readers.items():
         if count > 1:
             yield Fact(f"`{name}` is read by {count} launches", AUDITED)
 
 
-Waste = tuple[Fact, tuple[str, ...], str]  # with the kinds of instructions that show it, and what to do
+Waste = tuple[Fact, tuple[str, ...], str]  # the fact, the kinds of instructions that show it, and the advice
 
 
-def _spilled(one: Inspection) -> Waste | None:
+def _spills(one: Inspection) -> Waste | None:
     kinds = ("local load", "local store")
     count = sum(one.mix.kinds.get(kind, 0) for kind in kinds)
     if not one.resources.spills or count < FEW * len(one.mix.instructions):
         return None
     used = one.resources
-    text = f"{size(used.spills)} a thread do not fit into {used.registers} registers: {count} accesses to local memory"
-    return Fact(text, COMPILED), kinds, "more warps, or fewer elements, for a program; or more registers for a thread"
+    text = f"{size(used.spills)} per thread are spilled at {used.registers} registers: {count} local memory accesses"
+    return (
+        Fact(text, COMPILED),
+        kinds,
+        "use more warps or fewer elements per program, or allow more registers per thread",
+    )
 
 
 def _accidental_fp64(one: Inspection, rates: Mapping[str, float]) -> Waste | None:
-    """Where not all tensors are float64: then someone wants it."""
+    """Find float64 arithmetic, unless all tensors are float64."""
     count = one.mix.kinds.get("fp64", 0)
     code = one.launch.code if one.launch else None
     kinds = code.signature if isinstance(code, TritonCode) else {}
     wide = [name for name, kind in kinds.items() if kind in ("*fp64", "fp64")]
-    is_wanted = bool(kinds) and all(kind == "*fp64" for kind in kinds.values() if kind.startswith("*"))
-    if not count or count < FEW * len(one.mix.instructions) or is_wanted:
+    is_intended = bool(kinds) and all(kind == "*fp64" for kind in kinds.values() if kind.startswith("*"))
+    if not count or count < FEW * len(one.mix.instructions) or is_intended:
         return None
-    who = f"; `{wide[0]}` is float64" if wide else ""
-    slower = f", at 1/{rates['fp32'] / rates['fp64']:.0f} of the rate of float32" if rates.get("fp64") else ""
-    text = f"{count} instructions compute in float64{slower}{who}"
-    return Fact(text, COMPILED), ("fp64",), "convert to float32 before it is used"
+    cause = f"; `{wide[0]}` is float64" if wide else ""
+    slower = f", at 1/{rates['fp32'] / rates['fp64']:.0f} of the float32 rate" if rates.get("fp64") else ""
+    text = f"{count} instructions compute in float64{slower}{cause}"
+    return Fact(text, COMPILED), ("fp64",), "convert to float32 before use"
 
 
-def _without_matrix_unit(work: Work) -> Waste | None:
-    if not work.products or work.has_matrix_unit or work.one.gpu.is_amd:
+def _idle_tensor_cores(model: LaunchModel) -> Waste | None:
+    if not model.mma_flops or model.uses_tensor_cores or model.one.gpu.is_amd:
         return None
-    unit, count = max(work.products.items(), key=lambda pair: pair[1])
-    text = f"{amount(count)} operations of products run as multiply-adds, and {unit} is idle"
-    return Fact(text, COMPILED), ("fp32",), "tl.dot, or wmma or mma in CUDA C++: the matrix unit multiplies tiles"
+    unit, flops = max(model.mma_flops.items(), key=lambda pair: pair[1])
+    text = f"{amount(flops)}FLOP of matrix multiplication run as FMAs; the {unit_name(unit)} are idle"
+    return Fact(text, COMPILED), ("fp32",), "use tensor cores: tl.dot in Triton, wmma or mma in CUDA C++"

@@ -1,6 +1,6 @@
-"""Where lanes of a warp go different ways: branches of the PTX, followed for all lanes of a block.
+"""Find divergent branches, by simulating the PTX for all lanes of a block.
 
-A branch that depends on data counts as one at which they part.
+A branch whose condition depends on data counts as divergent.
 """
 
 from __future__ import annotations
@@ -9,45 +9,46 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.workbench.inspect.banks import kernel_lines
-from tilewright.workbench.inspect.compiling import Compiled
-from tilewright.workbench.inspect.listing import Line, Place, listing
+from tilewright.workbench.inspect.bank_conflicts import kernel_lines
+from tilewright.workbench.inspect.compiler import CompiledKernel
+from tilewright.workbench.inspect.line_info import CodeLine, SourceLine, code_lines
 from tilewright.workbench.inspect.ptx_sim import branches
 
-STAND_IN = 2**20  # for sizes that are not known
-FEW = 8  # instructions that may be jumped over at no cost to speak of: a masked access
+PLACEHOLDER = 2**20  # for unknown sizes
+FEW = 8  # instructions; shorter branches, as around a masked access, cost next to nothing
 _LABEL = re.compile(r"\s*(\$\w+):")
 _BRANCH = re.compile(r"\s*@!?%\w+\s+bra(?:\.\w+)*\s+(\$\w+)")
 _JUMP = re.compile(r"\s*bra(?:\.\w+)*\s+(\$\w+)")
 
 
 @dataclass(frozen=True)
-class Parting:
-    """Instructions that lanes of one warp run in turns."""
+class DivergentBranch:
+    """A branch that may split a warp."""
 
-    share: float  # of all
-    place: Place  # of the branch
+    share: float  # of the kernel's instructions, which only some lanes run
+    source_line: SourceLine
 
 
-def partings(made: Compiled, arguments: Sequence[int | None] = ()) -> list[Parting] | None:
-    """The largest first; None where there is no PTX. `arguments` are the whole numbers that the kernel is launched
-    with, by place."""
-    if "ptx" not in made.texts:
+def divergent_branches(compiled: CompiledKernel, arguments: Sequence[int | None] = ()) -> list[DivergentBranch] | None:
+    """Return the divergent branches, largest first, or None without PTX.
+
+    `arguments` are the integer launch arguments by position.
+    """
+    if "ptx" not in compiled.texts:
         return None
-    lines = kernel_lines(listing(made, "ptx"), made.symbol)
-    at = [n for n, line in enumerate(lines) if _BRANCH.match(line.code)]
-    ways = zip(at, branches(lines, made.threads, arguments, STAND_IN), strict=True)
+    lines = kernel_lines(code_lines(compiled, "ptx"), compiled.symbol)
+    positions = [n for n, line in enumerate(lines) if _BRANCH.match(line.code)]
     total = _instructions(lines)
     found = []
-    for number, branch in ways:
-        size = _instructions(lines[slice(*_region(lines, number))]) if branch.parts is not False else 0
+    for position, branch in zip(positions, branches(lines, compiled.threads, arguments, PLACEHOLDER), strict=True):
+        size = _instructions(lines[slice(*_region(lines, position))]) if branch.diverges is not False else 0
         if size > FEW:
-            found.append(Parting(size / total, branch.place))
-    return sorted(found, key=lambda parting: -parting.share)
+            found.append(DivergentBranch(size / total, branch.source_line))
+    return sorted(found, key=lambda branch: -branch.share)
 
 
-def _region(lines: Sequence[Line], branch: int) -> tuple[int, int]:
-    """What only some lanes run: up to the branch's target, and what they jump over there; or a loop, back to it."""
+def _region(lines: Sequence[CodeLine], branch: int) -> tuple[int, int]:
+    """Return the lines that only some lanes run: the if and else parts of a branch, or the body of a loop."""
     labels = {found[1]: n for n, line in enumerate(lines) if (found := _LABEL.match(line.code))}
     target = labels[_BRANCH.match(lines[branch].code)[1]]  # type: ignore[index]
     if target < branch:
@@ -56,5 +57,5 @@ def _region(lines: Sequence[Line], branch: int) -> tuple[int, int]:
     return branch + 1, max(target, labels[over[1]] if over else 0)
 
 
-def _instructions(lines: Sequence[Line]) -> int:
+def _instructions(lines: Sequence[CodeLine]) -> int:
     return sum(line.code.rstrip().endswith(";") and not line.code.lstrip().startswith(".") for line in lines)

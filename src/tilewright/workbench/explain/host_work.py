@@ -1,5 +1,5 @@
-"""What a call does beside its launches: bytes between the host and the GPU, products that torch's library makes, and
-other work of torch's."""
+"""Record what the host code of a call does besides launching our kernels: host-device copies, library GEMMs and other
+torch operators."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from tilewright.worker.operators import TORCHS, Mode
+from tilewright.worker.operators import TORCH_NAMESPACES, Mode
 
-LINK = 64e9  # bytes a second, one way, at most: PCIe 5 with 16 lanes
-MOVES = {
+PCIE_BANDWIDTH = 64e9  # bytes per second in one direction: PCIe 5.0 x16
+TRANSFERS = {
     Tensor.cpu: "cpu()",
     Tensor.cuda: "cuda()",
     Tensor.item: "item()",
     Tensor.numpy: "numpy()",
     Tensor.tolist: "tolist()",
 }
-MANY = 2**14  # elements, from which an operator's work is worth a word
-ALLOCATES = ("empty", "new_empty", "detach", "alias")
-PLACES = {Tensor.cpu, Tensor.cuda, Tensor.to}
-PRODUCTS = {
+LARGE = 2**14  # elements; smaller operators are ignored
+NO_KERNEL = ("empty", "new_empty", "detach", "alias")
+DEVICE_CASTS = {Tensor.cpu, Tensor.cuda, Tensor.to}
+GEMMS = {
     *(torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum, functional.linear),
     *(Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.addmm, Tensor.addmm_, Tensor.__matmul__),
     functional.scaled_dot_product_attention,
@@ -36,54 +36,56 @@ PRODUCTS = {
 
 
 @dataclass
-class Besides:
-    bytes: int = 0  # between host and GPU
-    moves: list[str] = field(default_factory=list)  # the calls that moved them
-    products: int = 0  # calls of torch's
-    others: list[str] = field(default_factory=list)  # torch's operators that compute, or copy, much
+class HostWork:
+    bytes: int = 0  # copied between host and GPU
+    transfers: list[str] = field(default_factory=list)  # the calls that copied them
+    gemms: int = 0  # library calls
+    torch_ops: list[str] = field(default_factory=list)  # operators that compute on, or copy, large tensors
 
     @property
-    def us(self) -> float:
-        """Of the way between host and GPU."""
-        return self.bytes / LINK * 1e6
+    def transfer_us(self) -> float:
+        """The minimum time of the copies between host and GPU."""
+        return self.bytes / PCIE_BANDWIDTH * 1e6
 
 
-class _Watch(TorchFunctionMode):
-    def __init__(self, seen: Besides):
+class _Functions(TorchFunctionMode):
+    """Count host-device copies and library GEMMs."""
+
+    def __init__(self, found: HostWork):
         super().__init__()
-        self._seen = seen
+        self._found = found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = MOVES.get(func) or (_place_asked(args, kwargs or {}) if func is Tensor.to else None)
+        name = TRANSFERS.get(func) or (_device_cast(args, kwargs or {}) if func is Tensor.to else None)
         if name:
-            self._seen.bytes += args[0].nbytes
-            self._seen.moves.append(name)
-            if func in PLACES:  # nothing can go there: it stays, cast if that was asked too, and the call goes on
+            self._found.bytes += args[0].nbytes
+            self._found.transfers.append(name)
+            if func in DEVICE_CASTS:  # there is no such device here: only the dtype is converted
                 kinds = [a for a in (*args[1:], *(kwargs or {}).values()) if isinstance(a, torch.dtype)]
                 return args[0].to(*kinds) if kinds else args[0]
-        self._seen.products += func in PRODUCTS
+        self._found.gemms += func in GEMMS
         return func(*args, **(kwargs or {}))
 
 
 class _Operators(Mode):
-    """Notes those of torch that do much."""
+    """Record the torch operators that work on large tensors."""
 
-    def __init__(self, seen: Besides):
+    def __init__(self, found: HostWork):
         super().__init__()
-        self._seen = seen
+        self._found = found
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.name().removeprefix("aten::").partition(".")[0]
         sizes = [a.numel() for a in pytree.tree_leaves((args, result)) if isinstance(a, Tensor)]
-        is_work = func.namespace in TORCHS and not func.is_view and not name.startswith(ALLOCATES)
-        if is_work and max(sizes, default=0) > MANY:
-            self._seen.others.append(name)
+        is_work = func.namespace in TORCH_NAMESPACES and not func.is_view and not name.startswith(NO_KERNEL)
+        if is_work and max(sizes, default=0) > LARGE:
+            self._found.torch_ops.append(name)
         return result
 
 
-def _place_asked(args: Any, kwargs: dict[str, Any]) -> str | None:
-    """`to(device)` where the tensor is elsewhere."""
+def _device_cast(args: Any, kwargs: dict[str, Any]) -> str | None:
+    """Return "to(device)" for a call of `to` that changes the device."""
     for wanted in (*args[1:2], kwargs.get("device")):
         if isinstance(wanted, str | torch.device):
             kind = torch.device(wanted).type
@@ -91,12 +93,12 @@ def _place_asked(args: Any, kwargs: dict[str, Any]) -> str | None:
     return None
 
 
-def watched(fn: Callable[..., Any], seen: Besides, *, operators: bool = False) -> Callable[..., Any]:
-    """The function, noting in `seen` what it does; which operators of torch it calls only if asked."""
+def record_host_work(fn: Callable[..., Any], found: HostWork, *, operators: bool = False) -> Callable[..., Any]:
+    """Wrap a function to record its host work in `found`, torch operators only with `operators`."""
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with _Watch(seen), _Operators(seen) if operators else nullcontext():
+        with _Functions(found), _Operators(found) if operators else nullcontext():
             return fn(*args, **kwargs)
 
     return call

@@ -1,7 +1,7 @@
-"""How long a call takes on a GPU, from what must be moved, what the units must do, and what starting costs.
+"""Predict the time of a call on a GPU from its traffic, the time of each compute unit, and launch overhead.
 
-Launches follow each other. In each, memory and units work at once as far as several blocks share an SM: while one block
-waits for memory another computes. No number here is fitted to an operation.
+Launches run one after the other. Within a launch, memory and compute overlap as far as several blocks share an SM: one
+block waits for memory while another computes. No constant is fitted to an operation.
 """
 
 from __future__ import annotations
@@ -11,171 +11,174 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tilewright import counters
-from tilewright.workbench.explain.evidence import AUDITED, CALCULATED, COMPILED, Evidence, Moved
-from tilewright.workbench.explain.work import Work
+from tilewright.workbench.explain.collect import AUDITED, CALCULATED, COMPILED, CallData
+from tilewright.workbench.explain.launch_model import LaunchModel
+from tilewright.workbench.explain.traffic import BytesMoved
 
-START_US = 1.7  # of a launch, until its first bytes are there and after its last: an idle memory, filled and drained
-LATENCY = 0.7e-6  # seconds from a load to its bytes, with memory busy
-CACHED = 0.3e-6  # if they are in the L2
-MARGIN = 0.05  # by which ceilings differ from run to run and with the pattern of access
-HELD = 0.8  # of the L2: the last bytes that passed; those of them that were written have not gone to memory yet
-PORT = 64  # bytes a clock from the L2 to an SM
-CONFLICT = 2.0  # times the wavefronts that could do, from which an access waits for banks
-AHEAD = 3  # tiles of a block that copies by itself: one is computed, two are on their way
-CLOCKS = 2.0  # from one instruction of a warp to the next: half of what a dependent one waits
+LAUNCH_US = 1.7  # overhead of a launch: memory is idle until the first bytes arrive and after the last ones
+DRAM_LATENCY = 0.7e-6  # seconds, under load
+L2_LATENCY = 0.3e-6  # seconds
+MARGIN = 0.05  # by which ceilings vary between runs and access patterns
+L2_RESIDENT = 0.8  # share of the L2 that holds the most recent bytes; written ones have not reached DRAM yet
+L2_PORT = 64  # bytes per clock from the L2 to one SM
+CONFLICT = 2.0  # times the ideal wavefronts, from which bank conflicts are reported
+ASYNC_STAGES = 3  # tiles per block with async copies: one is computed on, two are in flight
+ISSUE_CLOCKS = 2.0  # between two instructions of a warp: half the latency of a dependent one
 
 
 @dataclass(frozen=True)
 class Term:
-    """One part of the time."""
+    """One component of the predicted time."""
 
     us: float
-    source: str  # of the amounts; the rates are the ceilings'
+    source: str  # of the amount; rates come from the ceilings
 
 
 @dataclass(frozen=True)
 class Prediction:
     us: float
-    low: float  # everything overlaps
-    high: float  # nothing does
-    terms: Mapping[str, Term]  # over all launches: by unit, `memory`, `latency`, `atomics`, and `start` of those
-    rates: str  # where the ceilings come from
-    lacks: tuple[str, ...] = ()  # what is not in it
-    busy: float = 1.0  # the share of the memory's bandwidth that it has on average
+    low: float  # with full overlap
+    high: float  # without overlap
+    terms: Mapping[
+        str, Term
+    ]  # sums over all launches: `memory`, `latency`, `atomics`, `start` (launches) and each unit
+    rates: str  # the source of the ceilings
+    excludes: tuple[str, ...] = ()  # effects that are not modelled
+    busy: float = 1.0  # mean DRAM utilisation
 
     @property
     def longest(self) -> str:
         return max(self.terms, key=lambda name: self.terms[name].us)
 
     @property
-    def is_unfilled(self) -> bool:
-        """Whether it is over before memory is busy, though nothing takes longer."""
+    def is_too_short(self) -> bool:
+        """Whether memory takes longest, but the call ends before memory is busy."""
         return self.longest == "memory" and self.busy < counters.LATENCY
 
     @property
-    def binds(self) -> str:
-        """As ncu names it: what takes longest, unless it is not busy either."""
-        return "latency" if self.is_unfilled else self.longest
+    def bottleneck(self) -> str:
+        """The longest term; `latency` if even memory, the longest, is not busy, as in ncu."""
+        return "latency" if self.is_too_short else self.longest
 
     def as_json(self) -> dict[str, object]:
         terms = {name: {"us": term.us, "source": term.source} for name, term in self.terms.items()}
         return {
-            **{name: getattr(self, name) for name in ("us", "low", "high", "binds", "busy", "rates")},
+            **{name: getattr(self, name) for name in ("us", "low", "high", "bottleneck", "busy", "rates")},
             "terms": terms,
-            "lacks": list(self.lacks),
+            "excludes": list(self.excludes),
         }
 
 
-def predicted(known: Evidence) -> Prediction | None:
-    """None where not even the bytes are known."""
-    if known.least is None or known.obstacle or not all(one.launch for one in known.launches):
+def predict(call: CallData) -> Prediction | None:
+    """None where not even the bytes are call."""
+    if call.min_bytes is None or call.launch_error or not all(one.launch for one in call.launches):
         return None
-    if known.audited is None and len(known.launches) > 1:
-        return _together(known)
-    total = Prediction(known.ceilings.timer_us, known.ceilings.timer_us, known.ceilings.timer_us, {}, "")
-    for work in works(known):
-        total = _then(total, _of_launch(known, work))
-    return _with_words(_then(total, _of_library(known)), known)
+    if call.audited is None and len(call.launches) > 1:
+        return _predict_total(call)
+    total = Prediction(call.ceilings.timer_us, call.ceilings.timer_us, call.ceilings.timer_us, {}, "")
+    for model in launch_models(call):
+        total = _add(total, _predict_launch(call, model))
+    return _finish(_add(total, _predict_library(call)), call)
 
 
-def works(known: Evidence) -> list[Work]:
-    """The launches, with what each moves, and products shared out among those that have instructions for them; where no
-    one says how many they are, those that the code makes."""
-    if known.cost is None:
-        return [Work(one, known.moved(one)).with_products(known.ceilings.rates) for one in known.launches]
-    multiplying = [one for one in known.launches if "tensor core" in one.mix.kinds]
-    if not known.besides.products and not known.rest:
-        multiplying = multiplying or known.launches
-    each = {unit: n / len(multiplying) for unit, n in _products(known).items()} if multiplying else {}
-    return [Work(one, known.moved(one), each if one in multiplying else {}) for one in known.launches]
+def launch_models(call: CallData) -> list[LaunchModel]:
+    """Return a model of each launch. Launches with MMAs share the GEMM FLOPs, which may be counted from their code."""
+    if call.cost is None:
+        return [LaunchModel(one, call.moved(one)).with_mma_flops(call.ceilings.rates) for one in call.launches]
+    gemms = [one for one in call.launches if "tensor core" in one.mix.kinds]
+    if not call.host_work.gemms and not call.other_work:
+        gemms = gemms or call.launches
+    each = {unit: n / len(gemms) for unit, n in _gemm_flops(call).items()} if gemms else {}
+    return [LaunchModel(one, call.moved(one), each if one in gemms else {}) for one in call.launches]
 
 
-def _products(known: Evidence) -> dict[str, float]:
-    flops = known.cost.flops if known.cost else {}
-    rates = known.ceilings.rates
+def _gemm_flops(call: CallData) -> dict[str, float]:
+    flops = call.cost.flops if call.cost else {}
+    rates = call.ceilings.rates
     return {unit: amount for unit, amount in flops.items() if unit.startswith("tensor") and rates.get(unit)}
 
 
-def _of_library(known: Evidence) -> Prediction:
-    """Products that no launch of ours makes, at the rate at which torch's library was measured."""
-    if not known.besides.products or any("tensor core" in one.mix.kinds for one in known.launches):
+def _predict_library(call: CallData) -> Prediction:
+    """Predict library GEMMs, at the measured rate of the library."""
+    if not call.host_work.gemms or any("tensor core" in one.mix.kinds for one in call.launches):
         return Prediction(0.0, 0.0, 0.0, {}, "")
-    units = {unit: amount / known.ceilings.rates[unit] * 1e6 for unit, amount in _products(known).items()}
+    units = {unit: amount / call.ceilings.rates[unit] * 1e6 for unit, amount in _gemm_flops(call).items()}
     terms = {unit: Term(us, CALCULATED) for unit, us in units.items()}
-    start = START_US * known.besides.products
+    start = LAUNCH_US * call.host_work.gemms
     low, high = (start + (1 + side * MARGIN) * sum(units.values()) for side in (-1, 1))
     return Prediction(start + sum(units.values()), low, high, terms | {"start": Term(start, COMPILED)}, "")
 
 
-def _together(known: Evidence) -> Prediction:
-    """Several launches of which only the whole is known: its least bytes and operations, one start each."""
-    assert known.cost
-    memory = known.ceilings.memory_seconds(known.cost.read, known.cost.written) * 1e6
-    rates = known.ceilings.rates
-    units = {unit: n / rates[unit] * 1e6 for unit, n in known.cost.flops.items() if rates.get(unit)}
-    starts = START_US * sum(one.launch.times for one in known.launches if one.launch)
+def _predict_total(call: CallData) -> Prediction:
+    """Predict several launches from the minimum cost of the call, if the traffic of each launch is unknown."""
+    assert call.cost
+    memory = call.ceilings.memory_seconds(call.cost.read, call.cost.written) * 1e6
+    rates = call.ceilings.rates
+    units = {unit: n / rates[unit] * 1e6 for unit, n in call.cost.flops.items() if rates.get(unit)}
+    starts = LAUNCH_US * sum(one.launch.times for one in call.launches if one.launch)
     longest = max(memory, *units.values(), 0.0)
     terms = {"memory": Term(memory, CALCULATED), "start": Term(starts, COMPILED)}
     terms |= {unit: Term(us, CALCULATED) for unit, us in units.items()}
-    fixed = known.ceilings.timer_us + starts
+    fixed = call.ceilings.timer_us + starts
     low, high = fixed + (1 - MARGIN) * longest, fixed + (1 + MARGIN) * (memory + sum(units.values()))
-    return _with_words(Prediction(fixed + longest, low, high, terms, ""), known)
+    return _finish(Prediction(fixed + longest, low, high, terms, ""), call)
 
 
-def _of_launch(known: Evidence, work: Work) -> Prediction:
-    copies = bool(work.one.mix.kinds.keys() & {"async copy", "bulk copy"})
-    memory, alone = (1e6 * _memory(known, work, work.moved or Moved(), merged) for merged in (copies, False))
-    units = {u: 1e6 * s * _tail(work) for u, s in work.seconds(known.ceilings.rates).items()}
-    products = sum(us for unit, us in units.items() if unit in work.products)
-    others = max((us for unit, us in units.items() if unit not in work.products), default=0.0)
-    latency = 1e6 * _chain(work, work.moved or Moved())
-    atomics = (work.moved.met if work.moved else 0.0) / work.one.gpu.clock_mhz  # one a clock
-    start = START_US * (work.one.launch.times if work.one.launch else 1)
-    ahead = AHEAD if copies else 1
-    together = _overlapped(memory, _overlapped(products, others, work.resident), ahead * work.resident)
-    low = start + (1 - MARGIN) * max(memory, products, others, latency, atomics)
-    high = start + (1 + MARGIN) * max(alone + sum(units.values()), latency, atomics)
-    source = AUDITED if known.audited else CALCULATED
+def _predict_launch(call: CallData, model: LaunchModel) -> Prediction:
+    is_async = bool(model.one.mix.kinds.keys() & {"async copy", "bulk copy"})
+    moved = model.moved or BytesMoved()
+    memory, unmerged = (1e6 * _memory_seconds(call, model, moved, merged) for merged in (is_async, False))
+    units = {u: 1e6 * s * _tail_factor(model) for u, s in model.seconds(call.ceilings.rates).items()}
+    mma = sum(us for unit, us in units.items() if unit in model.mma_flops)
+    others = max((us for unit, us in units.items() if unit not in model.mma_flops), default=0.0)
+    latency = 1e6 * _latency_seconds(model, moved)
+    atomics = moved.contention / model.one.gpu.clock_mhz  # one per clock
+    start = LAUNCH_US * (model.one.launch.times if model.one.launch else 1)
+    stages = ASYNC_STAGES if is_async else 1
+    compute = _overlapped(mma, others, model.resident_blocks)
+    overlapped = _overlapped(memory, compute, stages * model.resident_blocks)
+    low = start + (1 - MARGIN) * max(memory, mma, others, latency, atomics)
+    high = start + (1 + MARGIN) * max(unmerged + sum(units.values()), latency, atomics)
+    source = AUDITED if call.audited else CALCULATED
     terms = {"memory": Term(memory, source), "start": Term(start, COMPILED), "latency": Term(latency, COMPILED)}
     terms |= {"atomics": Term(atomics, source)} if atomics else {}
-    terms |= {u: Term(us, CALCULATED if u in work.products else COMPILED) for u, us in units.items()}
-    return Prediction(start + max(together, latency, atomics), low, high, terms, "")
+    terms |= {u: Term(us, CALCULATED if u in model.mma_flops else COMPILED) for u, us in units.items()}
+    return Prediction(start + max(overlapped, latency, atomics), low, high, terms, "")
 
 
 def _overlapped(a: float, b: float, blocks: float) -> float:
-    """Two parts of each block's work: the busier unit is idle only while all blocks of an SM are at the other one."""
+    """Return the time of two phases per block: the busier unit idles only while all blocks are in the other phase."""
     busy, other = max(a, b), min(a, b)
     return busy / (1 - (other / (busy + other)) ** max(1.0, blocks)) if other else busy
 
 
-def _memory(known: Evidence, work: Work, moved: Moved, merged: bool) -> float:
-    """`merged`: SMs that copy the same tiles at about the same time have them from one access of the L2, and each has
-    what its port takes."""
-    gpu = work.one.gpu
-    window = work.resident * gpu.sms / work.one.made.cluster * moved.distinct / work.programs
-    if window <= gpu.l2:  # what is asked for again is in the cache still
-        port = PORT * gpu.sms * gpu.clock_mhz * 1e6
-        rate = max(port, known.ceilings.rates["l2"]) if merged else known.ceilings.rates["l2"]
-        again = (moved.repeated + work.spilled) / rate
-        return known.ceilings.memory_seconds(moved.read, moved.written) + again
-    return known.ceilings.memory_seconds(moved.read + moved.repeated + work.spilled, moved.written)
+def _memory_seconds(call: CallData, model: LaunchModel, moved: BytesMoved, merged: bool) -> float:
+    """Return the time of DRAM and L2. `merged`: the L2 serves the same tile to several SMs in one access."""
+    gpu = model.one.gpu
+    window = model.resident_blocks * gpu.sms / model.one.compiled.cluster * moved.distinct / model.programs
+    if window <= gpu.l2:  # repeated accesses hit the L2
+        port = L2_PORT * gpu.sms * gpu.clock_mhz * 1e6
+        rate = max(port, call.ceilings.rates["l2"]) if merged else call.ceilings.rates["l2"]
+        again = (moved.repeated + model.spilled) / rate
+        return call.ceilings.memory_seconds(moved.read, moved.written) + again
+    return call.ceilings.memory_seconds(moved.read + moved.repeated + model.spilled, moved.written)
 
 
-def _chain(work: Work, moved: Moved) -> float:
-    """How long the blocks of an SM take if each only ever waits: for its loads, and for its own instructions."""
+def _latency_seconds(model: LaunchModel, moved: BytesMoved) -> float:
+    """Return the time of the dependent chain: the load latency and instruction latency of one block, times waves."""
     again = moved.repeated / (moved.read + moved.repeated) if moved.read else 0.0
-    waiting = work.waits * (LATENCY * (1 - again) + CACHED * again)
-    alone = waiting + CLOCKS * work.steps_each / (work.one.gpu.clock_mhz * 1e6)
-    return alone * max(1.0, work.one.waves or 0.0)
+    waiting = model.load_waits * (DRAM_LATENCY * (1 - again) + L2_LATENCY * again)
+    block = waiting + ISSUE_CLOCKS * model.instructions_per_warp / (model.one.gpu.clock_mhz * 1e6)
+    return block * max(1.0, model.one.waves or 0.0)
 
 
-def _tail(work: Work) -> float:
-    """By how much the last wave, part of it idle, lengthens what the units do."""
-    waves = work.one.waves
+def _tail_factor(model: LaunchModel) -> float:
+    """Return the slowdown by a partly idle last wave."""
+    waves = model.one.waves
     return math.ceil(waves) / waves if waves and waves > 1 else 1.0
 
 
-def _then(first: Prediction, second: Prediction) -> Prediction:
+def _add(first: Prediction, second: Prediction) -> Prediction:
     terms = dict(first.terms)
     for name, term in second.terms.items():
         terms[name] = Term(term.us + (terms[name].us if name in terms else 0.0), term.source)
@@ -183,27 +186,28 @@ def _then(first: Prediction, second: Prediction) -> Prediction:
     return Prediction(**sums, terms=terms, rates="")
 
 
-def _with_words(found: Prediction, known: Evidence) -> Prediction:
-    lacks = []
-    if not known.audited:
-        lacks.append(f"repeated bytes ({known.unaudited})")
-    elif known.drawn:
-        lacks.append("where integers of the inputs lead, if to addresses: small ones were drawn, or zeros")
-    if known.rest:
-        lacks.append(known.rest)
-    accesses = [a for one in known.launches for a in one.shared_accesses or ()]
+def _finish(found: Prediction, call: CallData) -> Prediction:
+    """Add the source of the rates, the effects that are not modelled and the DRAM utilisation."""
+    excludes = []
+    if not call.audited:
+        excludes.append(f"repeated reads and writes ({call.no_audit_reason})")
+    elif call.has_integer_inputs:
+        excludes.append("the values of integer inputs, if they are addresses: the audit used small ones, or zeros")
+    if call.other_work:
+        excludes.append(call.other_work)
+    accesses = [a for one in call.launches for a in one.shared_accesses or ()]
     if any(a.wavefronts > CONFLICT * a.ideal for a in accesses if a.wavefronts and a.ideal):
-        lacks.append("waiting for banks of shared memory")
-    busy = _busy(known, found, found.us - known.ceilings.timer_us)
-    return replace(found, rates=known.ceilings.source, lacks=tuple(lacks), busy=busy)
+        excludes.append("bank conflicts of shared memory")
+    busy = _dram_utilisation(call, found, found.us - call.ceilings.timer_us)
+    return replace(found, rates=call.ceilings.source, excludes=tuple(excludes), busy=busy)
 
 
-def _busy(known: Evidence, found: Prediction, us: float) -> float:
-    """Of what reading alone can have, while its kernels run; with what is moved again, by caches too."""
-    read, written = (known.cost.read, known.cost.written) if known.cost else (0, 0)
-    if known.audited:
-        read, written = known.audited.moved.read, known.audited.moved.written
-    held = min(1.0, HELD * known.gpu.l2 / max(1, read + written)) * written
-    once = (read + written - held) / known.ceilings.rates["read"]
-    again = found.terms["memory"].us * 1e-6 - known.ceilings.memory_seconds(read, written)
+def _dram_utilisation(call: CallData, found: Prediction, us: float) -> float:
+    """Return the utilisation relative to the read bandwidth. Repeated bytes count, even if a cache serves them."""
+    read, written = (call.cost.read, call.cost.written) if call.cost else (0, 0)
+    if call.audited:
+        read, written = call.audited.moved.read, call.audited.moved.written
+    in_l2 = min(1.0, L2_RESIDENT * call.gpu.l2 / max(1, read + written)) * written
+    once = (read + written - in_l2) / call.ceilings.rates["read"]
+    again = found.terms["memory"].us * 1e-6 - call.ceilings.memory_seconds(read, written)
     return (once + max(0.0, again)) / (us * 1e-6)

@@ -1,4 +1,4 @@
-"""What machine code is made from: a kernel and everything it is specialised on."""
+"""A kernel with everything it is specialised on: the input of the compiler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tilewright.runtime.cuda import FOLDER, Source
 
 @dataclass(frozen=True)
 class TritonCode:
-    """A Triton or Gluon kernel and all that its machine code depends on."""
+    """A Triton or Gluon kernel with everything its machine code depends on."""
 
     function: Any  # a JITFunction
     signature: dict[str, str]
@@ -35,7 +35,7 @@ class TritonCode:
 
     @property
     def config(self) -> dict[str, Any]:
-        """What a search could choose: constexpr arguments and the compiler's main options."""
+        """Return what a search could tune: constexpr arguments, num_warps and num_stages."""
         names = [*self.signature]
         chosen = {names[path[0]]: value for path, value in self.constants.items() if len(path) == 1}
         constexprs = {p.name: chosen[p.name] for p in self.function.params if p.is_constexpr and p.name in chosen}
@@ -44,13 +44,13 @@ class TritonCode:
 
 @dataclass(frozen=True)
 class CudaCode:
-    """An instance of a kernel in CUDA C++."""
+    """An instance of a CUDA C++ kernel template."""
 
     source: Source
     instance: str  # as C++ spells it
     arch: str
     threads: int
-    shared: int  # bytes asked for at the launch
+    shared: int  # bytes of dynamic shared memory
     cluster: int
 
     @property

@@ -1,4 +1,4 @@
-"""What a compiler's tool said, kept on disk by what it was asked."""
+"""A disk cache for the output of compilers and disassemblers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from tilewright import settings
 
 
-def kept(question: bytes, ending: str, answer: Callable[[], bytes]) -> bytes:
-    """The answer, worked out once. `question` must hold all that it depends on."""
+def cached(key: bytes, suffix: str, compute: Callable[[], bytes]) -> bytes:
+    """Return the cached output, computing it on a miss. `key` must hold everything the output depends on."""
     folder = settings.cache_dir() / "inspect"
-    path = folder / f"{hashlib.sha256(question).hexdigest()[:32]}.{ending}"
+    path = folder / f"{hashlib.sha256(key).hexdigest()[:32]}.{suffix}"
     if path.exists():
         return path.read_bytes()
-    found = answer()
+    output = compute()
     folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")  # whole or not at all: another process may be reading
-    part.write_bytes(found)
+    part = path.with_suffix(f".{os.getpid()}.part")  # renamed when complete: another process may be reading
+    part.write_bytes(output)
     part.replace(path)
-    return found
+    return output

@@ -1,7 +1,7 @@
-"""A GPU that is not here: meta tensors that say they are on it, and answers to what a launcher asks about it.
+"""Run host code as if a GPU were present: meta tensors that report its device, and faked device properties.
 
-Nothing is allocated or launched. A function called in `standing_in(gpu)` goes the way it would go on that GPU, as far
-as sizes, dtypes and the GPU's properties decide it; reading a value of a tensor raises, unless it is said what is read.
+Nothing is allocated or launched. A function called in `fake_gpu(gpu)` takes the path it would take on that GPU, as far
+as sizes, dtypes and device properties decide it. Reading a value of a tensor raises, unless `reads` provides one.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ from triton.runtime import driver
 from tilewright.hardware import DATASHEETS, GPU
 
 META = torch.device("meta")
-FIRST_NUMBER = 64  # past those that real GPUs have: what an op remembers of one is not taken for another
-_NUMBERS = {name: FIRST_NUMBER + place for place, name in enumerate(DATASHEETS)}
+FIRST_INDEX = 64  # above the indices of real GPUs, so that per-device caches never mix them up
+_INDICES = {name: FIRST_INDEX + n for n, name in enumerate(DATASHEETS)}
 
 
 def target(gpu: GPU) -> GPUTarget:
-    """What Triton compiles for."""
+    """Return the Triton compile target of a GPU."""
     if gpu.is_amd:
         return GPUTarget("hip", gpu.arch, gpu.warp)
     return GPUTarget("cuda", int(gpu.arch.removeprefix("sm_")), gpu.warp)
 
 
 @contextmanager
-def standing_in(gpu: GPU, reads: int | None = None, computed: list[str] | None = None) -> Iterator[torch.device]:
-    """While the context is open, `gpu` is the only GPU, and tensors made on it are meta tensors, of which all that is
-    read is `reads`. Torch functions that compute something are appended to `computed`."""
-    with answering(gpu) as device, ExitStack() as stack:
+def fake_gpu(gpu: GPU, reads: int | None = None, computed: list[str] | None = None) -> Iterator[torch.device]:
+    """Make `gpu` the only GPU. Its tensors are meta tensors; each value read from one is `reads`.
+
+    Torch functions that would launch a kernel are appended to `computed`.
+    """
+    with fake_cuda_queries(gpu) as device, ExitStack() as stack:
         on_gpu = partial(_OnGPU, device, reads, computed)
-        stack.enter_context(patch.object(CustomOpDef, "__call__", _called(on_gpu)))
+        stack.enter_context(patch.object(CustomOpDef, "__call__", _custom_op_call(on_gpu)))
         stack.enter_context(patch.object(torch.autograd, "_engine_run_backward", _backward(on_gpu)))
         stack.enter_context(patch.object(os, "_exit", _raising_exit()))
         stack.enter_context(on_gpu())
@@ -50,35 +52,35 @@ def standing_in(gpu: GPU, reads: int | None = None, computed: list[str] | None =
 
 
 @contextmanager
-def answering(gpu: GPU, *others: Any) -> Iterator[torch.device]:
-    """While the context is open, torch.cuda, and `others` with functions of the same names, tell about `gpu`."""
-    device = torch.device("cuda", _NUMBERS[gpu.name])
+def fake_cuda_queries(gpu: GPU, *others: Any) -> Iterator[torch.device]:
+    """Make torch.cuda, and functions of the same name in `others`, describe `gpu`."""
+    device = torch.device("cuda", _INDICES[gpu.name])
     with ExitStack() as stack:
-        for name, answer in _answers(gpu, device).items():
-            stack.enter_context(patch.object(torch.cuda, name, answer))
+        for name, query in _cuda_queries(gpu, device).items():
+            stack.enter_context(patch.object(torch.cuda, name, query))
             for other in others:
                 if hasattr(other, name):
-                    stack.enter_context(patch.object(other, name, staticmethod(answer)))
+                    stack.enter_context(patch.object(other, name, staticmethod(query)))
         stack.enter_context(patch.object(torch._C, "_cuda_getCurrentRawStream", lambda *_: 0, create=True))
-        stack.enter_context(patch.object(torch.version, "hip", "stand-in" if gpu.is_amd else None))
+        stack.enter_context(patch.object(torch.version, "hip", "fake" if gpu.is_amd else None))
         stack.enter_context(patch.object(driver, "_active", _driver(gpu, device)))
         yield device
 
 
 class _OnGPU(TorchFunctionMode):
-    """Meta tensors answer as tensors of the GPU do, and what is asked for on a GPU is made of meta tensors."""
+    """Let meta tensors report the GPU as their device, and create meta tensors for that device."""
 
     def __init__(self, device: torch.device, reads: int | None, computed: list[str] | None):
         super().__init__()
         self._reads = reads
         self._computed = computed
-        where = {Tensor.is_cuda: True, Tensor.device: device}
-        self._said = {getter.__get__: answer for getter, answer in where.items()} | {Tensor.get_device: device.index}
+        properties = {Tensor.is_cuda: True, Tensor.device: device}
+        self._faked = {name.__get__: value for name, value in properties.items()} | {Tensor.get_device: device.index}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func in self._said and args[0].is_meta:
-            return self._said[func]
+        if func in self._faked and args[0].is_meta:
+            return self._faked[func]
         if func is Tensor.tolist and args[0].is_meta and self._reads is not None:
             return torch.full(args[0].shape, self._reads).tolist()
         if func is Tensor.pin_memory:
@@ -86,18 +88,18 @@ class _OnGPU(TorchFunctionMode):
         if func is Tensor.cuda:
             return args[0].to(META)
         if kwargs.get("device") is not None:
-            kwargs["device"] = _really(kwargs["device"])
+            kwargs["device"] = _real_device(kwargs["device"])
         returned = None
         try:
-            returned = func(*(_really(a) if isinstance(a, torch.device | str) else a for a in args), **kwargs)
+            returned = func(*(_real_device(a) if isinstance(a, torch.device | str) else a for a in args), **kwargs)
         finally:
             if self._computed is not None and (returned is None or _computes(func, (args, kwargs), returned)):
-                self._computed.append(_described(func, (args, kwargs)))  # also one that fails for want of values
+                self._computed.append(_described(func, (args, kwargs)))  # including one that fails without values
         return returned
 
 
 def _computes(func: Any, given: Any, returned: Any) -> bool:
-    """Whether a torch function would launch something: an allocation or a view would not."""
+    """Return whether a torch function would launch a kernel; an allocation or a view would not."""
     name = getattr(func, "__name__", "")
     if "empty" in name or not any(isinstance(one, Tensor) for one in tree_leaves(returned)):
         return False
@@ -107,7 +109,7 @@ def _computes(func: Any, given: Any, returned: Any) -> bool:
 
 
 def _described(func: Any, given: Any) -> str:
-    """The function and its arguments, tensors by dtype, shape and strides."""
+    """Return the function and its arguments as text, tensors as dtype, shape and strides."""
 
     def describe(one: Any) -> str:
         if isinstance(one, Tensor):
@@ -118,23 +120,23 @@ def _described(func: Any, given: Any) -> str:
 
 
 def _raising_exit() -> Callable[[int], None]:
-    """For `os._exit`, by which a file would end us without a word; its own children may."""
+    """Return a replacement for `os._exit` that raises here, because a user's file may call it; child processes exit."""
     here, leave = os.getpid(), os._exit
 
     def leave_or_raise(status: int) -> None:
         if os.getpid() != here:
             leave(status)
-        raise SystemExit(f"it ends the process by os._exit({status})")
+        raise SystemExit(f"it calls os._exit({status})")
 
     return leave_or_raise
 
 
-def _called(on_gpu: Callable[[], _OnGPU]) -> Any:
-    """How a custom operator is called: torch would have its fake, which makes the results and launches nothing."""
+def _custom_op_call(on_gpu: Callable[[], _OnGPU]) -> Any:
+    """Return a `CustomOpDef.__call__` that runs the implementation; for meta tensors torch would run the fake."""
 
     def call(operator: Any, *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            with on_gpu():  # torch turns it off for what it calls itself
+            with on_gpu():  # torch disables the mode inside operators
                 return operator._init_fn(*args, **kwargs)
 
         with patch.object(operator, "_abstract_fn", run):
@@ -153,14 +155,14 @@ def _backward(on_gpu: Callable[[], _OnGPU]) -> Any:
     return run
 
 
-def _really(device: Any) -> Any:
-    """Where a tensor is made that is asked for on `device`."""
+def _real_device(device: Any) -> Any:
+    """Return the device on which a tensor for `device` is created."""
     is_gpu = isinstance(device, int) or str(device).partition(":")[0] == "cuda"
     return META if is_gpu else device
 
 
-def _answers(gpu: GPU, device: torch.device) -> dict[str, Any]:
-    """What functions of torch.cuda say."""
+def _cuda_queries(gpu: GPU, device: torch.device) -> dict[str, Any]:
+    """Return the faked functions of torch.cuda."""
     digits = gpu.arch.removeprefix("sm_").removeprefix("gfx")
     major, minor = (digits[0], digits[1]) if gpu.is_amd else (digits[:-1], digits[-1])
     properties = SimpleNamespace(
@@ -191,7 +193,7 @@ def _answers(gpu: GPU, device: torch.device) -> dict[str, Any]:
 
 
 def _driver(gpu: GPU, device: torch.device) -> Any:
-    """What launchers ask of Triton's driver."""
+    """Return a fake Triton driver with what launchers use."""
     properties = {
         "multiprocessor_count": gpu.sms,
         "max_shared_mem": gpu.shared_per_block,

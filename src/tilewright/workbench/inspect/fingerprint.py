@@ -19,8 +19,8 @@ from tilewright.hardware import GPU
 from tilewright.runtime.cuda import _compiler_version
 from tilewright.spec import Case, Kernel, Op
 from tilewright.workbench.inspect.code import TritonCode
-from tilewright.workbench.inspect.compiling import Compiled, compiled
-from tilewright.workbench.inspect.launches import Launch, of_kernel
+from tilewright.workbench.inspect.compiler import CompiledKernel, compile_kernel
+from tilewright.workbench.inspect.launches import Launch, kernel_launches
 
 DIRECTIONS = {"forward": ("forward",), "backward": ("backward",), "both": ("forward", "backward")}
 ELF_SECTION = struct.Struct(
@@ -41,7 +41,7 @@ def fingerprint(op: Op, kernel: Kernel, case: Case, gpu: GPU, direction: str = "
     traced = op.kernels["eager"] if kernel.name.startswith("compile") else kernel
     computed: list[str] = []
     try:
-        launches = of_kernel(op, traced, case, gpu, DIRECTIONS[direction], reads=0, computed=computed)
+        launches = kernel_launches(op, traced, case, gpu, DIRECTIONS[direction], reads=0, computed=computed)
     except LauncherFailed:  # a torch function that needs values ends the trace
         if not computed:
             raise
@@ -51,18 +51,19 @@ def fingerprint(op: Op, kernel: Kernel, case: Case, gpu: GPU, direction: str = "
 
 
 def _launch(launch: Launch) -> str:
-    made, code = compiled(launch.code), launch.code
+    compiled, code = compile_kernel(launch.code), launch.code
     grid = "x".join(map(str, launch.grid))
     pdl = " pdl" if isinstance(code, TritonCode) and code.options.get("launch_pdl") else ""
     times = f" times {launch.times}" if launch.times > 1 else ""
     arguments = _digest(repr(launch.arguments).encode())[:4]
-    settings = f"grid {grid} block {made.threads} cluster {made.cluster} shared {made.shared}{pdl}{times}"
-    return f"{settings} arguments {arguments} code {_code(made)}"
+    settings = f"grid {grid} block {compiled.threads} cluster {compiled.cluster} shared {compiled.shared}{pdl}{times}"
+    return f"{settings} arguments {arguments} code {_code(compiled)}"
 
 
-def _code(made: Compiled) -> str:
+def _code(compiled: CompiledKernel) -> str:
     """Return a hash of the machine code of one kernel."""
-    parts = [made.texts["amdgcn"].encode()] if made.arch.startswith("gfx") else [*_sections(made.binary, made.symbol)]
+    is_amd = compiled.arch.startswith("gfx")
+    parts = [compiled.texts["amdgcn"].encode()] if is_amd else [*_sections(compiled.binary, compiled.symbol)]
     return _digest(b"\0".join(parts))
 
 

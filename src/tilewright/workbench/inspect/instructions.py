@@ -1,4 +1,4 @@
-"""Machine instructions by kind: what moves data and how wide, what computes on which unit, what waits."""
+"""Classify machine instructions: loads and stores with their width, arithmetic by unit, synchronisation."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tilewright.workbench.inspect.compiling import Compiled
-from tilewright.workbench.inspect.listing import Line, Place, listing
+from tilewright.workbench.inspect.compiler import CompiledKernel
+from tilewright.workbench.inspect.line_info import CodeLine, SourceLine, code_lines
 
-# The kinds, in the order of a report. The first pattern that an opcode matches decides.
+# Kinds in the order they are reported. The first pattern that matches an opcode decides.
 NVIDIA = {
     "global load": r"LDG\.|LD\.",
     "global store": r"STG\.|ST\.",
@@ -64,32 +64,33 @@ _INSTRUCTION = {
     False: re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\w[\w.]*)"),
     True: re.compile(r"^\s+((?:v|s|ds|global|buffer|flat|scratch)_[a-z0-9_]+)"),
 }
-_CONSTANT = re.compile(r"\bHFMA2\S* \w+, -RZ, RZ, ")  # zero times zero plus a constant: a move on an idle unit
+_CONSTANT = re.compile(r"\bHFMA2\S* \w+, -RZ, RZ, ")  # 0 * 0 + constant: a move on an idle unit
 
-# What Blackwell's matrix unit is told in a register, as PTX has it (PTX ISA, instruction descriptor of tcgen05.mma).
-_TOLD = re.compile(r"\btcgen05\.mma\.\S*kind::(f16|tf32|f8f6f4|i8)\s+\[[^\]]+\],[^,]+,[^,]+, (%r\d+),")
-_SET = re.compile(r"\bmov\.[bu]32\s+(%r\d+), (\d+);")
-_RESULTS = {0: "F16", 1: "F32", 2: "S32"}
-_FACTORS = {
+# Blackwell's MMA takes its shape and types in a register (PTX ISA, instruction descriptor of tcgen05.mma).
+_TCGEN05_MMA = re.compile(r"\btcgen05\.mma\.\S*kind::(f16|tf32|f8f6f4|i8)\s+\[[^\]]+\],[^,]+,[^,]+, (%r\d+),")
+_MOVE_IMMEDIATE = re.compile(r"\bmov\.[bu]32\s+(%r\d+), (\d+);")
+_ACCUMULATOR_TYPES = {0: "F16", 1: "F32", 2: "S32"}
+_OPERAND_TYPES = {
     "f16": {0: "F16", 1: "BF16"},
     "tf32": {2: "TF32"},
     "f8f6f4": {0: "E4M3", 1: "E5M2", 3: "E2M3", 4: "E3M2", 5: "E2M1"},
     "i8": {0: "U8", 1: "S8"},
 }
-_DEPTHS = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32}
+_MMA_K = {"f16": 16, "tf32": 8, "f8f6f4": 32, "i8": 32}
 
 
 @dataclass(frozen=True)
 class Instruction:
     opcode: str
     kind: str
-    width: int  # bytes that a thread moves; 0 where nothing is moved
-    place: Place
+    width: int  # bytes moved per thread; 0 if none
+    source_line: SourceLine
+    in_loop: bool = False
 
 
 @dataclass(frozen=True)
 class Mix:
-    """How many instructions of each kind the code has: as written, not as often as a run takes them."""
+    """Static instruction counts by kind: each instruction counts once, however often it runs."""
 
     instructions: Sequence[Instruction]
 
@@ -98,89 +99,90 @@ class Mix:
         return dict(Counter(i.kind for i in self.instructions))
 
     def details(self, kind: str) -> dict[str, int]:
-        """Of one kind: by bytes where data is moved, else by what the unit does."""
+        """Return the counts of one kind, by width for data movement, else by opcode."""
         chosen = [i for i in self.instructions if i.kind == kind]
         if kind in MOVES:
             return {f"{width} B": count for width, count in sorted(Counter(i.width for i in chosen).items())[::-1]}
         return dict(Counter(i.opcode for i in chosen).most_common())
 
-    def bytes_each(self, *kinds: str) -> float | None:
-        """Bytes that an instruction of these kinds moves for a thread, on average."""
+    def mean_width(self, *kinds: str) -> float | None:
+        """Return the mean bytes per thread of the instructions of these kinds."""
         widths = [i.width for i in self.instructions if i.kind in kinds]
         return sum(widths) / len(widths) if widths else None
 
-    def by_place(self, *kinds: str) -> dict[Place, int]:
-        """How many instructions of these kinds each source line has, most first."""
-        return dict(Counter(i.place for i in self.instructions if i.kind in kinds).most_common())
+    def by_line(self, *kinds: str) -> dict[SourceLine, int]:
+        """Return how many instructions of these kinds each source line has, most first."""
+        return dict(Counter(i.source_line for i in self.instructions if i.kind in kinds).most_common())
 
     def as_json(self) -> dict[str, dict[str, int]]:
         return {kind: self.details(kind) for kind in NVIDIA if kind in self.kinds}
 
 
-def mix(made: Compiled) -> Mix:
-    is_amd = made.arch.startswith("gfx")
-    found = list(read_instructions(listing(made, "sass"), is_amd))
-    if any(_is_blackwell_product(one) for one in found) and "ptx" in made.texts:
-        products = _products(listing(made, "ptx"))
-        found = [_with_product(one, products.get(one.place, set())) for one in found]
+def mix(compiled: CompiledKernel) -> Mix:
+    is_amd = compiled.arch.startswith("gfx")
+    found = list(read_instructions(code_lines(compiled, "sass"), is_amd))
+    if any(map(_is_blackwell_mma, found)) and "ptx" in compiled.texts:
+        shapes = _mma_shapes(code_lines(compiled, "ptx"))
+        found = [_with_mma_shape(one, shapes.get(one.source_line, set())) for one in found]
     return Mix(found)
 
 
-def _is_blackwell_product(one: Instruction) -> bool:
+def _is_blackwell_mma(one: Instruction) -> bool:
     return one.kind == "tensor core" and one.opcode.startswith("UTC")
 
 
-def _with_product(one: Instruction, products: set[str]) -> Instruction:
-    """Named as the instructions of other architectures are, where its source line asks for one kind of product."""
-    if not _is_blackwell_product(one) or len(products) != 1:
+def _with_mma_shape(one: Instruction, shapes: set[str]) -> Instruction:
+    """Append shape and types to the opcode, as on other architectures, if its source line has a single MMA shape."""
+    if not _is_blackwell_mma(one) or len(shapes) != 1:
         return one
-    return replace(one, opcode=f"{one.opcode}.{next(iter(products))}")
+    return replace(one, opcode=f"{one.opcode}.{next(iter(shapes))}")
 
 
-def _products(ptx: Sequence[Line]) -> dict[Place, set[str]]:
-    """Shape and types of the products that each source line asks for."""
-    numbers = {found[1]: int(found[2]) for line in ptx if (found := _SET.search(line.code))}
-    products: dict[Place, set[str]] = {}
+def _mma_shapes(ptx: Sequence[CodeLine]) -> dict[SourceLine, set[str]]:
+    """Return the shapes and types of the MMAs of each source line."""
+    values = {found[1]: int(found[2]) for line in ptx if (found := _MOVE_IMMEDIATE.search(line.code))}
+    shapes: dict[SourceLine, set[str]] = {}
     for line in ptx:
-        if found := _TOLD.search(line.code):
+        if found := _TCGEN05_MMA.search(line.code):
             kind, register = found.groups()
-            told = _described(kind, numbers[register]) if register in numbers else ""
-            products.setdefault(line.place, set()).add(told)
-    return {place: told for place, told in products.items() if "" not in told}
+            shape = _mma_shape(kind, values[register]) if register in values else ""
+            shapes.setdefault(line.source_line, set()).add(shape)
+    return {source_line: found for source_line, found in shapes.items() if "" not in found}
 
 
-def _described(kind: str, descriptor: int) -> str:
-    """Shape and types; nothing where a type has no name."""
+def _mma_shape(kind: str, descriptor: int) -> str:
+    """Return shape and types; an empty string if a type is unknown."""
 
     def bits(first: int, count: int) -> int:
         return descriptor >> first & (1 << count) - 1
 
-    m, n, k = bits(24, 5) * 16, bits(17, 6) * 8, _DEPTHS[kind]
-    types = [_RESULTS.get(bits(4, 2)), _FACTORS[kind].get(bits(7, 3)), _FACTORS[kind].get(bits(10, 3))]
+    m, n, k = bits(24, 5) * 16, bits(17, 6) * 8, _MMA_K[kind]
+    operands = _OPERAND_TYPES[kind]
+    types = [_ACCUMULATOR_TYPES.get(bits(4, 2)), operands.get(bits(7, 3)), operands.get(bits(10, 3))]
     if not all(types):
         return ""
     return ".".join([f"{m}x{n}x{k}", *map(str, types if kind == "f8f6f4" else types[:2])])
 
 
-def read_instructions(lines: Sequence[Line], is_amd: bool) -> Iterator[Instruction]:
-    pattern, kinds = _INSTRUCTION[is_amd], _COMPILED[is_amd]
+def read_instructions(lines: Sequence[CodeLine], is_amd: bool) -> Iterator[Instruction]:
+    pattern, kinds = _INSTRUCTION[is_amd], _MATCHERS[is_amd]
     for line in lines:
         if found := pattern.match(line.code):
             opcode = found[1]
             kind = next((name for name, matches in kinds.items() if matches(opcode)), None)
-            if kind is None:  # filling
+            if kind is None:  # padding
                 continue
             if is_amd and kind == "global load" and line.code.rstrip().endswith(" lds"):
                 kind = "async copy"
             elif kind == "fp16" and _CONSTANT.search(line.code):
                 kind = "integer and other"
-            yield Instruction(opcode, kind, _width(opcode, is_amd) if kind in MOVES else 0, line.place)
+            yield Instruction(opcode, kind, _width(opcode, is_amd) if kind in MOVES else 0, line.source_line)
 
 
 def _width(opcode: str, is_amd: bool) -> int:
     if is_amd:
         return _amd_width(opcode)
-    if opcode.startswith(("LDSM", "STSM")):  # matrices of 8 x 8 halves: 4 bytes of each a thread
+    if opcode.startswith(("LDSM", "STSM")):  # 8x8 matrices of 16-bit elements: 4 bytes per thread and matrix
         return 4 * int(opcode[-1]) if opcode[-1] in "124" else 4
     found = _NVIDIA_WIDTH.search(opcode)
     return int(found[1] or found[2]) // 8 if found else 4
@@ -197,7 +199,7 @@ def _amd_width(opcode: str) -> int:
     return twice * (4 * int(size[1:]) if size.startswith("x") else int(size) // 8 if size else 4)
 
 
-_COMPILED = {
+_MATCHERS = {
     is_amd: {name: re.compile(pattern).match for name, pattern in kinds.items()}
     for is_amd, kinds in ((False, NVIDIA), (True, AMD))
 }

@@ -1,4 +1,4 @@
-"""What a call would launch on a GPU, found without one: which kernel, specialised on what, over which grid."""
+"""Record what a call would launch on a GPU, without one: kernels, their specialisation and their grids."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from tilewright.hardware import GPU
 from tilewright.runtime.cuda import Prepared, Source, _spelled
 from tilewright.spec import Case, Kernel, Op
 from tilewright.workbench.inspect.code import CudaCode, TritonCode
-from tilewright.workbench.inspect.compiling import compiled
-from tilewright.workbench.inspect.fake_gpu import standing_in, target
+from tilewright.workbench.inspect.compiler import compile_kernel
+from tilewright.workbench.inspect.fake_gpu import fake_gpu, target
 from tilewright.workbench.inspect.occupancy import occupancy
 from tilewright.workbench.inspect.resources import resources
-from tilewright.worker.execute import backward, flat, forward
+from tilewright.worker.execute import backward, flatten, forward
 
 Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel over a grid of blocks."""
+    """A kernel launched over a grid."""
 
     name: str
     code: TritonCode | CudaCode
     grid: Grid
     gpu: GPU
     direction: str = "forward"
-    note: str = ""  # what a reader should know about how it was found
-    is_all: bool = True  # of what the call does on the GPU, nothing is left out
-    times: int = field(default=1, compare=False)  # it is launched in one call
-    arguments: tuple[int | None, ...] = field(default=(), compare=False)  # whole numbers, by the kernel's parameters
+    note: str = ""  # a caveat about how the launch was found
+    is_complete: bool = True  # the recorded launches are all that the call does on the GPU
+    times: int = field(default=1, compare=False)  # launches per call
+    arguments: tuple[int | None, ...] = field(default=(), compare=False)  # integer arguments by position
 
     @property
     def programs(self) -> int:
-        """A grid counts programs: blocks, or clusters of them."""
+        """Programs of the grid; a program is a block or a cluster of blocks."""
         return math.prod(self.grid)
 
     @property
@@ -56,7 +56,7 @@ class Launch:
         return self.programs * self.code.cluster
 
 
-def of_kernel(
+def kernel_launches(
     op: Op,
     kernel: Kernel,
     case: Case,
@@ -65,12 +65,14 @@ def of_kernel(
     reads: int | None = None,
     computed: list[str] | None = None,
 ) -> list[Launch]:
-    """The launches of one call of a kernel, in order. None where the kernel does not take the case. If it reads values
-    of tensors, they are `reads`, or the launches end there. Torch functions that it calls to compute something are
-    appended to `computed`."""
+    """Return the launches of one call of a kernel, in order; empty if the kernel does not support the case.
+
+    Values that the call reads from tensors are `reads`; without it the launches end there. Torch functions that would
+    launch a kernel are appended to `computed`.
+    """
     if kernel.name == "compile":
         return _generated(op, case, gpu) if "forward" in directions else []
-    with standing_in(gpu, reads, computed), _recording(gpu) as found:
+    with fake_gpu(gpu, reads, computed), _recording(gpu) as found:
         args = op.make(case, device="meta")
         if not kernel.fits(*args):
             return []
@@ -81,42 +83,43 @@ def of_kernel(
             leaves, outputs = forward(kernel.fn, args, needs)
             split = len(found)
             if needs:
-                results = flat(outputs)
+                results = flatten(outputs)
                 backward(results, [leaves[n] for n in needs], [torch.empty_like(o) for o in results if _is_float(o)])
-    behind = [] if split is None else [replace(launch, direction="backward") for launch in found[split:]]
-    known = _counted([*(found[:split] if "forward" in directions else []), *behind])
-    return [*map(_instead_of_cuda, known)] if kernel.language == "cuda" and gpu.is_amd else known
+    after = [] if split is None else [replace(launch, direction="backward") for launch in found[split:]]
+    launches = _merged([*(found[:split] if "forward" in directions else []), *after])
+    return [*map(_noted_fallback, launches)] if kernel.language == "cuda" and gpu.is_amd else launches
 
 
-def _instead_of_cuda(launch: Launch) -> Launch:
+def _noted_fallback(launch: Launch) -> Launch:
     if isinstance(launch.code, CudaCode):
         return launch
-    note = f"CUDA C++ does not run on {launch.gpu.name}; this is what a call launches there instead"
+    note = f"CUDA C++ does not run on {launch.gpu.name}; the call launches this kernel instead"
     return replace(launch, note=f"{note}; {launch.note}" if launch.note else note)
 
 
 def _generated(op: Op, case: Case, gpu: GPU) -> list[Launch]:
-    """What torch.compile would write for the reference, forward."""
-    from tilewright.workbench.inspect.inductor import generated  # here, since it takes seconds
+    """Return the launches of the reference compiled by torch.compile, forward."""
+    from tilewright.workbench.inspect.inductor import generated_kernels  # takes seconds
 
     found: list[Launch] = []
     with _failures("torch.compile", found):
-        for one in generated(op.reference, op.make(case, device="meta"), gpu):
-            search = f"the first of {one.choices} configurations that torch.compile would time"
-            note = search if one.choices > 1 else ""
-            found.append(Launch(one.name, one.code, _whole(one.grid), gpu, note=note, is_all=one.is_all))
-    return _counted(found)
+        for one in generated_kernels(op.reference, op.make(case, device="meta"), gpu):
+            note = f"the first of {one.configs} configurations that torch.compile would time" if one.configs > 1 else ""
+            found.append(Launch(one.name, one.code, _grid(one.grid), gpu, note=note, is_complete=one.is_complete))
+    return _merged(found)
 
 
-def of_call(load: Callable[[], tuple[Callable[..., Any], Sequence[Any]]], gpu: GPU) -> list[Launch]:
-    """The launches of one call. `load` gives a function and its arguments; it is asked where the GPU seems to be, as
-    a file may look at it when it is read."""
-    with standing_in(gpu), _recording(gpu) as found:
+def call_launches(load: Callable[[], tuple[Callable[..., Any], Sequence[Any]]], gpu: GPU) -> list[Launch]:
+    """Return the launches of one call.
+
+    `load` returns a function and its arguments. It runs on the fake GPU too, since a file may query the GPU on import.
+    """
+    with fake_gpu(gpu), _recording(gpu) as found:
         fn, args = load()
         _require_inputs(fn, args)
         with _failures(getattr(fn, "__name__", str(fn)), found):
             fn(*args)
-    return _counted(found)
+    return _merged(found)
 
 
 def _require_inputs(fn: Callable[..., Any], args: Sequence[Any]) -> None:
@@ -128,7 +131,7 @@ def _require_inputs(fn: Callable[..., Any], args: Sequence[Any]) -> None:
 
 
 def with_config(launch: Launch, changes: Mapping[str, Any]) -> Launch:
-    """The launch with other constexpr arguments or compiler's options; its grid stays."""
+    """Return the launch with changed constexpr arguments or compiler options, on the same grid."""
     code = launch.code
     known = {*code.signature, *code.options} if isinstance(code, TritonCode) else set()
     for name in changes.keys() - known:
@@ -144,8 +147,8 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _counted(found: list[Launch]) -> list[Launch]:
-    """Each launch once, in order of its first time."""
+def _merged(found: list[Launch]) -> list[Launch]:
+    """Return each distinct launch once, with its count, in the order of first launches."""
     times: dict[int, int] = {}
     for launch in found:
         first = next(n for n, one in enumerate(found) if one == launch)
@@ -155,33 +158,33 @@ def _counted(found: list[Launch]) -> list[Launch]:
 
 @contextmanager
 def _failures(name: str, found: list[Launch]) -> Iterator[None]:
-    """A call that fails after launches, as one does that reads a result to go on, is known up to there."""
+    """Keep the launches of a call that fails after them, for example because it reads a result."""
     try:
         yield
     except TilewrightError:
         raise
     except (Exception, SystemExit) as error:
         if not found:
-            raise LauncherFailed(name, _said(error)) from error
-        note = f"the last launch that is known: then {_said(error)}, so what comes after is not known here"
-        found[-1] = replace(found[-1], note=note, is_all=False)
+            raise LauncherFailed(name, _reason(error)) from error
+        note = f"the last launch that can be traced without a GPU: after it, {_reason(error)}"
+        found[-1] = replace(found[-1], note=note, is_complete=False)
 
 
-def _said(error: BaseException) -> str:
-    """In plain words, where it is that our stand-ins have no values."""
-    is_of_values = re.search(r"\bmeta (tensor|device)|register_meta|with Meta tensors", str(error))
-    return "the call looks at its data on the host" if is_of_values else first_line(error)
+def _reason(error: BaseException) -> str:
+    """Return the message of an error; one about missing values of meta tensors is rephrased."""
+    needs_values = re.search(r"\bmeta (tensor|device)|register_meta|with Meta tensors", str(error))
+    return "the call reads tensor values on the host" if needs_values else first_line(error)
 
 
 @contextmanager
 def _recording(gpu: GPU) -> Iterator[list[Launch]]:
-    """Launches are written down instead of done."""
+    """Record launches instead of performing them."""
     found: list[Launch] = []
-    aim, backend = target(gpu), make_backend(target(gpu))
-    note = ""  # of the launch that a search is about to make
+    compile_target, backend = target(gpu), make_backend(target(gpu))
+    note = ""  # for the next launch
 
     def run(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        # As JITFunction.run does it before it compiles.
+        # The steps of JITFunction.run before it compiles.
         options["debug"] = options.get("debug", function.debug) or knobs.runtime.debug
         options["instrumentation_mode"] = knobs.compilation.instrumentation_mode
         for hook in function.pre_run_hooks:
@@ -190,10 +193,10 @@ def _recording(gpu: GPU) -> Iterator[list[Launch]]:
         bound, specialization, given = bind(*args, **options)
         parsed, signature, constants, attributes = function._pack_args(backend, options, bound, specialization, given)
         if not warmup:
-            code = TritonCode(function, signature, constants, attributes, vars(parsed), aim)
+            code = TritonCode(function, signature, constants, attributes, vars(parsed), compile_target)
             sizes = grid(bound) if callable(grid) else grid
-            passed = _numbers(bound[name] for name, kind in signature.items() if kind != "constexpr")
-            found.append(Launch(function.fn.__name__, code, _whole(sizes), gpu, note=note, arguments=passed))
+            passed = _integers(bound[name] for name, kind in signature.items() if kind != "constexpr")
+            found.append(Launch(function.fn.__name__, code, _grid(sizes), gpu, note=note, arguments=passed))
 
     def run_first(tuner: Any, *args: Any, **options: Any) -> None:
         nonlocal note
@@ -203,42 +206,42 @@ def _recording(gpu: GPU) -> Iterator[list[Launch]]:
         if config.pre_hook:
             config.pre_hook({**tuner.nargs, **options, **chosen})
         if len(tuner.configs) > 1:
-            note = f"the first of {len(tuner.configs)} configurations: autotuning needs the GPU"
+            note = f"the first of {len(tuner.configs)} autotuner configurations; choosing the best needs a GPU"
         tuner.fn.run(*args, **options, **chosen)
         tuner.nargs, note = None, ""
 
     def launch_cuda(prepared: Prepared, *tensors: Tensor | None) -> None:
         instance = _spelled(prepared.kernel, prepared.dtype)
         code = CudaCode(prepared.source, instance, gpu.arch, prepared.block, prepared.shared, prepared.cluster)
-        passed = (*(0 if t is None else None for t in tensors), *_numbers(prepared.numbers))
-        found.append(Launch(instance, code, _whole(prepared.grid), gpu, arguments=passed))
+        passed = (*(0 if t is None else None for t in tensors), *_integers(prepared.numbers))
+        found.append(Launch(instance, code, _grid(prepared.grid), gpu, arguments=passed))
 
     def resident(
         source: Any, kernel: str, dtype: Any, device: int, block: int, *, shared: int = 0, cluster: int = 1
     ) -> int:
-        # The most there can be: how clusters fall into the GPU's parts only the driver knows.
-        made = compiled(CudaCode(source, _spelled(kernel, dtype), gpu.arch, block, shared, cluster))
-        return gpu.sms * occupancy(gpu, resources(made), block).blocks // cluster
+        # An upper bound: only the driver knows how clusters map to GPCs.
+        compiled = compile_kernel(CudaCode(source, _spelled(kernel, dtype), gpu.arch, block, shared, cluster))
+        return gpu.sms * occupancy(gpu, resources(compiled), block).blocks // cluster
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(JITFunction, "run", run))
         stack.enter_context(patch.object(Autotuner, "run", run_first))
         stack.enter_context(patch.object(Prepared, "__call__", launch_cuda))
         stack.enter_context(patch.object(Source, "resident", resident, create=True))
-        # With a listener our launchers take Triton's own way, which is the one that is written down.
-        knobs.runtime.launch_enter_hook.add(_listener)
-        stack.callback(knobs.runtime.launch_enter_hook.remove, _listener)
+        # With a launch hook, our launchers call JITFunction.run, which is recorded.
+        knobs.runtime.launch_enter_hook.add(_hook)
+        stack.callback(knobs.runtime.launch_enter_hook.remove, _hook)
         yield found
 
 
-def _listener(metadata: Any) -> None: ...
+def _hook(metadata: Any) -> None: ...
 
 
-def _numbers(args: Iterable[Any]) -> tuple[int | None, ...]:
+def _integers(args: Iterable[Any]) -> tuple[int | None, ...]:
     return tuple(arg if type(arg) is int else None for arg in args)
 
 
-def _whole(grid: Any) -> Grid:
+def _grid(grid: Any) -> Grid:
     sizes = (grid,) if isinstance(grid, int) else tuple(grid)
     x, y, z = (*map(int, sizes), 1, 1)[:3]
     return x, y, z

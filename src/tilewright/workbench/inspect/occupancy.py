@@ -1,8 +1,8 @@
-"""How many blocks of a kernel an SM holds at once, by the documented rules of allocation, and what limits them.
+"""Theoretical occupancy: blocks per SM by the documented allocation rules, and the limiting resource.
 
-NVIDIA: CUDA C++ Programming Guide, table of compute capabilities, and `cuda_occupancy.h` of the toolkit, against which
-a test holds this file. AMD: CDNA 3 and CDNA 4 instruction set guides and LLVM's AMDGPU usage guide (a compute unit is
-an SM, a wave a warp, a workgroup a block). Both are upper bounds: what is resident need not be ready.
+NVIDIA: CUDA C++ Programming Guide, table of compute capabilities, and `cuda_occupancy.h` of the toolkit, which a test
+compares with this file. AMD: CDNA 3 and CDNA 4 instruction set guides and LLVM's AMDGPU usage guide (a compute unit is
+an SM, a wave a warp, a workgroup a block). Achieved occupancy may be lower.
 """
 
 from __future__ import annotations
@@ -13,43 +13,43 @@ from dataclasses import dataclass
 from tilewright.hardware import GPU
 from tilewright.workbench.inspect.resources import RESERVED, Resources
 
-PARTITIONS = 4  # of an SM, each with a quarter of the registers and warps
-MOST_THREADS = 1024  # of a block
+PARTITIONS = 4  # per SM, each with a quarter of the registers and warps
+MAX_THREADS = 1024  # per block
 
 # NVIDIA, compute capability 8.0 and later
-REGISTERS_AT_ONCE = 256  # given to a warp
-SHARED_AT_ONCE = 128  # bytes, given to a block
-MOST_REGISTERS = 256  # of a thread
+REGISTER_UNIT = 256  # registers; allocation granularity per warp
+SHARED_UNIT = 128  # bytes; allocation granularity per block
+MAX_REGISTERS = 256  # per thread
 
 # AMD, gfx90a and later
-VGPRS = 512  # of each lane of a SIMD, shared out among its waves
-VGPRS_AT_ONCE = 8
+VGPRS = 512  # per lane of a SIMD, divided among its waves
+VGPR_UNIT = 8
 WAVES_PER_SIMD = 8
-LDS_AT_ONCE = {"gfx942": 512, "gfx950": 1280}  # bytes
+LDS_UNIT = {"gfx942": 512, "gfx950": 1280}  # bytes
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Of one SM: blocks it holds, the share of its warps they are, and what keeps it from holding more."""
+    """Blocks and warps per SM, the fraction of the maximum warps, and the limits by resource."""
 
-    blocks: int  # 0: the kernel cannot be launched
+    blocks: int  # 0 if the kernel cannot be launched
     warps: int
     share: float
-    limits: dict[str, int]  # blocks by resource: warps, blocks, registers, shared
+    limits: dict[str, int]  # blocks per SM by resource: warps, blocks, registers, shared
 
     @property
     def limiter(self) -> str:
-        """What runs out first: several where they run out together, nothing where every warp is taken."""
+        """The limiting resources; empty at full occupancy."""
         if self.share == 1:
             return ""
         return " and ".join(name for name, blocks in self.limits.items() if blocks == self.blocks)
 
 
 def occupancy(gpu: GPU, used: Resources, threads: int) -> Occupancy:
-    """For blocks of so many threads."""
+    """Return the occupancy of blocks of `threads`."""
     warps = math.ceil(threads / gpu.warp)
     limits = _amd_limits(gpu, used, warps) if gpu.is_amd else _nvidia_limits(gpu, used, warps)
-    if threads > MOST_THREADS:
+    if threads > MAX_THREADS:
         limits["warps"] = 0
     if used.shared > gpu.shared_per_block:
         limits["shared"] = 0
@@ -59,23 +59,23 @@ def occupancy(gpu: GPU, used: Resources, threads: int) -> Occupancy:
 
 def _nvidia_limits(gpu: GPU, used: Resources, warps: int) -> dict[str, int]:
     limits = {"warps": gpu.warps_per_sm // warps, "blocks": gpu.blocks_per_sm}
-    of_warp = _up(used.registers * gpu.warp, REGISTERS_AT_ONCE)
-    if of_warp:
-        in_partition = gpu.registers_per_sm // PARTITIONS // of_warp
+    per_warp = _round_up(used.registers * gpu.warp, REGISTER_UNIT)
+    if per_warp:
+        per_partition = gpu.registers_per_sm // PARTITIONS // per_warp
         # A launch is checked as if each partition got the same number of warps.
-        is_possible = of_warp * _up(warps, PARTITIONS) <= gpu.registers_per_sm and used.registers <= MOST_REGISTERS
-        limits["registers"] = in_partition * PARTITIONS // warps if is_possible else 0
-    limits["shared"] = gpu.shared_per_sm // _up(used.shared + RESERVED, SHARED_AT_ONCE)
+        fits = per_warp * _round_up(warps, PARTITIONS) <= gpu.registers_per_sm and used.registers <= MAX_REGISTERS
+        limits["registers"] = per_partition * PARTITIONS // warps if fits else 0
+    limits["shared"] = gpu.shared_per_sm // _round_up(used.shared + RESERVED, SHARED_UNIT)
     return limits
 
 
 def _amd_limits(gpu: GPU, used: Resources, warps: int) -> dict[str, int]:
-    in_simd = min(WAVES_PER_SIMD, VGPRS // max(_up(used.registers, VGPRS_AT_ONCE), VGPRS_AT_ONCE))
-    limits = {"warps": gpu.warps_per_sm // warps, "registers": in_simd * PARTITIONS // warps}
+    per_simd = min(WAVES_PER_SIMD, VGPRS // max(_round_up(used.registers, VGPR_UNIT), VGPR_UNIT))
+    limits = {"warps": gpu.warps_per_sm // warps, "registers": per_simd * PARTITIONS // warps}
     if used.shared:
-        limits["shared"] = gpu.shared_per_sm // _up(used.shared, LDS_AT_ONCE[gpu.arch])
+        limits["shared"] = gpu.shared_per_sm // _round_up(used.shared, LDS_UNIT[gpu.arch])
     return limits
 
 
-def _up(amount: int, step: int) -> int:
+def _round_up(amount: int, step: int) -> int:
     return math.ceil(amount / step) * step

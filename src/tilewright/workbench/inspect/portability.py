@@ -1,4 +1,4 @@
-"""Every Triton kernel for every architecture, as its launches on a GPU without tuned winners compile."""
+"""Compile every Triton kernel for every architecture, with the default configurations."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 from tilewright.hardware import GPU, datasheet
 from tilewright.spec import Op
-from tilewright.workbench.inspect import Inspection, Refused, inspect_launch
+from tilewright.workbench.inspect import CompileFailure, Inspection, inspect_launch
 from tilewright.workbench.inspect.code import TritonCode
-from tilewright.workbench.inspect.launches import Launch, of_call, of_kernel
-from tilewright.workbench.inspect.occupancy import MOST_REGISTERS
+from tilewright.workbench.inspect.launches import Launch, call_launches, kernel_launches
+from tilewright.workbench.inspect.occupancy import MAX_REGISTERS
 
-# One of each architecture; none has winners in ops/tuned.
+# One GPU per architecture, none with tuned configurations.
 TARGETS = ("a100-80gb", "rtx-4090", "h100-sxm", "b200", "rtx-5090", "mi300x", "mi355x")
 
 
-def compiled_for(gpu: str, ops: Sequence[Op]) -> list[Inspection | Refused]:
-    """Each kernel function once."""
-    return [inspect_launch(launch, launch.name) for launch in hardest_launches(ops, datasheet(gpu))]
+def inspect_for(gpu: str, ops: Sequence[Op]) -> list[Inspection | CompileFailure]:
+    """Compile each kernel function once."""
+    return [inspect_launch(launch, launch.name) for launch in largest_launches(ops, datasheet(gpu))]
 
 
 def figures(one: Inspection) -> dict[str, Any]:
-    """What is recorded of a kernel for a GPU."""
+    """Return the fields of a portability record."""
     used, held = one.resources, one.occupancy
     return {
         "registers": used.registers,
@@ -35,37 +35,39 @@ def figures(one: Inspection) -> dict[str, Any]:
     }
 
 
-def flaw(one: Inspection | Refused) -> str | None:
-    """Why a GPU cannot have a kernel as it should be."""
-    if isinstance(one, Refused):
+def problem(one: Inspection | CompileFailure) -> str | None:
+    """Return why a kernel fails the portability check (not compiled, not launchable, spills), or None."""
+    if isinstance(one, CompileFailure):
         return str(one.error)
-    return one.obstacle or (f"{one.resources.spills} B of registers spilled" if one.resources.spills else None)
+    return one.launch_error or (f"{one.resources.spills} B of registers are spilled" if one.resources.spills else None)
 
 
-def hardest_launches(ops: Sequence[Op], gpu: GPU) -> list[Launch]:
-    """Of each kernel function the launch that wants the most registers, in both directions of the bench cases."""
-    hardest: dict[tuple[str, str], tuple[tuple[float, int], Launch]] = {}
+def largest_launches(ops: Sequence[Op], gpu: GPU) -> list[Launch]:
+    """Return the launch of each kernel function that needs the most registers, over bench cases and directions."""
+    largest: dict[tuple[str, str], tuple[tuple[float, int], Launch]] = {}
     for launch in (launch for op in ops for launch in _launches(op, gpu)):
         if isinstance(launch.code, TritonCode):
-            wanted, function = _wanted(launch.code, gpu), (launch.code.file, launch.name)
-            if function not in hardest or wanted > hardest[function][0]:
-                hardest[function] = wanted, launch
-    return [launch for _, launch in hardest.values()]
+            demand, function = _register_demand(launch.code, gpu), (launch.code.file, launch.name)
+            if function not in largest or demand > largest[function][0]:
+                largest[function] = demand, launch
+    return [launch for _, launch in largest.values()]
 
 
 def _launches(op: Op, gpu: GPU) -> Iterator[Launch]:
     for kernel in op.kernels.values():
         for case in op.bench if kernel.language == "triton" else ():
-            yield from of_kernel(op, kernel, case.with_dtype(op.bench_dtype), gpu, ("forward", "backward"), reads=0)
+            yield from kernel_launches(
+                op, kernel, case.with_dtype(op.bench_dtype), gpu, ("forward", "backward"), reads=0
+            )
     for call in op.calls:
-        yield from of_call(lambda call=call: (call, ("cuda",)), gpu)
+        yield from call_launches(lambda call=call: (call, ("cuda",)), gpu)
 
 
-def _wanted(code: TritonCode, gpu: GPU) -> tuple[float, int]:
-    """The share of the registers that the elements of all tensors take; then, how much is done with them."""
+def _register_demand(code: TritonCode, gpu: GPU) -> tuple[float, int]:
+    """Return the tile elements of all tensors per available register; then the number of enabled options."""
     config = dict(code.config)
     threads = config.pop("num_warps") * gpu.warp
     sizes = [value for name, value in config.items() if type(value) is int and value > 1 and name != "num_stages"]
     tensors = sum(kind.startswith("*") for kind in code.signature.values())
-    registers = min(threads * MOST_REGISTERS, gpu.registers_per_sm)
+    registers = min(threads * MAX_REGISTERS, gpu.registers_per_sm)
     return math.prod(sizes) * tensors / registers, sum(value is True for value in config.values())

@@ -1,4 +1,4 @@
-"""Kernels for tests of `inspect`, in the form in which a user's file holds them. The lines marked are looked for."""
+"""Kernels for tests of `inspect`, written like a user's file. Tests look for the marked lines."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-DEVICE = triton.runtime.driver.active.get_active_torch_device()  # as Triton's tutorials have it
+DEVICE = triton.runtime.driver.active.get_active_torch_device()  # as in Triton's tutorials
 
 
 @triton.jit

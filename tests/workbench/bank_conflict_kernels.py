@@ -1,4 +1,4 @@
-"""A tile of 32 x 32 floats written to shared memory by rows and read by columns, in four layouts of Gluon's."""
+"""Write a 32 x 32 tile to shared memory by rows and read it by columns, in four Gluon layouts."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

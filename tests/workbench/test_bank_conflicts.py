@@ -11,12 +11,12 @@ from tilewright import registry
 from tilewright.hardware import datasheet
 from tilewright.report.inspection import overview
 from tilewright.workbench.inspect import inspect_cuda_file, inspect_kernel, inspect_launch
-from tilewright.workbench.inspect.banks import SharedAccess, typical, wavefronts
-from tilewright.workbench.inspect.launches import of_call
-from tilewright.workbench.inspect.listing import Line
+from tilewright.workbench.inspect.bank_conflicts import SharedAccess, mean_wavefronts, wavefronts
+from tilewright.workbench.inspect.launches import call_launches
+from tilewright.workbench.inspect.line_info import CodeLine
 from tilewright.workbench.inspect.ptx_sim import shared_accesses
 
-LAYOUTS = Path(__file__).parent / "conflicting.py"
+LAYOUTS = Path(__file__).parent / "bank_conflict_kernels.py"
 LANES = np.arange(32)
 
 
@@ -46,30 +46,30 @@ def counted(addresses, active, width):
         (LANES * 144, 16, (4, 4)),  # padded by 16 bytes
     ],
 )
-def test_hand_counted(addresses, width, expected):
+def test_wavefronts_counted_by_hand(addresses, width, expected):
     assert counted(addresses, np.ones(32, bool), width) == expected
 
 
-def test_lanes_that_are_off_ask_for_nothing():
+def test_inactive_lanes_do_not_count():
     assert counted(LANES * 128, LANES < 8, 4) == (8, 1)
     assert counted(LANES * 16, LANES < 8, 16) == (1, 1)
     assert counted(LANES * 128, LANES < 0, 4) == (0, 0)
 
 
-def test_warps_are_counted_apart():
+def test_warps_count_separately():
     threads = np.arange(80)  # the last warp is a half
     made = wavefronts(np.where(threads < 32, threads * 8, threads * 4), threads != 40, 4)
     assert made.tolist() == [[2, 1], [1, 1], [1, 1]]
 
 
-def follow(ptx: str, *, threads: int = 32, arguments=(), stand_in: int = 1 << 20):
-    lines = [Line(line.strip(), None) for line in ptx.strip().splitlines()]
-    return list(shared_accesses(lines, threads, arguments, stand_in))
+def simulate(ptx: str, *, threads: int = 32, arguments=(), placeholder: int = 1 << 20):
+    lines = [CodeLine(line.strip(), None) for line in ptx.strip().splitlines()]
+    return list(shared_accesses(lines, threads, arguments, placeholder))
 
 
 def computed(ptx: str, **more):
-    """What %r0 holds for each thread, given %r1 = the thread's number."""
-    (access,) = follow(f"mov.u32 %r1, %tid.x;\n{ptx}\nst.shared.b32 [%r0], %r1;", **more)
+    """Return %r0 of each thread, given %r1 = thread index."""
+    (access,) = simulate(f"mov.u32 %r1, %tid.x;\n{ptx}\nst.shared.b32 [%r0], %r1;", **more)
     return access.addresses
 
 
@@ -96,7 +96,7 @@ def computed(ptx: str, **more):
         ("ld.param.u32 %r2, [kernel_param_0];\nand.b32 %r2, %r2, 7;\nadd.s32 %r0, %r1, %r2;", lambda t: t),
     ],
 )
-def test_whole_numbers_are_followed(ptx, formula):
+def test_integer_instructions(ptx, formula):
     np.testing.assert_array_equal(computed(ptx, arguments=(None, 12)), formula(LANES))
 
 
@@ -111,12 +111,12 @@ def test_whole_numbers_are_followed(ptx, formula):
         "ld.global.b32 %r2, [%rd1];\nsetp.eq.s32 %p1, %r2, 0;\nmov.u32 %r0, 4;\n@%p1 mov.u32 %r0, 8;",
     ],
 )
-def test_what_memory_decides_is_not_known(ptx):
-    assert follow(f"mov.u32 %r1, %tid.x;\n{ptx}\nst.shared.b32 [%r0], %r1;")[-1].addresses is None
+def test_values_from_memory_are_unknown(ptx):
+    assert simulate(f"mov.u32 %r1, %tid.x;\n{ptx}\nst.shared.b32 [%r0], %r1;")[-1].addresses is None
 
 
-def test_branches_turn_threads_off_and_loops_are_gone_through_once():
-    first, inside, other, after = follow(
+def test_branches_deactivate_threads_and_loops_run_once():
+    first, inside, other, after = simulate(
         """
         mov.u32 %r1, %tid.x;
         setp.lt.u32 %p1, %r1, 8;
@@ -145,17 +145,17 @@ def test_branches_turn_threads_off_and_loops_are_gone_through_once():
     assert (inside.addresses[0], other.addresses[0]) == (8, -4)
 
 
-def test_a_branch_that_is_not_known_goes_both_ways():
+def test_both_paths_of_an_unknown_branch_are_taken():
     code = "ld.global.b32 %r2, [%rd1];\nsetp.eq.s32 %p1, %r2, 0;\n@%p1 bra $L_else;\nst.shared.b8 [%r1], %r1;"
     code += "\nbra.uni $L_end;\n$L_else:\nst.shared.b16 [%r1], %r1;\n$L_end:\nret;\nst.shared.b32 [%r1], %r1;"
-    found = follow(f"mov.u32 %r1, %tid.x;\n{code}")
+    found = simulate(f"mov.u32 %r1, %tid.x;\n{code}")
     assert [(a.width, a.active.all(), a.active.any()) for a in found] == [(1, True, True), (2, True, True), (4, 0, 0)]
 
 
-def test_matrices_take_a_row_from_each_lane():
+def test_ldmatrix_takes_a_row_address_from_each_lane():
     row, pitch = "mov.u32 %r1, %tid.x;", {"plain": 128, "padded": 144}
     for name, bytes_each in pitch.items():
-        (access,) = follow(
+        (access,) = simulate(
             f"{row}\nmul.lo.s32 %r2, %r1, {bytes_each};\nldmatrix.sync.aligned.m8n8.x2.shared.b16 {{%r3, %r4}}, [%r2];"
         )
         made = counted(access.addresses, access.active, access.width)
@@ -165,9 +165,9 @@ def test_matrices_take_a_row_from_each_lane():
 @pytest.mark.parametrize(
     ("layout", "expected"), [("plain", 32), ("swizzled", 1), ("partly_swizzled", 4), ("padded", 1)]
 )
-def test_layouts_of_triton(layout, expected):
-    """Triton counts conflicts from the layouts alone; its count stands in the kernels, as an assertion."""
-    launches = of_call(
+def test_conflicts_of_gluon_layouts(layout, expected):
+    """The kernels assert the conflicts that Triton derives from the layouts alone."""
+    launches = call_launches(
         lambda: (registry.launcher(LAYOUTS, layout), [torch.empty(32, 32, device="meta")]), datasheet("h200")
     )
     found = inspect_launch(launches[0], layout)
@@ -176,7 +176,10 @@ def test_layouts_of_triton(layout, expected):
     assert store.wavefronts == store.ideal
     assert (load.wavefronts, load.ideal, load.count) == (expected, 1, 8)
     text = LAYOUTS.read_text().splitlines()
-    assert [text[access.place[1] - 1].rpartition("# ")[2] for access in (store, load)] == ["by rows", "by columns"]
+    assert [text[access.source_line[1] - 1].rpartition("# ")[2] for access in (store, load)] == [
+        "by rows",
+        "by columns",
+    ]
 
 
 def predicted(kernel: str, dtype: str):
@@ -188,17 +191,17 @@ def predicted(kernel: str, dtype: str):
 @pytest.mark.parametrize(
     ("kernel", "floats", "halves"), [("cuda", 32, 16), ("cuda-padded", 1, 1), ("cuda-swizzled", 1, 1), ("triton", 1, 4)]
 )
-def test_transposed_copies(kernel, floats, halves):
+def test_transpose_kernels(kernel, floats, halves):
     for dtype, expected in (("float32", floats), ("bfloat16", halves)):
         found = predicted(kernel, dtype)
-        loads, stores = (typical(found.shared_accesses, kind) for kind in ("load", "store"))
+        loads, stores = (mean_wavefronts(found.shared_accesses, kind) for kind in ("load", "store"))
         assert loads[0] == expected
         assert stores[0] == stores[1]
         assert loads[1] == stores[1] == (4 if (kernel, dtype) == ("triton", "bfloat16") else 1)
     assert found.as_json()["shared_accesses"][1]["kind"] == "load"
 
 
-def test_a_report_names_the_line(capsys):
+def test_a_report_names_the_source_line(capsys):
     from rich.console import Console
 
     Console(width=200).print(overview([predicted("cuda", "float32")]))
@@ -208,7 +211,7 @@ def test_a_report_names_the_line(capsys):
     assert "tile[Tile<T>::place(lane, row)]" in line
 
 
-def test_amd_is_not_known(capsys):
+def test_bank_conflicts_of_amd_are_unknown(capsys):
     from rich.console import Console
 
     op = registry.load("transpose")
@@ -216,14 +219,14 @@ def test_amd_is_not_known(capsys):
     assert found.shared_accesses is None
     assert found.as_json()["shared_accesses"] is None
     Console(width=200).print(overview([found]))
-    assert "bank conflicts are not known" in capsys.readouterr().out
+    assert "bank conflicts are unknown" in capsys.readouterr().out
 
 
-def test_an_average_is_by_instructions_and_of_one_kind():
+def test_mean_wavefronts_weighs_by_instructions_of_one_kind():
     accesses = [SharedAccess("load", 4, None, 3, 1.0, 1.0), SharedAccess("load", 16, None, 1, 8.0, 4.0)]
-    assert typical(accesses, "load") == (2.75, 1.75)
-    assert typical(accesses, "store") is None
-    assert typical([*accesses, SharedAccess("load", 4, None, 1, None, None)], "load") is None
+    assert mean_wavefronts(accesses, "load") == (2.75, 1.75)
+    assert mean_wavefronts(accesses, "store") is None
+    assert mean_wavefronts([*accesses, SharedAccess("load", 4, None, 1, None, None)], "load") is None
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
@@ -236,5 +239,5 @@ def test_a_cuda_file_of_two_kernels(tmp_path, monkeypatch):
         'extern "C" __global__ void odd(float* x, int n) { s[threadIdx.x * n] = *x; }\n'
     )
     found = {one.name: one.shared_accesses for one in inspect_cuda_file(file, datasheet("h200"), 256, 0)}
-    assert [(a.wavefronts, a.place) for a in found["slow"]] == [(32, (str(file), 2))]
+    assert [(a.wavefronts, a.source_line) for a in found["slow"]] == [(32, (str(file), 2))]
     assert [a.wavefronts for a in found["odd"]] == [None], "it goes by what n is"
