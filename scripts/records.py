@@ -134,9 +134,9 @@ def perform(step: Step, folder: Path) -> bool:
 def warm(name: str, kind: str) -> None:
     """In a process of its own: have torch.compile keep what `bench` will ask for."""
     import torch
-    import torch._dynamo  # which any_number_of_graphs looks for
+    import torch._dynamo  # which unlimited_recompiles looks for
 
-    from tilewright.worker.execute import any_number_of_graphs, flat, gradients
+    from tilewright.worker.execute import flatten, gradients, unlimited_recompiles
 
     op = registry.load(name)
     compiled = op.kernels["compile"].fn
@@ -147,11 +147,11 @@ def warm(name: str, kind: str) -> None:
             compiled(*args)
         if op.backward_cost and kind == "timings":
             leaves = [a.requires_grad_() if torch.is_tensor(a) and a.is_floating_point() else a for a in args]
-            returned = [r for r in flat(compiled(*leaves)) if r.is_floating_point()]
+            returned = [r for r in flatten(compiled(*leaves)) if r.is_floating_point()]
             wanted = [a for a in leaves if torch.is_tensor(a) and a.requires_grad]
             gradients(returned, wanted, [torch.ones_like(r) for r in returned])
 
-    with any_number_of_graphs():
+    with unlimited_recompiles():
         for case in op.sizes() if kind == "sizes" else op.benched():
             with contextlib.suppress(torch.cuda.OutOfMemoryError):  # then `bench` compiles it
                 compile(case)

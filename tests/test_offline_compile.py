@@ -20,7 +20,7 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 from tilewright import registry
 from tilewright.spec import Draw
-from tilewright.worker.execute import backward, flat, forward
+from tilewright.worker.execute import backward, flatten, forward
 
 TARGET = GPUTarget("cuda", 90, 32)
 SHARED = 227 * 1024
@@ -60,7 +60,7 @@ for name in sys.argv[1:]:
                 floats = floats if kernel.differentiable else []
                 leaves, outputs = forward(kernel.fn, args, floats)
                 if floats:
-                    backward(flat(outputs), [leaves[n] for n in floats], [torch.empty_like(o) for o in flat(outputs)])
+                    backward(flatten(outputs), [leaves[n] for n in floats], [torch.empty_like(o) for o in flatten(outputs)])
     assert launches > before, f"{name} has launched nothing"
 """
 

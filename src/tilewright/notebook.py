@@ -1,4 +1,4 @@
-"""Any callable timed from a notebook or a script, alone or against others that do the same."""
+"""Time any callable from a notebook or a script, alone or against others that compute the same."""
 
 from __future__ import annotations
 
@@ -22,48 +22,49 @@ from tilewright.errors import first_line
 from tilewright.spec import Cost
 from tilewright.timer import Lane, floor_us, require_working_gpu, timer_for, turns
 from tilewright.workbench.bench import intervals
+from tilewright.workbench.bench.gpu_state import watched
 from tilewright.workbench.bench.runner import BACK_TO_BACK, SAMPLES, SHORT_US, physical_seconds
-from tilewright.workbench.bench.state import watched
-from tilewright.workbench.check.budget import Expected, Mismatch, compare, expect
-from tilewright.worker.execute import KernelFailed, Like, Request, Stage, failures, flat, forward
-from tilewright.worker.memory import Placed
-from tilewright.worker.timed_run import Inputs, Lap, Track
+from tilewright.workbench.check.budget import ExpectedTensor, Mismatch, compare, expect
+from tilewright.workbench.check.repeatable import unrepeatable
+from tilewright.worker.execute import Executor, KernelFailed, OutputSpec, Request, flatten, forward, kernel_failures
+from tilewright.worker.memory import GuardedTensor
+from tilewright.worker.timed_run import InputPool, TimedRun, TimedSample
 
-FEWEST = 5  # samples: of less there is nothing to say
-ALIGNED = 256  # elements: where a tensor begins in its memory is kept up to a multiple of so many
+MIN_SAMPLES = 5
+ALIGNMENT = 256  # elements: copies keep a tensor's offset from a multiple of this
 MODES: dict[str, Callable[[list[float]], Any]] = {"min": min, "max": max, "mean": mean, "median": median, "all": list}
-NO_BASELINE = "nothing says what is right: name a callable that does the same, as against=reference"
+NO_BASELINE = "there is nothing to compare it with: pass a callable that computes the same as against=reference"
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One callable. It has a time if it is right, or where nobody can say."""
+    """One callable. It has a time if it is right or not checked."""
 
     name: str
     verdict: str  # right, wrong, crashed, unsupported, implausible, not checked
     reason: str = ""
     us: float | None = None  # the median
-    interval_us: Interval | None = None  # 95 % of it
+    interval_us: Interval | None = None  # 95 % confidence interval of the median
     samples_us: tuple[float, ...] = ()
     host_us: float | None = None
-    extra_bytes: int | None = None  # of memory at the peak, beyond arguments and results
-    calls: int = 1  # in a sample, back to back
-    is_queued: bool = True  # no sample has host time in it
+    extra_bytes: int | None = None  # peak memory beyond arguments and outputs
+    calls: int = 1  # per sample, back to back
+    is_queued: bool = True  # no sample contains host time
     ratio: float | None = None  # the baseline's time over this one's
     ratio_interval: Interval | None = None
-    is_tie: bool = False  # its interval and the baseline's overlap
+    is_tie: bool = False  # the intervals of this and the baseline overlap
 
 
 @dataclass(frozen=True, repr=False)
 class Benchmark:
-    """`fn`, then those it was held against. Shows itself as a table."""
+    """The entry of `fn`, then those of `against`. Prints as a table."""
 
     entries: list[Entry]
     baseline: str | None
     clock: str
-    floor_us: float  # what the clock says of nothing at all
-    throttled: tuple[str, ...] = ()  # why the GPU held itself back
+    floor_us: float  # the time of an empty call
+    throttled: tuple[str, ...] = ()  # why the GPU lowered its clocks
 
     def __str__(self) -> str:
         rows = self._rows()
@@ -95,18 +96,18 @@ class Benchmark:
         return [f"{_figure(entry.us)} us{mark}", _span(entry.interval_us), f"{_figure(entry.host_us)} us", extra, speed]
 
     def _notes(self) -> Iterator[str]:
-        said: dict[str, list[str]] = {}
+        names_of: dict[str, list[str]] = {}
         for entry in self.entries:
             if entry.reason:
-                said.setdefault(f"{entry.verdict}, {entry.reason}", []).append(entry.name)
-        yield from (f"{', '.join(names)}: {why}" for why, names in said.items())
-        yield f"{self.clock}; of nothing at all it says {_figure(self.floor_us)} us, which is not subtracted"
+                names_of.setdefault(f"{entry.verdict}, {entry.reason}", []).append(entry.name)
+        yield from (f"{', '.join(names)}: {reason}" for reason, names in names_of.items())
+        yield f"{self.clock}; an empty call takes {_figure(self.floor_us)} us, which is not subtracted"
         if calls := [entry.calls for entry in self.entries if entry.calls > 1]:
-            yield f"* {calls[0]} calls back to back in a sample, each on arguments of its own"
+            yield f"* {calls[0]} calls back to back per sample, each on its own arguments"
         if late := [entry.name for entry in self.entries if not entry.is_queued]:
-            yield f"host time is in samples of {', '.join(late)}: a call waits for the GPU on its way"
+            yield f"samples of {', '.join(late)} include host time: the call synchronizes with the GPU"
         if self.throttled:
-            yield f"the GPU held itself back: {', '.join(self.throttled)}"
+            yield f"the GPU was throttled: {', '.join(self.throttled)}"
 
 
 def benchmark(
@@ -117,31 +118,32 @@ def benchmark(
     cost: Cost | None = None,
     inputs: Callable[[], tuple[Any, ...]] | None = None,
 ) -> Benchmark:
-    """Time `fn`, and hold it against another callable, or several by name, that do the same with the same arguments.
+    """Time `fn`, alone or against a callable, or a dict of callables, that compute the same from the same arguments.
 
-    The first of `against` says what is right: one that is further from it than the error budget has no time. All are
-    asked with the values given and with these in reverse order. Where that makes no sense give, instead of arguments,
-    `inputs`: a function that makes a tuple of them, each time with other values in the same tensors. Calls work on
-    copies, without gradients. With a `cost`, a time that the datasheet of this GPU rules out is not believed.
+    The first of `against` is the reference: a callable whose outputs exceed the error budget has no time. A reference
+    that does not repeat itself is refused, and nothing is checked. All are called with the given values and with the
+    values in reverse order. If that makes no sense, pass `inputs` instead of arguments: a function that returns a tuple
+    of them, with other values in tensors of the same shapes each time. Calls work on copies, without gradients. With a
+    `cost`, a time below the minimum of the GPU's datasheet is reported as implausible.
     """
     several = against if isinstance(against, Mapping) else {} if against is None else {_name(against): against}
-    rivals = {str(name): rival for name, rival in several.items()}
-    mine = _name(fn)
-    while mine in rivals:
-        mine += " (fn)"
-    runners = {mine: fn, **rivals}
-    for name, runner in runners.items():
-        if not callable(runner):
-            raise TypeError(f"{name} cannot be called: fn is a function, against another or a dict of them by name")
-    if samples < FEWEST:
-        raise ValueError(f"samples is at least {FEWEST}, not {samples}")
+    others = {str(name): other for name, other in several.items()}
+    own_name = _name(fn)
+    while own_name in others:
+        own_name += " (fn)"
+    callables = {own_name: fn, **others}
+    for name, one in callables.items():
+        if not callable(one):
+            raise TypeError(f"{name} is not callable: fn must be a function, and against a function or a dict of them")
+    if samples < MIN_SAMPLES:
+        raise ValueError(f"samples must be at least {MIN_SAMPLES}, not {samples}")
     if bool(args) == bool(inputs):
-        raise TypeError("give the tensors fn works on, as benchmark(fn, x), or inputs=, a function that makes them")
+        raise TypeError("pass either arguments, as benchmark(fn, x), or inputs=, a function that returns them")
     sets = [inputs(), inputs()] if inputs else [args, args]
     device = _device(sets)
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         requests = [_request(sets[0]), _request(sets[1], in_reverse=not inputs)]
-        return _timed(runners, next(iter(rivals), None), requests, device.type, samples, cost)
+        return _timed(callables, next(iter(others), None), requests, device.type, samples, cost)
 
 
 def do_bench(
@@ -152,10 +154,10 @@ def do_bench(
     quantiles: Sequence[float] | None = None,
     return_mode: str = "mean",
 ) -> Any:
-    """As `triton.testing.do_bench`, in milliseconds, by our timer: at least `warmup` ms and until two groups of samples
-    agree, then samples for `rep` ms. Without a GPU, by the host's clock."""
+    """Time `fn` in milliseconds, with the arguments of `triton.testing.do_bench` and our timer: warm up for at least
+    `warmup` ms and until two groups of samples agree, then sample for `rep` ms. Without a GPU, use the host's clock."""
     if return_mode not in MODES:
-        raise ValueError(f"return_mode is one of {', '.join(MODES)}, not {return_mode!r}")
+        raise ValueError(f"return_mode must be one of {', '.join(MODES)}, not {return_mode!r}")
 
     def prepare() -> list[Callable[[], Any]]:
         for tensor in grad_to_none or ():
@@ -169,10 +171,10 @@ def do_bench(
         lane.sample()
     taken = []
     end = time.perf_counter() + rep / 1e3
-    while len(taken) < FEWEST or time.perf_counter() < end:
+    while len(taken) < MIN_SAMPLES or time.perf_counter() < end:
         taken.append(lane.sample())
     if not all(sample.is_queued for sample in taken):
-        warnings.warn("host time is in these samples: fn waits for the GPU on its way", stacklevel=2)
+        warnings.warn("the samples include host time: fn synchronizes with the GPU", stacklevel=2)
     times = [sample.us / 1e3 for sample in taken]
     if quantiles is None:
         return MODES[return_mode](times)
@@ -180,45 +182,49 @@ def do_bench(
     return found[0] if len(found) == 1 else found
 
 
-class _Proof:
-    """What the baseline makes of each request: the tensors it returns, and after them the arguments it writes to."""
+class _Reference:
+    """The baseline's outputs for each request, followed by the arguments that it writes to."""
 
     def __init__(self, baseline: Callable[..., Any], requests: Sequence[Request], device: str):
-        """Raises KernelFailed where the baseline cannot say what is right."""
+        """Raises KernelFailed if the baseline cannot serve as a reference."""
         self._requests, self._device = requests, device
-        self._expected: list[list[Expected]] = []
-        used = [a.copy(device) if isinstance(a, Placed) else a for a in requests[0].args]
-        with failures():
+        self._expected: list[list[ExpectedTensor]] = []
+        used = [a.copy(device) if isinstance(a, GuardedTensor) else a for a in requests[0].args]
+        with kernel_failures():
             forward(baseline, _tensors(used), [])
-        self._written = [n for n, a in _placed(requests[0]) if a.difference(used[n].memory, may_change=False)]
-        whole = self.whole(baseline)
-        with failures():
-            _, returned = forward(whole, _copies(_tensors(requests[0].args)), [])
-        odd = [_kind(r) for r in flat(returned) if not isinstance(r, Tensor) or r.is_complex()]
-        if odd or not flat(returned):
+        self._written = [n for n, a in _guarded(requests[0]) if a.difference(used[n].memory, may_change=False)]
+        complete = self.with_written_arguments(baseline)
+        with kernel_failures():
+            _, returned = forward(complete, _copies(_tensors(requests[0].args)), [])
+        odd = [_kind(r) for r in flatten(returned) if not isinstance(r, Tensor) or r.is_complex()]
+        if odd or not flatten(returned):
             raise KernelFailed("not checked", f"returns {odd[0] if odd else 'nothing'}: only real tensors are compared")
+        with kernel_failures():
+            reason = unrepeatable(complete, _tensors(requests[0].args))
+        if reason:
+            raise KernelFailed("not checked", reason)
         for request in requests:
             try:
-                expected = expect(lambda *args: whole(*_copies(args)), _tensors(request.args))
+                expected = expect(lambda *args: complete(*_copies(args)), _tensors(request.args))
             except Exception as error:
-                what = "take the values in reverse, make others with inputs=" if self._expected else "run in float64"
+                what = "accept the values in reverse, pass others with inputs=" if self._expected else "run in float64"
                 raise KernelFailed("not checked", f"does not {what} ({first_line(error)})") from None
             self._expected.append(expected)
-            request.wanted = [Like(tuple(e.truth.shape), e.dtype) for e in expected]
-            request.is_single = isinstance(returned, Tensor)
+            request.output_specs = [OutputSpec(tuple(e.truth.shape), e.dtype) for e in expected]
+            request.returns_tensor = isinstance(returned, Tensor)
 
-    def whole(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """`fn`, which also returns what it writes to."""
+    def with_written_arguments(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `fn` with the arguments it writes to as further outputs."""
         if not self._written:
             return fn
-        return lambda *args: [*(r for r in flat(fn(*args)) if r is not None), *(args[n] for n in self._written)]
+        return lambda *args: [*(r for r in flatten(fn(*args)) if r is not None), *(args[n] for n in self._written)]
 
     def check(self, fn: Callable[..., Any]) -> None:
-        stage, whole = Stage(self._device), self.whole(fn)
+        executor, complete = Executor(self._device), self.with_written_arguments(fn)
         for number, request in enumerate(self._requests):
-            reply = stage.perform(whole, request)
+            reply = executor.execute(complete, request)
             self.require(reply.outputs, number)
-            for (n, before), after in zip(_placed(request), reply.memory, strict=True):
+            for (n, before), after in zip(_guarded(request), reply.memory, strict=True):
                 if what := before.difference(after, may_change=n in self._written):
                     raise KernelFailed("wrong", f"its argument {n + 1} {what}")
 
@@ -228,18 +234,18 @@ class _Proof:
         if len(results) != len(expected):
             raise KernelFailed("wrong", f"{before}returned {len(results)} tensors, expected {len(expected)}")
         for result, wanted in zip(results, expected, strict=True):
-            match = compare(result, wanted) if result is not None else Mismatch(f"{wanted.what} is None")
+            match = compare(result, wanted) if result is not None else Mismatch(f"{wanted.name} is None")
             if isinstance(match, Mismatch):
                 raise KernelFailed("wrong", before + match.reason)
 
 
 @dataclass
-class _Runner:
-    """A callable on its way to an Entry. What it raises is kept, and nothing more is asked of it."""
+class _Candidate:
+    """A callable that is being timed. After a failure it is not called again."""
 
     name: str
-    track: Track
-    laps: list[Lap] = field(default_factory=list)
+    run: TimedRun
+    samples: list[TimedSample] = field(default_factory=list)
     failure: KernelFailed | None = None
 
     def attempt(self, do: Callable[..., Any], *args: Any) -> Any:
@@ -251,22 +257,24 @@ class _Runner:
             self.failure = failure
             return require_working_gpu(self.name)
 
-    def lap(self, proof: _Proof | None, values: int | None) -> None:
-        self.laps.append(self.track.sample(values))
-        if proof and values is not None:
-            with failures():
-                proof.require(self.track.results(), values, "right when it was checked, ")
+    def sample(self, reference: _Reference | None, values: int | None) -> None:
+        self.samples.append(self.run.sample(values))
+        if reference and values is not None:
+            with kernel_failures():
+                reference.require(self.run.results(), values, "right when it was checked, ")
 
-    def entry(self, verdict: str, reason: str, least_us: float, aside: tuple[float, int | None], calls: int) -> Entry:
+    def entry(
+        self, verdict: str, reason: str, least_us: float, overhead: tuple[float, int | None], calls: int
+    ) -> Entry:
         if self.failure:
             kind = "unsupported" if self.failure.kind == "memory" else self.failure.kind
             return Entry(self.name, kind, str(self.failure))
-        us = tuple(lap.us for lap in self.laps)
-        middle, is_queued = median(us), all(lap.is_queued for lap in self.laps)
+        us = tuple(sample.us for sample in self.samples)
+        middle, is_queued = median(us), all(sample.is_queued for sample in self.samples)
         if middle < least_us:
-            reason = f"{middle:.1f} us, and the hardware needs {least_us:.1f} us by its datasheet"
+            reason = f"{middle:.1f} us, but the hardware needs at least {least_us:.1f} us by its datasheet"
             return Entry(self.name, "implausible", reason, samples_us=us, calls=calls, is_queued=is_queued)
-        return Entry(self.name, verdict, reason, middle, intervals.of_median(us), us, *aside, calls, is_queued)
+        return Entry(self.name, verdict, reason, middle, intervals.of_median(us), us, *overhead, calls, is_queued)
 
 
 def _timed(
@@ -277,40 +285,42 @@ def _timed(
     samples: int,
     cost: Cost | None,
 ) -> Benchmark:
-    proof, verdict = None, ("not checked", NO_BASELINE)
+    reference, verdict = None, ("not checked", NO_BASELINE)
     if baseline:
         try:
-            proof, verdict = _Proof(fns[baseline], requests, device), ("right", "")
+            reference, verdict = _Reference(fns[baseline], requests, device), ("right", "")
         except KernelFailed as failure:
-            verdict = "not checked", f"{baseline} cannot say what is right: {failure}"
+            verdict = "not checked", f"{baseline} cannot be the reference: {failure}"
             require_working_gpu(baseline)
-    clock, inputs = timer_for(device), Inputs(requests if proof else requests[:1], device, moves=proof is not None)
+    clock = timer_for(device)
+    inputs = InputPool(requests if reference else requests[:1], device, rotates=reference is not None)
     floor = floor_us(clock)
-    runners = {
-        name: _Runner(name, Track(proof.whole(fn) if proof else fn, inputs, "forward", clock))
-        for name, fn in fns.items()
-    }
-    for name, runner in runners.items():
-        if proof:
-            runner.attempt(proof.check, fns[name])
-    pilots = [runner.attempt(runner.track.warm_up) for runner in runners.values()]
-    asides = [runner.attempt(runner.track.aside) for runner in runners.values()]
+    candidates = {}
+    for name, fn in fns.items():
+        complete = reference.with_written_arguments(fn) if reference else fn
+        candidates[name] = _Candidate(name, TimedRun(complete, inputs, "forward", clock))
+        if reference:
+            candidates[name].attempt(reference.check, fn)
+    pilots = [candidate.attempt(candidate.run.warm_up) for candidate in candidates.values()]
+    overheads = [candidate.attempt(candidate.run.overhead) for candidate in candidates.values()]
     calls = BACK_TO_BACK if device == "cuda" and any(us is not None and us < SHORT_US for us in pilots) else 1
-    for runner in runners.values() if calls > 1 else ():
-        runner.attempt(runner.track.warm_up, calls)
+    for candidate in candidates.values() if calls > 1 else ():
+        candidate.attempt(candidate.run.warm_up, calls)
     secret = random.SystemRandom()
-    moments = {name: secret.sample(range(samples), len(requests)) if proof else [] for name in runners}
+    checked = {name: secret.sample(range(samples), len(requests)) if reference else [] for name in candidates}
     with watched() as state:
-        for name in turns(runners, samples):
-            number, runner = len(runners[name].laps), runners[name]
-            runner.attempt(runner.lap, proof, moments[name].index(number) if number in moments[name] else None)
+        for name in turns(candidates, samples):
+            number, candidate = len(candidates[name].samples), candidates[name]
+            values = checked[name].index(number) if number in checked[name] else None
+            candidate.attempt(candidate.sample, reference, values)
     least = _least_us(cost) if cost and device == "cuda" else 0.0
-    entries = [r.entry(*verdict, least, aside, calls) for r, aside in zip(runners.values(), asides, strict=True)]
-    held = next((entry for entry in entries if entry.name == baseline), None)
+    pairs = zip(candidates.values(), overheads, strict=True)
+    entries = [candidate.entry(*verdict, least, overhead, calls) for candidate, overhead in pairs]
+    base = next((entry for entry in entries if entry.name == baseline), None)
     on_gpu = device == "cuda"
-    said = f"{torch.cuda.get_device_name()}, cold L2, full queue" if on_gpu else "host clock, CPU, without oneDNN"
+    clock_name = f"{torch.cuda.get_device_name()}, cold L2, full queue" if on_gpu else "host clock, CPU, without oneDNN"
     throttled = state.get("throttled", ()) if on_gpu else ()
-    return Benchmark([_against(entry, held) for entry in entries], baseline, said, floor, tuple(throttled))
+    return Benchmark([_against(entry, base) for entry in entries], baseline, clock_name, floor, tuple(throttled))
 
 
 def _against(entry: Entry, baseline: Entry | None) -> Entry:
@@ -322,45 +332,45 @@ def _against(entry: Entry, baseline: Entry | None) -> Entry:
 
 
 def _least_us(cost: Cost) -> float:
-    """That the hardware needs by its datasheet; nothing where there is none."""
+    """Return the minimum time by the GPU's datasheet; 0 without one."""
     device = hardware.in_hand()
     return physical_seconds({}, device)(cost) * 1e6 if device["gpu"] in hardware.DATASHEETS else 0.0
 
 
 def _device(sets: Sequence[Sequence[Any]]) -> torch.device:
     if any(isinstance(args, Tensor) for args in sets):
-        raise TypeError("inputs makes a tuple of arguments, as (x,)")
+        raise TypeError("inputs must return a tuple of arguments, as (x,)")
     tensors = [[a for a in args if isinstance(a, Tensor)] for args in sets]
     devices = sorted({str(t.device) for t in chain(*tensors)})
     if not devices:
-        raise TypeError("none of the arguments is a tensor: give those that fn works on, as benchmark(fn, x)")
+        raise TypeError("none of the arguments is a tensor: pass the tensors that fn works on, as benchmark(fn, x)")
     if len(devices) > 1 or torch.device(devices[0]).type not in ("cpu", "cuda"):
         raise ValueError(f"the arguments are on {' and '.join(devices)}: move all to one GPU or to the CPU")
-    if len({tuple((t.shape, t.stride(), t.storage_offset(), t.dtype) for t in of_one) for of_one in tensors}) > 1:
-        raise ValueError("inputs makes tensors of other shapes, strides or dtypes each time: only values may change")
+    if len({tuple((t.shape, t.stride(), t.storage_offset(), t.dtype) for t in group) for group in tensors}) > 1:
+        raise ValueError("inputs returns tensors of other shapes, strides or dtypes each time: only values may change")
     return torch.device(devices[0])
 
 
 def _request(args: Sequence[Any], *, in_reverse: bool = False) -> Request:
-    return Request([_laid(a, in_reverse) if isinstance(a, Tensor) else a for a in args], wanted=[])
+    return Request([_guarded_copy(a, in_reverse) if isinstance(a, Tensor) else a for a in args], output_specs=[])
 
 
-def _laid(tensor: Tensor, in_reverse: bool) -> Placed:
-    """A copy that lies in memory as the tensor does, and begins as far from where memory is aligned."""
-    shape, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset() % ALIGNED
+def _guarded_copy(tensor: Tensor, in_reverse: bool) -> GuardedTensor:
+    """Return a copy with the tensor's strides and alignment."""
+    shape, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset() % ALIGNMENT
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if tensor.numel() else 0
-    held = tensor.detach().as_strided((offset + span,), (1,), tensor.storage_offset() - offset)
-    if in_reverse and tensor.is_floating_point():  # whatever the strides, an element takes the place of another
-        held = torch.cat([held[:offset], held[offset:].flip(0)])
-    return replace(Placed.of(held, "contiguous"), shape=shape, stride=stride, offset=offset)
+    memory = tensor.detach().as_strided((offset + span,), (1,), tensor.storage_offset() - offset)
+    if in_reverse and tensor.is_floating_point():  # reversing the memory permutes the elements, whatever the strides
+        memory = torch.cat([memory[:offset], memory[offset:].flip(0)])
+    return replace(GuardedTensor.copy_of(memory, "contiguous"), shape=shape, stride=stride, offset=offset)
 
 
-def _placed(request: Request) -> list[tuple[int, Placed]]:
-    return [(number, a) for number, a in enumerate(request.args) if isinstance(a, Placed)]
+def _guarded(request: Request) -> list[tuple[int, GuardedTensor]]:
+    return [(number, a) for number, a in enumerate(request.args) if isinstance(a, GuardedTensor)]
 
 
 def _tensors(args: Sequence[Any]) -> list[Any]:
-    return [a.tensor() if isinstance(a, Placed) else a for a in args]
+    return [a.tensor() if isinstance(a, GuardedTensor) else a for a in args]
 
 
 def _copies(args: Sequence[Any]) -> list[Any]:

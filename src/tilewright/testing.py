@@ -1,4 +1,4 @@
-"""The verifier for anyone's functions and anyone's tests. They run in this process: for code you trust."""
+"""The verifier for your own functions and tests. It runs them in this process: use it for code you trust."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tilewright import registry
 from tilewright.spec import Case, Cost, Draw, Kernel, Op
 from tilewright.workbench.check import Verdict
 from tilewright.workbench.check import check as run_check
-from tilewright.worker.execute import flat
+from tilewright.workbench.check.repeatable import unrepeatable
+from tilewright.worker.execute import flatten
 
 
 def check(
@@ -24,16 +25,30 @@ def check(
     cases: Sequence[Case] | None = None,
     device: str | None = None,
     seed: int | None = None,
+    requires_gradient: bool = False,
 ) -> Verdict:
-    """Is `fn` right as a kernel of the named operation? `depth` is quick, default or full."""
+    """Check whether `fn` is right as a kernel of an operation. The Verdict is true if it is.
+
+    `depth` is "quick", "default" or "full". A function without a gradient is labelled "forward only" or, with
+    `requires_gradient`, wrong.
+    """
     if depth not in ("quick", "default", "full"):
-        raise ValueError(f'depth is "quick", "default" or "full", not {depth!r}')
-    known = registry.load(op) if isinstance(op, str) else op
+        raise ValueError(f'depth must be "quick", "default" or "full", not {depth!r}')
+    op = registry.load(op) if isinstance(op, str) else op
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     name = getattr(fn, "__name__", type(fn).__name__)
-    kernel = Kernel(name, fn, "python", lambda *_: True, differentiable=known.backward_cost is not None)
-    asked = run_check(known, [kernel], device=device, cases=cases, dtypes=dtypes, seed=seed, depth=depth)
-    return next(iter(asked))
+    kernel = Kernel(name, fn, "python", lambda *_: True, differentiable=op.backward_cost is not None)
+    verdicts = run_check(
+        op,
+        [kernel],
+        device=device,
+        cases=cases,
+        dtypes=dtypes,
+        seed=seed,
+        depth=depth,
+        requires_gradient=requires_gradient,
+    )
+    return next(iter(verdicts))
 
 
 def assert_kernel(
@@ -43,37 +58,43 @@ def assert_kernel(
     inputs: tuple[Any, ...] | Callable[[], tuple[Any, ...]],
     depth: str = "default",
     seed: int | None = None,
+    forward_only: bool = False,
 ) -> None:
-    """Fail unless `fn` does what `reference` does, within the error budget, gradients too if the reference has any.
+    """Fail unless `fn` computes what `reference` computes, within the error budget, and the same gradients if the
+    reference has any. With `forward_only`, gradients are not compared.
 
-    `inputs` is a tuple of arguments, whose floating-point tensors are drawn anew, with values of many kinds and in many
-    layouts; or a function that makes such a tuple, which is called for every trial and taken as it is.
+    `inputs` is a tuple of arguments, whose floating-point tensors are drawn anew with values of many kinds and in many
+    layouts; or a function that returns such a tuple, which is called for every case and used unchanged. A reference
+    that does not repeat itself raises ValueError.
     """
     example = inputs() if callable(inputs) else inputs
     tensors = [a for a in example if isinstance(a, Tensor)]
     if not isinstance(example, tuple) or not tensors:
-        raise TypeError("inputs is a tuple with a tensor in it, or a function that makes one")
+        raise TypeError("inputs must be a tuple with a tensor in it, or a function that returns one")
+    if reason := unrepeatable(reference, example):
+        raise ValueError(f"the reference {reason}, so that no function can be compared with it")
     floats = [t for t in tensors if t.is_floating_point()]
     dtype = str((floats or tensors)[0].dtype).removeprefix("torch.")
-    device = tensors[0].device.type
+    has_gradient = bool(floats) and not forward_only and _is_differentiable(reference, example)
     op = Op(
         getattr(fn, "__name__", type(fn).__name__),
         reference,
         cost=lambda *_: Cost(0, 0),
-        inputs=_made(inputs) if callable(inputs) else _like(example),
+        inputs=_made_by(inputs) if callable(inputs) else _like(example),
         check=[Case((), dtype)],
         bench=[],
-        backward_cost=(lambda *_: Cost(0, 0)) if floats and _is_differentiable(reference, example) else None,
+        backward_cost=(lambda *_: Cost(0, 0)) if has_gradient else None,
         dtypes=(dtype,),
         is_varied=not callable(inputs),
     )
-    verdict = check(fn, op, depth=depth, device=device, seed=seed)
-    if verdict.verdict != "right":
+    verdict = check(fn, op, depth=depth, device=tensors[0].device.type, seed=seed, requires_gradient=True)
+    if not verdict:
         picture = next((case.picture for case in verdict.cases if case.picture), ())
-        raise AssertionError("\n".join([f"{op.name} is {verdict.verdict}: {verdict.reason}", *picture]))
+        hint = "; pass forward_only=True if it needs none" if "has no gradient" in verdict.reason else ""
+        raise AssertionError("\n".join([f"{op.name} is {verdict.verdict}: {verdict.reason}{hint}", *picture]))
 
 
-def _made(inputs: Callable[[], tuple[Any, ...]]) -> Callable[[Draw], tuple[Any, ...]]:
+def _made_by(inputs: Callable[[], tuple[Any, ...]]) -> Callable[[Draw], tuple[Any, ...]]:
     def make(draw: Draw) -> tuple[Any, ...]:
         with torch.random.fork_rng():
             torch.manual_seed(draw.seed)
@@ -99,4 +120,4 @@ def _like(example: tuple[Any, ...]) -> Callable[[Draw], tuple[Any, ...]]:
 def _is_differentiable(reference: Callable[..., Any], example: tuple[Any, ...]) -> bool:
     leaves = [a.detach().requires_grad_() if isinstance(a, Tensor) and a.is_floating_point() else a for a in example]
     with torch.enable_grad():
-        return any(output.requires_grad for output in flat(reference(*leaves)))
+        return any(output.requires_grad for output in flatten(reference(*leaves)))

@@ -1,16 +1,16 @@
-"""A verdict is worth what it refuses: kernels that are wrong in the usual ways, and right ones that look odd."""
+"""Verdicts on kernels that are wrong in common ways, and on right ones that look odd."""
 
 import pytest
 import torch
 
 from tilewright import registry, source
 from tilewright.spec import Cost, Kernel, Op, grid, points
-from tilewright.workbench.check import budget, check, trials
+from tilewright.workbench.check import budget, cases, check
 from tilewright.workbench.check.budget import Match, Mismatch, compare, expect
-from tilewright.workbench.check.cases import Trial
-from tilewright.workbench.check.expected import Answers
-from tilewright.workbench.check.judge import Here, Judge
-from tilewright.worker import stage
+from tilewright.workbench.check.cases import CheckCase
+from tilewright.workbench.check.expected import ReferenceRuns
+from tilewright.workbench.check.judge import InProcess, Judge
+from tilewright.worker import execute
 
 SOFTMAX = registry.load("softmax")
 
@@ -21,7 +21,7 @@ def verdict(fn, op=SOFTMAX, *, differentiable=False, seed=0, **more):
 
 
 def in_pieces(x):
-    """Right, in another order of summation."""
+    """Compute softmax with another order of summation."""
     e = torch.exp(x.float() - x.float().amax(-1, keepdim=True))
     total = sum(part.sum(-1, keepdim=True) for part in e.flip(-1).split(97, dim=-1))
     return (e / total).to(x.dtype)
@@ -63,7 +63,7 @@ def test_wrong(name):
 
 
 @pytest.mark.parametrize("dtype", SOFTMAX.dtypes)
-def test_zeros_fail_a_softmax_so_long_that_every_value_is_tiny(dtype):
+def test_zeros_are_wrong_for_a_softmax_so_long_that_every_value_is_tiny(dtype):
     found = verdict(torch.zeros_like, cases=points(M=(1,), N=(393216,)), dtypes=[dtype])
     assert found.verdict == "wrong"
 
@@ -120,13 +120,13 @@ def test_wrong_gradients_are_wrong_though_the_values_are_right():
     assert "gradient of x" in found.reason
 
 
-def test_a_kernel_that_raises_has_crashed_and_says_where():
+def test_a_kernel_that_raises_has_crashed_with_its_exception():
     found = verdict(lambda x: x[:, 10**6])
     assert (found.verdict, len(found.cases)) == ("crashed", 1)
     assert "IndexError" in found.reason
 
 
-def test_a_kernel_that_spoils_its_input_does_not_spoil_the_next():
+def test_a_kernel_that_overwrites_its_input_does_not_affect_the_next():
     kernels = [
         Kernel(name, fn, "torch", lambda *_: True, differentiable=False)
         for name, fn in (("bad", WRONG["input zeroed"]), ("good", RIGHT["the reference"]))
@@ -135,7 +135,7 @@ def test_a_kernel_that_spoils_its_input_does_not_spoil_the_next():
     assert found == {"bad": "wrong", "good": "right"}
 
 
-def test_evidence_names_the_element():
+def test_the_reason_names_the_element():
     def off_by_one(x):
         y = torch.softmax(x, -1)
         y[-1, -1] += 1
@@ -146,7 +146,7 @@ def test_evidence_names_the_element():
     assert "1 of 15 elements" in found.reason
 
 
-def test_a_kernel_that_fits_no_case_is_unsupported():
+def test_a_kernel_that_supports_no_case_is_unsupported():
     kernel = Kernel("mine", torch.zeros_like, "torch", lambda x: False, differentiable=False)
     assert next(check(SOFTMAX, [kernel], device="cpu")).verdict == "unsupported"
 
@@ -165,7 +165,7 @@ def test_the_seed_repeats_a_run():
 
 
 @pytest.mark.parametrize("name", source.op_files())
-def test_every_kernel_of_the_project_that_can_run_here_is_right(name, device):
+def test_every_registered_kernel_that_can_run_here_is_right(name, device):
     op = registry.load(name)
     for found in check(op, list(op.kernels.values()), device=device, seed=0):
         assert found.verdict in ("right", "unsupported"), f"{found.kernel}: {found.reason}"
@@ -180,7 +180,7 @@ import torch, triton, triton.language as tl
 @triton.jit
 def _rows(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + tl.program_id(0) * N + offs)  # no mask: neighbours are read, and thrown away
+    x = tl.load(x_ptr + tl.program_id(0) * N + offs)  # no mask: reads the next row, and discards it
     x = tl.where(offs < N, x, -float("inf")).to(tl.float32)
     e = tl.exp(x - tl.max(x, axis=0))
     tl.store(y_ptr + tl.program_id(0) * N + offs, (e / tl.sum(e, axis=0)).to(y_ptr.dtype.element_ty), mask=offs < N)
@@ -192,7 +192,7 @@ def softmax(x):
 """
 
 
-def test_right_values_do_not_excuse_wrong_accesses(tmp_path):
+def test_an_out_of_bounds_access_is_wrong_even_if_the_values_are_right(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(OUT_OF_BOUNDS)
     (found,) = check(SOFTMAX, [], [file], device="cpu", cases=points(M=(3,), N=(50,)), dtypes=["float32"])
@@ -205,7 +205,7 @@ def doubled_into(x, out):
 
 
 @pytest.mark.parametrize(("declared", "expected"), [((1,), "right"), ((), "wrong")])
-def test_an_op_may_say_that_a_kernel_changes_an_argument(declared, expected):
+def test_an_op_may_declare_that_a_kernel_changes_an_argument(declared, expected):
     op = Op(
         "doubled",
         lambda x, out: x * 2,
@@ -220,7 +220,7 @@ def test_an_op_may_say_that_a_kernel_changes_an_argument(declared, expected):
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
-def test_small_dtypes_where_an_op_names_them(dtype):
+def test_small_dtypes_of_an_op(dtype):
     op = Op(
         "doubled",
         lambda x: (x * 2 if x.dtype == torch.float64 else x.float() * 2).to(x.dtype),
@@ -235,7 +235,7 @@ def test_small_dtypes_where_an_op_names_them(dtype):
     assert verdict(lambda x: (x.float() * 2.3).to(x.dtype), op).verdict == "wrong"
 
 
-def test_none_may_come_for_one_of_several_gradients():
+def test_an_incoming_gradient_may_be_none():
     class Both(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -263,7 +263,7 @@ def test_none_may_come_for_one_of_several_gradients():
     assert "no gradient for output" in found.reason
 
 
-def test_a_gradient_that_needs_all_inputs_to_need_one_is_found():
+def test_a_gradient_that_is_wrong_unless_all_inputs_need_one_is_found():
     class Product(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, y):
@@ -289,60 +289,60 @@ def test_a_gradient_that_needs_all_inputs_to_need_one_is_found():
     assert "gradient of argument 2 alone" in found.reason
 
 
-@pytest.mark.parametrize(("fn", "expected"), [(lambda x: torch.softmax(x, -1), "right"), ("its end", "wrong")])
-def test_a_case_many_times_as_long_is_compared_part_by_part(fn, expected):
-    def forgets_its_end(x):
+@pytest.mark.parametrize(("fn", "expected"), [(lambda x: torch.softmax(x, -1), "right"), ("last row skipped", "wrong")])
+def test_a_case_many_times_as_long_is_compared_block_by_block(fn, expected):
+    def skips_last_row(x):
         return torch.cat([torch.softmax(x[:-1], -1), torch.zeros_like(x[-1:])])
 
-    kernel = Kernel("mine", forgets_its_end if fn == "its end" else fn, "python", lambda *_: True, False)
-    judge = Judge(SOFTMAX, kernel, Here(kernel.fn, "cpu"), Answers(SOFTMAX, "cpu", 0), "cpu")
-    found = judge.judge([Trial(SOFTMAX.check[4].with_dtype("float32"), repeat=9)], lambda: None)
+    kernel = Kernel("mine", skips_last_row if fn == "last row skipped" else fn, "python", lambda *_: True, False)
+    judge = Judge(SOFTMAX, kernel, InProcess(kernel.fn, "cpu"), ReferenceRuns(SOFTMAX, "cpu", 0), "cpu")
+    found = judge.judge([CheckCase(SOFTMAX.check[4].with_dtype("float32"), repeat=9)], lambda: None)
     assert found.verdict == expected
     assert ("in repetition 8" in found.reason) == (expected == "wrong")
 
 
-@pytest.mark.parametrize("why", ["too large", "no memory", "large but kept", None])
-def test_what_cannot_be_seen_through_again_keeps_its_verdict(monkeypatch, why):
-    """Whether torch does a kernel's work is asked after all else, and not of cases that fill the memory."""
+@pytest.mark.parametrize("why", ["too large", "no memory", "large but cached", None])
+def test_a_case_that_cannot_be_traced_keeps_its_verdict(monkeypatch, why):
+    """Tracing comes after everything else, and not for cases that fill the memory."""
     kernel = Kernel("mine", lambda x: torch.softmax(x, -1), "python", lambda *_: True, False)
     asked = []
 
-    class Scarce(Here):
+    class Scarce(InProcess):
         def call(self, request):
-            if request.how == stage.SEEN:
+            if request.mode == execute.TRACED:
                 asked.append(request)
                 if why == "no memory":
                     raise torch.cuda.OutOfMemoryError("no")
             return super().call(request)
 
-    monkeypatch.setattr("tilewright.workbench.check.judge.SEEN_THROUGH", 0 if "large" in str(why) else 2**26)
-    answers = Answers(SOFTMAX, "cpu", 0, forgets=why != "large but kept")
-    judge = Judge(SOFTMAX, kernel, Scarce(kernel.fn, "cpu"), answers, "cpu")
-    found = judge.judge([Trial(SOFTMAX.check[4].with_dtype("float32"))], lambda: None)
+    monkeypatch.setattr("tilewright.workbench.check.judge.MAX_TRACED_ELEMENTS", 0 if "large" in str(why) else 2**26)
+    references = ReferenceRuns(SOFTMAX, "cpu", 0, evicts_large=why != "large but cached")
+    judge = Judge(SOFTMAX, kernel, Scarce(kernel.fn, "cpu"), references, "cpu")
+    found = judge.judge([CheckCase(SOFTMAX.check[4].with_dtype("float32"))], lambda: None)
     assert found.verdict == "right"
     assert len(asked) == (why != "too large")
-    assert ("falls back to torch" in found.labels) == (why in (None, "large but kept"))
+    assert ("falls back to torch" in found.labels) == (why in (None, "large but cached"))
 
 
 def test_drawn_cases_are_not_listed_and_the_first_is_not_empty():
-    """A kernel that knows the listed cases is asked another even by a quick check."""
+    """A kernel that knows the listed cases is checked on another one even by a quick check."""
     listed = {case.point for case in SOFTMAX.check}
     for seed in range(300):
-        first, *others = trials.drawn(SOFTMAX, SOFTMAX.check[0], 3, str(seed))
+        first, *others = cases.draw_cases(SOFTMAX, SOFTMAX.check[0], 3, str(seed))
         assert 0 not in dict(first.point).values()
         assert not listed & {case.point for case in (first, *others)}
 
 
-def test_the_gradient_of_a_single_number_is_one_in_training_alone():
+def test_the_incoming_gradient_of_a_scalar_is_one_only_in_training():
     total = registry.load("dot")
-    trial = Trial(total.check[-1])
+    case = CheckCase(total.check[-1])
     for is_training in (True, False):
-        (grad,) = Answers(total, "cpu", 3, is_training=is_training)(trial, True).grads
+        (grad,) = ReferenceRuns(total, "cpu", 3, is_training=is_training)(case, True).grads
         assert (grad.item() == 1) == is_training
 
 
-def test_inputs_move_by_themselves_when_a_budget_is_made():
-    """What cancels of two inputs moves as far as the rounding of each."""
+def test_inputs_are_perturbed_independently_to_derive_a_budget():
+    """A difference of two inputs changes by the rounding of each."""
     m = torch.randn(4096, generator=torch.Generator().manual_seed(0)).bfloat16().float()
     (expected,) = expect(lambda m, g: m + (g - m) * 0.1, (m, -9 * m))
     fused = (m.double() + (-10 * m).double() * float(torch.tensor(0.1))).float()  # as a fused multiply-add has it
@@ -350,22 +350,22 @@ def test_inputs_move_by_themselves_when_a_budget_is_made():
     assert isinstance(compare(fused, expected), Match)
 
 
-@pytest.mark.parametrize("piece", [1, 7, 100])
-def test_results_in_pieces_have_the_budgets_of_the_whole(monkeypatch, piece):
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+def test_results_in_chunks_have_the_budgets_of_the_whole(monkeypatch, chunk):
     x = torch.randn(37, 31, generator=torch.Generator().manual_seed(0)).half()
     (whole,) = expect(lambda x: torch.softmax(x, -1), (x,))
     got = torch.softmax(x, -1)
     wrong = got.clone()
     wrong[3, 4] += 0.1
     matched, missed = compare(got, whole), compare(wrong, whole)
-    monkeypatch.setattr(budget, "PIECE", piece)
+    monkeypatch.setattr(budget, "CHUNK", chunk)
     (cut,) = expect(lambda x: torch.softmax(x, -1), (x,))
     assert torch.equal(cut.budget, whole.budget)
-    assert cut.torchs_error == pytest.approx(whole.torchs_error)
+    assert cut.torch_error == pytest.approx(whole.torch_error)
     again = compare(got, whole)
     assert isinstance(matched, Match)
     assert isinstance(again, Match)
     assert (again.error, again.budget) == (matched.error, matched.budget)
-    assert again.against_torch == pytest.approx(matched.against_torch)
+    assert again.relative_to_torch == pytest.approx(matched.relative_to_torch)
     assert isinstance(missed, Mismatch)
     assert compare(wrong, whole) == missed

@@ -1,4 +1,4 @@
-"""Problems of KernelBench and gpu-mode, as their files stand: every solution in problems/ gets the verdict it names."""
+"""KernelBench and gpu-mode problems, unchanged: every solution in problems/ gets the verdict it names."""
 
 import ast
 import json
@@ -47,13 +47,13 @@ def solution(kind: str, name: str) -> Path:
     ("kind", "name"),
     [("kernelbench", "softmax_bf16"), ("kernelbench", "softmax_wide_zeros"), ("gpumode", "softmax_zeros")],
 )
-def test_where_the_problems_own_check_is_content_the_reason_says_so(kind, name, device):
-    found = verdict_of(solution(kind, name), device, seed=1)  # theirs depends on the draw: it lets small values pass
+def test_the_reason_says_if_the_problems_own_check_accepts_a_wrong_solution(kind, name, device):
+    found = verdict_of(solution(kind, name), device, seed=1)  # whether its check accepts depends on the inputs
     assert found.verdict == "wrong"
     assert "the problem's own check accepts it" in found.reason
 
 
-def test_sizes_of_a_kernelbench_file_are_given_as_a_case():
+def test_a_case_sets_the_sizes_of_a_kernelbench_file():
     path, problem = solution("kernelbench", "softmax_huge_torch"), FOLDER / "kernelbench" / "level1_softmax_huge.py"
     done = run("check", "--problem", str(problem), str(path))
     assert_one_line(done, 2, "more than 2097152 elements need a GPU; 768 times smaller would do")
@@ -73,7 +73,7 @@ def test_parameters_follow_the_sizes_of_a_case():
     assert_one_line(run("check", "--problem", problem, path, "--case", smaller, "--case", str(like)), 2, "one --case")
 
 
-def test_bad_problems_are_one_line(tmp_path):
+def test_bad_problems_are_reported_in_one_line(tmp_path):
     path, softmax = str(solution("kernelbench", "softmax_torch")), str(FOLDER / "kernelbench" / "level1_softmax.py")
     assert_one_line(run("check", "--problem", str(tmp_path / "none.py"), path), 2, "no file at")
     assert_one_line(run("check", "--problem", str(tmp_path), path), 2, "task.yml is not a problem")

@@ -1,4 +1,4 @@
-"""Every file in submissions/ gets the verdict it names: tricks are seen through, odd but honest ones are right."""
+"""Every file in submissions/ gets the verdict it names: cheats are caught, unusual but honest files are right."""
 
 import ast
 import dataclasses
@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from tilewright import record, registry, settings, source
-from tilewright.errors import FileUnusable
+from tilewright.errors import InvalidKernelFile
 from tilewright.spec import Op
 from tilewright.workbench import check as checking
-from tilewright.workbench.check.expected import Answers
+from tilewright.workbench.check.expected import ReferenceRuns
 from tilewright.worker.parent import Worker
 
 FOLDER = Path(__file__).parent.parent / "submissions"
-SECONDS = {"timeout": 4.0, "right": 60.0}  # to wait for an answer, by the verdict expected
-LIMIT = 30  # seconds for a whole check: a trick that holds up the parent fails its test
+SECONDS = {"timeout": 4.0, "right": 60.0}  # per reply, by expected verdict
+LIMIT = 30  # seconds for a whole check: a cheat that blocks the parent fails its test
 DTYPES = ["float32", "float16"]
-CASES = {  # which of an Op's own; the middle one of the small ones has columns enough to show what a kernel does
+CASES = {  # indices into the Op's own cases
     "softmax": (0, 6, 10),
     "sum": (1, 3, 5),
     "gelu": (0, 1, 2, 3),
@@ -37,14 +37,14 @@ CASES = {  # which of an Op's own; the middle one of the small ones has columns 
 
 
 def _constants(path: Path) -> dict[str, Any]:
-    """EXPECTED, LABELS, OP, DEPTH and NEEDS of a submission, without running it."""
+    """Return EXPECTED, LABELS, OP, DEPTH and NEEDS of a submission without running it."""
     found = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id.isupper():
             try:
                 found[node.targets[0].id] = ast.literal_eval(node.value)
             except ValueError:
-                continue  # a constant of the submission's own
+                continue  # one of the submission's own constants
     return found
 
 
@@ -56,7 +56,7 @@ def _submissions() -> list[Any]:
     return found
 
 
-SEED = secrets.randbits(32)  # one for all, since answers are worked out once
+SEED = secrets.randbits(32)  # one for all, so that references run once
 
 
 @functools.cache
@@ -65,17 +65,17 @@ def _op(name: str) -> Op:
     return dataclasses.replace(op, check=[op.check[number] for number in CASES[op.name]])
 
 
-_known: dict[str, Answers] = {}
+_references_of: dict[str, ReferenceRuns] = {}
 
 
-def _answers(op: Op, device: str, seed: int) -> Answers:
-    return _known.setdefault(op.name, Answers(op, device, seed))
+def _references(op: Op, device: str, seed: int) -> ReferenceRuns:
+    return _references_of.setdefault(op.name, ReferenceRuns(op, device, seed))
 
 
 @contextmanager
 def _time_limit(seconds: int) -> Iterator[None]:
     def stop(*_: Any) -> None:
-        pytest.fail(f"the check itself does not end within {seconds} s")
+        pytest.fail(f"the check itself takes longer than {seconds} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)
@@ -86,7 +86,7 @@ def _time_limit(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def test_those_that_need_a_gpu_got_their_verdict_on_one():
+def test_submissions_that_need_a_gpu_have_a_record_of_their_verdict():
     found = record.read(settings.results_dir() / "h200" / "submissions.jsonl").records
     verdicts = {(r["file"], r["source"]): r["verdict"] for r in found}
     for path in FOLDER.glob("*/*.py"):
@@ -101,7 +101,7 @@ def test_a_submission_gets_its_verdict(path, device, tmp_path, monkeypatch):
     named = {"OP": "softmax", "EXPECTED": "right", "LABELS": [], "DEPTH": "quick", **_constants(path)}
     patient = functools.partial(Worker, seconds=SECONDS.get(named["EXPECTED"], 12.0))
     monkeypatch.setattr(checking, "Worker", patient)
-    monkeypatch.setattr(checking, "Answers", _answers)
+    monkeypatch.setattr(checking, "ReferenceRuns", _references)
     op = _op(named["OP"])
     for file in (path, *path.parent.glob("_*.py")):
         shutil.copy(file, tmp_path)
@@ -113,7 +113,7 @@ def test_a_submission_gets_its_verdict(path, device, tmp_path, monkeypatch):
             asked = {"dtypes": DTYPES, "seed": SEED, "depth": named["DEPTH"]}
             (found,) = checking.check(op, [], [tmp_path / path.name], device=device, **asked)
             verdict, labels, reason = found.verdict, found.labels, found.reason
-        except FileUnusable as unusable:
+        except InvalidKernelFile as unusable:
             verdict, labels, reason = "unusable", [], str(unusable)
     assert verdict == named["EXPECTED"], reason
     for wanted in named["LABELS"]:

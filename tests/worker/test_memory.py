@@ -1,4 +1,4 @@
-"""What a kernel does to memory shows: in its inputs, around them, and around what torch.empty gave it."""
+"""Guards and poison reveal what a kernel does to its inputs and to memory from torch.empty."""
 
 import ctypes
 
@@ -6,44 +6,44 @@ import pytest
 import torch
 
 from support import LAYOUTS
-from tilewright.worker.memory import GUARD, Placed, guarded
+from tilewright.worker.memory import GUARD, GuardedTensor, guard_allocations
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 @pytest.mark.parametrize("shape", [(), (1,), (3, 5), (2, 0, 3), (4, 1, 6)])
-def test_a_placed_tensor_holds_its_values_and_ends_at_its_guards(shape, dtype, layout):
+def test_a_guarded_tensor_holds_its_values_and_ends_at_its_guards(shape, dtype, layout):
     x = torch.randint(0, 2, shape).to(dtype)
-    placed = Placed.of(x, layout)
-    mine = placed.tensor()
-    assert torch.equal(mine, x)
-    assert mine.dtype == dtype
-    assert not mine._is_view()
+    guarded = GuardedTensor.copy_of(x, layout)
+    tensor = guarded.tensor()
+    assert torch.equal(tensor, x)
+    assert tensor.dtype == dtype
+    assert not tensor._is_view()
     if x.numel():
-        assert mine.untyped_storage().nbytes() == len(placed.memory) - 2 * GUARD
-        mine.add_(1) if dtype != torch.bool and layout != "expanded" else mine.data.fill_(True)
-        assert placed.tensor().to(torch.float64).sum() >= x.to(torch.float64).sum()
+        assert tensor.untyped_storage().nbytes() == len(guarded.memory) - 2 * GUARD
+        tensor.add_(1) if dtype != torch.bool and layout != "expanded" else tensor.data.fill_(True)
+        assert guarded.tensor().to(torch.float64).sum() >= x.to(torch.float64).sum()
 
 
-def test_values_lie_in_memory_as_named():
+def test_layouts_have_the_strides_and_offsets_of_their_names():
     x = torch.randn(4, 6)
-    assert Placed.of(x, "transposed").tensor().stride() == (1, 4)
-    assert Placed.of(x, "sliced").tensor().stride() == (13, 2)
-    assert Placed.of(x, "offset").tensor().storage_offset() == 1
-    assert Placed.of(x[:1].expand(4, 6), "expanded").tensor().stride() == (0, 1)
+    assert GuardedTensor.copy_of(x, "transposed").tensor().stride() == (1, 4)
+    assert GuardedTensor.copy_of(x, "sliced").tensor().stride() == (13, 2)
+    assert GuardedTensor.copy_of(x, "offset").tensor().storage_offset() == 1
+    assert GuardedTensor.copy_of(x[:1].expand(4, 6), "expanded").tensor().stride() == (0, 1)
 
 
-def test_what_happened_to_memory_is_told():
-    placed = Placed.of(torch.ones(8), "contiguous")
-    for where, told in ((GUARD, "was changed"), (GUARD - 1, "before its memory"), (GUARD + 32, "behind its memory")):
-        after = placed.memory.clone()
-        assert placed.difference(after, may_change=False) is None
+def test_changes_of_memory_are_reported():
+    guarded = GuardedTensor.copy_of(torch.ones(8), "contiguous")
+    for where, report in ((GUARD, "was changed"), (GUARD - 1, "before its memory"), (GUARD + 32, "after its memory")):
+        after = guarded.memory.clone()
+        assert guarded.difference(after, may_change=False) is None
         after[where] += 1
-        assert told in placed.difference(after, may_change=False)
-    changed = placed.memory.clone()
+        assert report in guarded.difference(after, may_change=False)
+    changed = guarded.memory.clone()
     changed[GUARD] += 1
-    assert placed.difference(changed, may_change=True) is None
-    assert "another size" in placed.difference(changed[:-1], may_change=True)
+    assert guarded.difference(changed, may_change=True) is None
+    assert "another size" in guarded.difference(changed[:-1], may_change=True)
 
 
 @pytest.mark.parametrize(
@@ -58,25 +58,25 @@ def test_what_happened_to_memory_is_told():
     ],
 )
 def test_fresh_memory_is_poisoned_and_guarded(make):
-    usual = make()
-    with guarded() as guards:
-        made = make()
-        assert (made.shape, made.stride(), made.dtype) == (usual.shape, usual.stride(), usual.dtype)
-        assert made.requires_grad == usual.requires_grad
-        assert made.isnan().all()
+    plain = make()
+    with guard_allocations() as guards:
+        tensor = make()
+        assert (tensor.shape, tensor.stride(), tensor.dtype) == (plain.shape, plain.stride(), plain.dtype)
+        assert tensor.requires_grad == plain.requires_grad
+        assert tensor.isnan().all()
         with torch.no_grad():
-            made.zero_()
+            tensor.zero_()
         assert guards.broken() is None
-        size = made.untyped_storage().nbytes()
-        ctypes.memset(made.data_ptr() + size, 0x55, 1)
-        assert "behind" in guards.broken()
-        ctypes.memset(made.data_ptr() - 1, 0x55, 1)
+        size = tensor.untyped_storage().nbytes()
+        ctypes.memset(tensor.data_ptr() + size, 0x55, 1)
+        assert "after" in guards.broken()
+        ctypes.memset(tensor.data_ptr() - 1, 0x55, 1)
         assert "before" in guards.broken()
     assert torch.empty is not make
 
 
-def test_what_cannot_be_guarded_is_left_alone():
-    with guarded() as guards:
+def test_tensors_that_cannot_be_guarded_are_unchanged():
+    with guard_allocations() as guards:
         assert torch.empty(3, device="meta").is_meta
         assert torch.empty(0, 3).shape == (0, 3)
         assert torch.vmap(lambda x: x + torch.empty_like(x).zero_())(torch.ones(2, 3)).shape == (2, 3)
@@ -85,10 +85,10 @@ def test_what_cannot_be_guarded_is_left_alone():
         assert guards.broken() is None
 
 
-def test_guards_of_memory_of_odd_size():
-    with guarded() as guards:
-        made = torch.empty(3, dtype=torch.uint8)
-        made.fill_(1)
+def test_allocations_of_odd_size_are_guarded():
+    with guard_allocations() as guards:
+        tensor = torch.empty(3, dtype=torch.uint8)
+        tensor.fill_(1)
         assert guards.broken() is None
-        ctypes.memset(made.data_ptr() + 3, 0x55, 1)
-        assert "behind" in guards.broken()
+        ctypes.memset(tensor.data_ptr() + 3, 0x55, 1)
+        assert "after" in guards.broken()

@@ -1,4 +1,4 @@
-"""Whatever a file does, the parent lives on and says what happened."""
+"""Whatever a file does, the parent survives and reports what happened."""
 
 import os
 import signal
@@ -13,8 +13,8 @@ import torch
 
 from tilewright import settings
 from tilewright.worker import process
-from tilewright.worker.execute import KernelFailed, Like, Request
-from tilewright.worker.memory import Placed
+from tilewright.worker.execute import KernelFailed, OutputSpec, Request
+from tilewright.worker.memory import GuardedTensor
 from tilewright.worker.parent import Worker
 
 FILE = """
@@ -22,16 +22,16 @@ import os, sys, time, torch
 
 def softmax(x):
     print("noise on stdout")
-    what = float(x[0, 0])
-    if what == 1: os._exit(0)
-    if what == 2: time.sleep(60)
-    if what == 3: os.abort()
-    if what == 4: raise ValueError("first line\\nsecond line")
-    if what == 5: return torch.zeros(3 * 2**28)
-    if what == 6: return "text"
-    if what == 7: os.write(1, b"x" * 1000)
-    if what == 8: sys.exit(0)
-    if what == 9: return x.new_empty(0, 3)
+    action = float(x[0, 0])
+    if action == 1: os._exit(0)
+    if action == 2: time.sleep(60)
+    if action == 3: os.abort()
+    if action == 4: raise ValueError("first line\\nsecond line")
+    if action == 5: return torch.zeros(3 * 2**28)
+    if action == 6: return "text"
+    if action == 7: os.write(1, b"x" * 1000)
+    if action == 8: sys.exit(0)
+    if action == 9: return x.new_empty(0, 3)
     return torch.softmax(x, -1)
 """
 
@@ -46,17 +46,19 @@ def worker(tmp_path_factory):
 
 
 def call(worker, x, grad=None, shape=None):
-    grads = [] if grad is None else [Placed.of(grad, "contiguous")]
-    wanted = [Like(tuple(x.shape) if shape is None else shape, x.dtype)]
-    return worker.call(Request([Placed.of(x, "contiguous")], wanted, grads=grads, needs=[0] if grads else []))
+    grads = [] if grad is None else [GuardedTensor.copy_of(grad, "contiguous")]
+    specs = [OutputSpec(tuple(x.shape) if shape is None else shape, x.dtype)]
+    return worker.call(
+        Request([GuardedTensor.copy_of(x, "contiguous")], specs, grads=grads, needs_grad=[0] if grads else [])
+    )
 
 
-def ask(worker, what: int, **more):
-    return call(worker, torch.full((2, 3), float(what)), **more)
+def request(worker, action: int, **more):
+    return call(worker, torch.full((2, 3), float(action)), **more)
 
 
 @pytest.mark.parametrize(
-    ("what", "kind", "reason"),
+    ("action", "kind", "reason"),
     [
         (1, "crashed", "code 0"),
         (2, "timeout", "within"),
@@ -67,26 +69,26 @@ def ask(worker, what: int, **more):
         (8, "crashed", "code 0"),
     ],
 )
-def test_a_bad_end_is_told_and_the_next_call_works(worker, what, kind, reason):
-    if what == 2:
+def test_a_crash_is_reported_and_the_next_call_works(worker, action, kind, reason):
+    if action == 2:
         worker.seconds = 1
     begin = time.monotonic()
     with pytest.raises(KernelFailed, match=reason) as failure:
-        ask(worker, what)
+        request(worker, action)
     assert failure.value.kind == kind
     assert "\n" not in str(failure.value)
     assert time.monotonic() - begin < 60
     worker.seconds = 8
-    reply = ask(worker, 0)
+    reply = request(worker, 0)
     assert torch.equal(reply.outputs[0], torch.softmax(torch.zeros(2, 3), -1))
     assert reply.gradients == []
 
 
-def test_printing_does_not_disturb_the_answer(worker):
-    assert torch.equal(ask(worker, 7).outputs[0], torch.softmax(torch.full((2, 3), 7.0), -1))
+def test_printing_does_not_disturb_the_reply(worker):
+    assert torch.equal(request(worker, 7).outputs[0], torch.softmax(torch.full((2, 3), 7.0), -1))
 
 
-def test_values_and_gradients_come_back_bit_for_bit(worker):
+def test_values_and_gradients_are_returned_bit_for_bit(worker):
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         x = torch.randn(3, 5, dtype=dtype)
         grad = torch.randn(3, 5, dtype=dtype)
@@ -98,8 +100,8 @@ def test_values_and_gradients_come_back_bit_for_bit(worker):
         assert torch.equal(dx, torch.autograd.grad(expected, leaf, grad)[0])
 
 
-def test_results_without_elements_travel(worker):
-    assert ask(worker, 9, shape=(0, 3)).outputs[0].shape == (0, 3)
+def test_empty_outputs_are_returned(worker):
+    assert request(worker, 9, shape=(0, 3)).outputs[0].shape == (0, 3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
@@ -111,85 +113,87 @@ def test_a_busy_worker_ends_with_its_parent_however_that_ends(tmp_path):
     )
     program = (
         "import sys, torch; from pathlib import Path; from tilewright.worker.parent import Worker\n"
-        "from tilewright.worker.memory import Placed; from tilewright.worker.execute import Like, Request\n"
+        "from tilewright.worker.memory import GuardedTensor\n"
+        "from tilewright.worker.execute import OutputSpec, Request\n"
         "worker = Worker(device='cpu'); worker.load('softmax', file=Path(sys.argv[1]))\n"
         "print(worker._process.pid, worker._process.folder, flush=True)\n"
-        "worker.call(Request([Placed.of(torch.ones(2, 3), 'contiguous')], [Like((2, 3), torch.float32)]))"
+        "x = GuardedTensor.copy_of(torch.ones(2, 3), 'contiguous')\n"
+        "worker.call(Request([x], [OutputSpec((2, 3), torch.float32)]))"
     )
     parent = subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
     pid, folder = parent.stdout.readline().split()
     child = Path("/proc", pid)
-    assert _comes_true(Path(folder, "busy").exists)
+    assert _becomes_true(Path(folder, "busy").exists)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert _comes_true(lambda: not child.exists() or "zombie" in (child / "status").read_text())
+    assert _becomes_true(lambda: not child.exists() or "zombie" in (child / "status").read_text())
 
 
-def _comes_true(condition) -> bool:
+def _becomes_true(condition) -> bool:
     deadline = time.monotonic() + 20
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()
 
 
-def test_processes_come_from_one_that_has_imported_torch(worker):
-    ask(worker, 0)
-    first, nursery = worker._process.pid, process.nursery("cpu")
+def test_processes_are_forks_of_one_that_has_imported_torch(worker):
+    request(worker, 0)
+    first, fork_server = worker._process.pid, process.fork_server("cpu")
     worker.close()
-    ask(worker, 0)
+    request(worker, 0)
     assert worker._process.pid != first
-    assert process.nursery("cpu") is nursery
+    assert process.fork_server("cpu") is fork_server
     parent = Path("/proc", str(worker._process.pid), "stat").read_text().rpartition(")")[2].split()[1]
-    assert int(parent) == nursery._process.pid
+    assert int(parent) == fork_server._process.pid
 
 
-def test_one_that_hangs_is_gone_when_its_time_is_up(worker):
-    ask(worker, 0)
+def test_a_process_that_hangs_is_killed_after_the_timeout(worker):
+    request(worker, 0)
     child = Path("/proc", str(worker._process.pid))
     worker.seconds = 1
     with pytest.raises(KernelFailed, match="within 1 s"):
-        ask(worker, 2)
+        request(worker, 2)
     worker.seconds = 8
     assert not child.exists()
 
 
-def test_a_file_sees_none_of_the_pipes_and_sockets_of_others(worker):
-    ask(worker, 0)
+def test_a_file_has_no_pipes_and_sockets_of_other_processes(worker):
+    request(worker, 0)
     open_here = {file.name: os.readlink(file) for file in Path("/proc", str(worker._process.pid), "fd").iterdir()}
     assert not [file for file in open_here.values() if file.startswith("socket")]
     assert len([file for file in open_here.values() if file.startswith("pipe")]) == 2
 
 
-def test_where_the_nursery_is_killed_another_is_started(worker):
-    ask(worker, 0)
+def test_a_killed_fork_server_is_replaced(worker):
+    request(worker, 0)
     child = Path("/proc", str(worker._process.pid))
-    os.kill(process.nursery("cpu")._process.pid, signal.SIGKILL)
-    assert _comes_true(lambda: not child.exists())
+    os.kill(process.fork_server("cpu")._process.pid, signal.SIGKILL)
+    assert _becomes_true(lambda: not child.exists())
     with pytest.raises(KernelFailed, match="the process"):
-        ask(worker, 0)
-    ask(worker, 0)
+        request(worker, 0)
+    request(worker, 0)
 
 
-def test_a_nursery_that_was_stopped_half_way_answers_nobody_else(worker, monkeypatch):
-    """Else its answer, an exit code of 0, would be the number of the next process, and all of this group be killed."""
-    ask(worker, 0)
-    nursery, asked = process.nursery("cpu"), socket.send_fds
+def test_an_interrupted_fork_server_is_not_used_again(worker, monkeypatch):
+    """Its pending reply, an exit code of 0, would be taken for the next process's pid, and this group be killed."""
+    request(worker, 0)
+    fork_server, send_fds = process.fork_server("cpu"), socket.send_fds
 
-    def stopped(*given):
-        asked(*given)
+    def interrupted(*given):
+        send_fds(*given)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(socket, "send_fds", stopped)
+    monkeypatch.setattr(socket, "send_fds", interrupted)
     with pytest.raises(KeyboardInterrupt):
         worker.close()
-    monkeypatch.setattr(socket, "send_fds", asked)
-    assert not nursery.is_alive
-    assert ask(worker, 0).outputs[0].shape == (2, 3)
-    assert process.nursery("cpu") is not nursery
+    monkeypatch.setattr(socket, "send_fds", send_fds)
+    assert not fork_server.is_alive
+    assert request(worker, 0).outputs[0].shape == (2, 3)
+    assert process.fork_server("cpu") is not fork_server
 
 
-def test_a_python_without_torch_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_python_without_torch_is_reported_in_one_line(tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     monkeypatch.setattr(settings, "worker_environment", lambda _: os.environ | {"PYTHONPATH": str(tmp_path)})
     monkeypatch.setattr(process, "BOOTSTRAP", "import torch")

@@ -1,6 +1,7 @@
-"""Kernels in processes of their own: for Numba's simulator, whose switch is read at import, and for users' files.
+"""Run kernels in processes of their own: Numba's simulator, which is switched on at import, and users' files.
 
-`parent` asks and `child` performs, over `wire`; `process` starts it, as a fork of the `nursery`; `stage` is one call,
-`memory` what it may touch, `operators` and `tampering` what it used and what it replaced. Nothing is imported here:
-`process` can start before torch is loaded.
+`parent` sends requests to `child` as `messages` in `framing`. `process` starts the child as a fork of the `forkserver`.
+`execute` runs one call, `timed_run` times many. `memory` guards what a call may touch; `operators` and `tampering`
+report the torch operators it uses and the functions it replaces. This module imports nothing, so that `process` can
+start before torch is loaded.
 """

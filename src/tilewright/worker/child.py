@@ -1,4 +1,4 @@
-"""The child's side: loads a kernel and performs what the parent asks, until the parent closes the pipe."""
+"""The child process: load a kernel and serve the parent's requests until the parent closes the pipe."""
 
 from __future__ import annotations
 
@@ -15,109 +15,109 @@ from tilewright import registry, sandbox, settings
 from tilewright.errors import TilewrightError, first_line
 from tilewright.timer import Clock, timer_for
 from tilewright.worker import framing, messages, solutions
-from tilewright.worker.execute import KernelFailed, Stage, failures
-from tilewright.worker.tampering import Fingerprint
-from tilewright.worker.timed_run import Inputs, Track
+from tilewright.worker.execute import Executor, KernelFailed, kernel_failures
+from tilewright.worker.tampering import FunctionSnapshot
+from tilewright.worker.timed_run import InputPool, TimedRun
 
-COMPILERS = 256  # processes and threads
-LARGEST_FILE = 2**30  # bytes: what a kernel that prints without end may write
+COMPILER_PROCESSES = 256  # and threads
+MAX_FILE_BYTES = 2**30  # also bounds the log of a kernel that prints in an endless loop
 
 
 def serve(device: str, memory: int, folder: str) -> None:
     requests, replies = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # a kernel that prints must not speak on the pipe
+    os.dup2(2, 1)  # a kernel that prints must not write to the pipe
     child = Child(device, memory, Path(folder))
     while True:
         try:
             token, message, tensors = framing.receive(requests, None)
         except EOFError:
             return
-        reply, results = child.answer(message, tensors)
+        reply, results = child.handle(message, tensors)
         framing.send(replies, token, reply, results, None)
 
 
 class Child:
     def __init__(self, device: str, memory: int, folder: Path):
         self._device, self._memory, self._folder = device, memory, folder
-        self._stage = Stage(device)
+        self._executor = Executor(device)
         self._fn: Any = None
         self._layers: list[str] = []
-        self._fingerprint: Fingerprint | None = None
-        self._replaced = Fingerprint.replaced  # as it is before a file is loaded
+        self._snapshot: FunctionSnapshot | None = None
+        self._replaced = FunctionSnapshot.replaced  # bound before a user's file can replace it
         self._clock: Clock | None = None
-        self._track: Track | None = None
+        self._timed: TimedRun | None = None
 
-    def answer(self, message: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
+    def handle(self, message: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
         reply: dict[str, Any]
         try:
-            reply, results = self._do(message, tensors)
+            reply, results = self._dispatch(message, tensors)
         except KernelFailed as failure:
             reply, results = {"error": str(failure), "kind": failure.kind}, []
         except TilewrightError as error:
             reply, results = {"error": str(error), "kind": "usage"}, []
         except Exception as error:
             reply, results = {"error": first_line(error), "kind": "crashed"}, []
-        if self._fingerprint and (replaced := self._replaced(self._fingerprint)):
+        if self._snapshot and (replaced := self._replaced(self._snapshot)):
             reply, results = {"error": f"it replaced {', '.join(replaced[:4])}", "kind": "tampered"}, []
         return reply, results
 
-    def _do(self, message: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
-        what = message["do"]
-        if what == "wake":
+    def _dispatch(self, message: dict[str, Any], tensors: list[Tensor]) -> tuple[dict[str, Any], list[Tensor]]:
+        command = message["do"]
+        if command == "init":
             settings.replace_environment(message["environment"])
-            tempfile.tempdir = None  # read from the environment again
-        elif what == "load":
-            if message["file"] and self._fingerprint is None:
-                self._confine(message)
+            tempfile.tempdir = None  # read it from the new environment
+        elif command == "load":
+            if message["file"] and self._snapshot is None:
+                self._enter_sandbox(message)
             self._fn = _load(message, self._device)
             return {"isolation": self._layers}, []
-        if what == "call":
-            answer = self._stage.perform(self._fn, messages.request(message["request"], iter(tensors)))
-            return messages.of_reply(answer, whole=message["request"]["repeat"] == 1)
-        if what == "blocks":
-            return {}, [t for block in self._stage.blocks(message["numbers"], message["size"]) for t in block]
-        if what == "begin":
+        if command == "call":
+            reply = self._executor.execute(self._fn, messages.decode_request(message["request"], iter(tensors)))
+            return messages.encode_reply(reply, with_tensors=message["request"]["repeat"] == 1)
+        if command == "blocks":
+            return {}, [t for block in self._executor.blocks(message["numbers"], message["size"]) for t in block]
+        if command == "begin":
             self._begin(message, tensors)
-        elif what == "end":
-            self._track = None
+        elif command == "end":
+            self._timed = None
             self._free()
-        elif self._track and what == "warm up":
-            return {"us": self._track.warm_up(message["calls"])}, []
-        elif self._track and what == "sample":
-            lap = self._track.sample(message["values"])
-            return {"us": lap.us, "is_queued": lap.is_queued}, []
-        elif self._track and what == "results":
-            return messages.of_results(self._track.results())
-        elif self._track and what == "aside":
-            host_us, extra_bytes = self._track.aside()
+        elif self._timed and command == "warm up":
+            return {"us": self._timed.warm_up(message["calls"])}, []
+        elif self._timed and command == "sample":
+            sample = self._timed.sample(message["values"])
+            return {"us": sample.us, "is_queued": sample.is_queued}, []
+        elif self._timed and command == "results":
+            return messages.encode_results(self._timed.results())
+        elif self._timed and command == "overhead":
+            host_us, extra_bytes = self._timed.overhead()
             return {"host_us": host_us, "extra_bytes": extra_bytes}, []
         return {}, []
 
     def _begin(self, message: dict[str, Any], tensors: list[Tensor]) -> None:
-        self._track = None
-        self._stage = Stage(self._device)  # without the inputs and results of the last call
+        self._timed = None
+        self._executor = Executor(self._device)  # drops the inputs and outputs of the last call
         self._free()
         self._clock = self._clock or timer_for(self._device)
-        given = iter(tensors)
-        asked = [messages.request(plain, given) for plain in message["requests"]]
-        with failures():
-            inputs = Inputs(asked, self._device)
-        self._track = Track(self._fn, inputs, message["direction"], self._clock)
+        supplied = iter(tensors)
+        requests = [messages.decode_request(encoded, supplied) for encoded in message["requests"]]
+        with kernel_failures():
+            inputs = InputPool(requests, self._device)
+        self._timed = TimedRun(self._fn, inputs, message["direction"], self._clock)
 
     def _free(self) -> None:
         if self._device == "cuda":
             torch.cuda.empty_cache()
 
-    def _confine(self, message: dict[str, Any]) -> None:
+    def _enter_sandbox(self, message: dict[str, Any]) -> None:
         if message["op"]:
             registry.load(message["op"])
         others = [Path(name) for name in (message["solution"] or {}).get("folders", [])]
         self._layers = _confine(Path(message["file"]), others, self._folder, self._device, self._memory)
-        self._fingerprint = Fingerprint()
+        self._snapshot = FunctionSnapshot()
 
 
 def _load(message: dict[str, Any], device: str) -> Any:
-    """The function to call: a kernel of the project, that of a user's file, or the solution of a foreign problem."""
+    """Return the function to call: a registered kernel, the kernel in a user's file, or a solution of a problem."""
     if message["solution"]:
         return solutions.load(Path(message["file"]), message["solution"], device)
     op = registry.load(message["op"])
@@ -127,9 +127,10 @@ def _load(message: dict[str, Any], device: str) -> Any:
 
 
 def _confine(file: Path, others: list[Path], folder: Path, device: str, memory: int) -> list[str]:
-    """Before a user's file runs: it may read Python, libraries and its neighbours, and write to a folder of its own. On
-    a GPU compilers are processes too, and what CUDA maps is beyond any limit of memory."""
-    beside = [path for path in file.parent.iterdir() if not path.name.startswith(".")]
-    read = [*sandbox.runtime(), *beside, *others]
-    memory, processes = (memory, 0) if device == "cpu" else (0, COMPILERS)
-    return sandbox.confine(read=read, write=[folder], memory=memory, processes=processes, file_bytes=LARGEST_FILE)
+    """Sandbox this process before a user's file runs: it may read Python, libraries and the file's neighbours, and
+    write to a folder of its own. With a GPU it may also start compilers, and memory has no limit, since CUDA maps far
+    more than it uses."""
+    neighbours = [path for path in file.parent.iterdir() if not path.name.startswith(".")]
+    read = [*sandbox.runtime(), *neighbours, *others]
+    memory, processes = (memory, 0) if device == "cpu" else (0, COMPILER_PROCESSES)
+    return sandbox.confine(read=read, write=[folder], memory=memory, processes=processes, file_bytes=MAX_FILE_BYTES)

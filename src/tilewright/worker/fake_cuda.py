@@ -1,4 +1,4 @@
-"""Code that says "cuda" on a machine that has none: its tensors are made elsewhere instead."""
+"""Run code that names the device "cuda" on a machine without a GPU: its tensors are created on another device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 
-class _Elsewhere(TorchFunctionMode):
+class _RedirectCuda(TorchFunctionMode):
     def __init__(self, device: str):
         super().__init__()
         self._device = torch.device(device)
@@ -22,12 +22,12 @@ class _Elsewhere(TorchFunctionMode):
         if func is _IS_CUDA:
             return True
         if "device" in kwargs:
-            kwargs["device"] = self._redirected(kwargs["device"])
+            kwargs["device"] = self._redirect(kwargs["device"])
         if func is torch.Tensor.to:
-            args = tuple(self._redirected(a) for a in args)
+            args = tuple(self._redirect(a) for a in args)
         return func(*args, **kwargs)
 
-    def _redirected(self, value: Any) -> Any:
+    def _redirect(self, value: Any) -> Any:
         if isinstance(value, str | torch.device) and str(value).startswith("cuda"):
             return self._device
         return value
@@ -36,7 +36,7 @@ class _Elsewhere(TorchFunctionMode):
 _RealGenerator = torch.Generator
 
 
-class _Generator(_RealGenerator):  # a subclass, for torch asks whether something is one
+class _CpuGenerator(_RealGenerator):  # a subclass, since torch checks the type
     def __new__(cls, device: Any = "cpu") -> Any:
         return _RealGenerator.__new__(cls, "cpu")  # type: ignore[call-arg]
 
@@ -45,14 +45,14 @@ _IS_CUDA = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
-def without_cuda(device: str) -> Iterator[None]:
-    """Where `device` is not a GPU, "cuda" means that device; with "meta", everything is made there."""
+def redirect_cuda(device: str) -> Iterator[None]:
+    """Make "cuda" mean `device`, unless that is "cuda" itself; with "meta", create every tensor there."""
     if device == "cuda":
         yield
         return
-    torch.Generator = _Generator  # type: ignore[misc]
+    torch.Generator = _CpuGenerator  # type: ignore[misc]
     try:
-        with _Elsewhere(device), torch.device(device) if device == "meta" else contextlib.nullcontext():
+        with _RedirectCuda(device), torch.device(device) if device == "meta" else contextlib.nullcontext():
             yield
     finally:
         torch.Generator = _RealGenerator  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""The process that others are forked from: it has imported torch, which takes more than a second, and run nothing."""
+"""The fork server: a process that has imported torch, which takes more than a second, and forks children on request."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ FILES = 3  # a child's standard input, output and error
 
 
 def serve() -> None:
-    """Do what the parent asks over the socket, until it closes that."""
+    """Serve the parent's requests until it closes the socket."""
     device, control = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
     _die_with_parent()
     while True:
         message, files, _, _ = socket.recv_fds(control, 2**12, FILES)
         if not message:
             return
-        asked = json.loads(message)
-        if "wait" in asked:
-            control.send(json.dumps(_exit_code(asked["wait"], asked["seconds"])).encode())
+        request = json.loads(message)
+        if "wait" in request:
+            control.send(json.dumps(_exit_code(request["wait"], request["seconds"])).encode())
         elif os.fork():
             for file in files:
                 os.close(file)
         else:
             _become_child(control, files)
-            child.serve(device, asked["memory"], asked["folder"])
+            child.serve(device, request["memory"], request["folder"])
             return
 
 
@@ -42,7 +42,7 @@ def _become_child(control: socket.socket, files: list[int]) -> None:
         os.dup2(file, number)
         os.close(file)
     control.send(json.dumps(os.getpid()).encode())
-    control.close()  # what is loaded here must not ask for processes
+    control.close()  # a user's file must not be able to request processes
 
 
 def _exit_code(pid: int, seconds: float) -> int | None:
@@ -55,7 +55,7 @@ def _exit_code(pid: int, seconds: float) -> int | None:
 
 
 def _die_with_parent() -> None:
-    """Linux ends this process when the parent ends, however that ends."""
+    """Have Linux kill this process when its parent ends, for whatever reason."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

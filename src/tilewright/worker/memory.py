@@ -1,4 +1,4 @@
-"""Memory that shows what a kernel did to it: guards around every buffer, poison where nobody has written yet."""
+"""Guard bytes around every buffer and poison in uninitialised memory, to reveal what a kernel does to memory."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.interpreter import poison, replaced
+from tilewright.interpreter import patched, poison
 
-GUARD = 512  # bytes on either side; keeps what lies between aligned as an allocator would
-WORD = 8  # bytes: the pattern of poison repeats within them
-MOST_GUARDED = 2**32  # bytes of one call: guarded memory is kept until the call has ended
-CONTEXT = 2**31  # bytes: more than CUDA itself keeps for a process
-OTHERS = "that other processes leave"  # in every reason that may be gone when they are
-MAKERS = ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (Tensor, "new_empty"))
+GUARD = 512  # bytes on either side; a multiple of the allocator's alignment
+POISON_PERIOD = 8  # bytes after which the poison pattern repeats
+MAX_GUARDED_BYTES = 2**32  # per call: guarded memory is freed when the call ends
+CUDA_CONTEXT_BYTES = 2**31  # an upper bound
+OTHERS = "that other processes leave"  # marks a reason that may not hold on an idle GPU
+ALLOCATORS = ((torch, "empty"), (torch, "empty_like"), (torch, "empty_strided"), (Tensor, "new_empty"))
 
 
 def free_memory() -> tuple[int, str]:
-    """What the GPU's memory has for this process, with what it has taken already: bytes, and in words."""
-    torch.cuda.empty_cache()  # for whoever is next
+    """Return the GPU memory that this process can use in total, in bytes and in words."""
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     free += torch.cuda.memory_reserved()
-    return free, f"the {free / 2**30:.0f} GiB of GPU memory" + (f" {OTHERS}" if total - free > CONTEXT else "")
+    is_shared = total - free > CUDA_CONTEXT_BYTES
+    return free, f"the {free / 2**30:.0f} GiB of GPU memory" + (f" {OTHERS}" if is_shared else "")
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A tensor in memory of its own: bytes between two guards, and how the elements lie in them."""
+class GuardedTensor:
+    """A tensor in an allocation of its own: bytes between two guards, and the tensor's layout in them."""
 
     memory: Tensor
     dtype: torch.dtype
@@ -39,43 +40,43 @@ class Placed:
     offset: int
 
     @staticmethod
-    def of(tensor: Tensor, layout: str) -> Placed:
-        """A copy of these values that lies in memory as named."""
-        laid = laid_out(tensor.detach(), layout)
-        raw = _bytes(laid)
+    def copy_of(tensor: Tensor, layout: str) -> GuardedTensor:
+        """Return a guarded copy with this layout."""
+        copy = with_layout(tensor.detach(), layout)
+        raw = _storage_bytes(copy)
         memory = _empty(len(raw) + 2 * GUARD, dtype=torch.uint8, device=raw.device)
         poison(memory)
         memory[GUARD : len(memory) - GUARD] = raw
-        return Placed(memory, tensor.dtype, tuple(laid.shape), laid.stride(), int(laid.storage_offset()))
+        return GuardedTensor(memory, tensor.dtype, tuple(copy.shape), copy.stride(), int(copy.storage_offset()))
 
-    def copy(self, device: str) -> Placed:
+    def copy(self, device: str) -> GuardedTensor:
         return replace(self, memory=self.memory.to(device, copy=True))
 
     def tensor(self) -> Tensor:
         return _between_guards(self.memory, self.dtype, self.shape, self.stride, self.offset)
 
     def difference(self, after: Tensor, may_change: bool) -> str | None:
-        """What happened to this memory, if something did that should not."""
+        """Return what a call did to this memory that it must not do, or None."""
         inside = slice(GUARD, len(self.memory) - GUARD)
         if after.shape != self.memory.shape:
-            return "came back in another size"
+            return "came back with another size"
         if not may_change and not torch.equal(after[inside], self.memory[inside]):
             return "was changed"
-        for guard, where in ((slice(0, GUARD), "before"), (slice(-GUARD, None), "behind")):
+        for guard, where in ((slice(0, GUARD), "before"), (slice(-GUARD, None), "after")):
             if not torch.equal(after[guard], self.memory[guard]):
-                return f"was written to {where} its memory"
+                return f"was written out of bounds, {where} its memory"
         return None
 
 
-def laid_out(tensor: Tensor, layout: str) -> Tensor:
-    """A copy of these values that lies in memory as named, with poison in the gaps; what cannot lie so lies plainly."""
+def with_layout(tensor: Tensor, layout: str) -> Tensor:
+    """Return a copy with this layout and poison in the gaps; contiguous if the tensor cannot have the layout."""
     if layout == "transposed" and tensor.dim() > 1:
         return tensor.transpose(0, -1).contiguous().clone().transpose(0, -1)
     if layout == "sliced" and tensor.dim():
-        wide = _poison_of(tensor, *tensor.shape[:-1], 2 * tensor.shape[-1] + 1)
+        wide = _poisoned(tensor, *tensor.shape[:-1], 2 * tensor.shape[-1] + 1)
         return wide[..., : 2 * tensor.shape[-1] : 2].copy_(tensor)
     if layout == "offset":
-        return _poison_of(tensor, tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
+        return _poisoned(tensor, tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
     if (
         layout == "expanded"
         and tensor.dim()
@@ -86,59 +87,60 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-class Guards:
-    """The memory that was given out in the context, and whether what lies around it is untouched."""
+class AllocationGuards:
+    """The guarded allocations of a call."""
 
     def __init__(self) -> None:
-        self._made: list[Tensor] = []
+        self._allocations: list[Tensor] = []
         self._bytes = 0
 
-    def around(self, tensor: Tensor) -> Tensor:
-        """Another tensor like this one, with poison in it and guards around it."""
+    def add(self, tensor: Tensor) -> Tensor:
+        """Return a tensor like this one that holds poison and lies between guards."""
         if not _can_be_guarded(tensor):
             return tensor
         size = tensor.untyped_storage().nbytes()
         self._bytes += size
-        if self._bytes > MOST_GUARDED:
+        if self._bytes > MAX_GUARDED_BYTES:
             poison(tensor)
             return tensor
         memory = _empty(size + 2 * GUARD, dtype=torch.uint8, device=tensor.device)
         poison(memory)
-        self._made.append(memory)
-        made = _between_guards(memory, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
-        return made.requires_grad_(tensor.requires_grad)
+        self._allocations.append(memory)
+        guarded = _between_guards(memory, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
+        return guarded.requires_grad_(tensor.requires_grad)
 
     def broken(self) -> str | None:
-        for memory in self._made:
-            behind = len(memory) - GUARD
-            clean = _empty(GUARD + WORD, dtype=torch.uint8, device=memory.device)
+        """Return which guard was overwritten, or None."""
+        for memory in self._allocations:
+            end = len(memory) - GUARD
+            clean = _empty(GUARD + POISON_PERIOD, dtype=torch.uint8, device=memory.device)
             poison(clean)
-            for start, where in ((0, "before"), (behind, "behind")):
-                phase = start % WORD  # of the pattern, where the memory is of odd size
+            for start, where in ((0, "before"), (end, "after")):
+                phase = start % POISON_PERIOD  # not 0 if the allocation has an odd size
                 if not torch.equal(memory[start : start + GUARD], clean[phase : phase + GUARD]):
-                    return f"wrote {where} memory of {len(memory) - 2 * GUARD} bytes that it had from torch.empty"
+                    return f"wrote out of bounds, {where} an allocation of {end - GUARD} bytes from torch.empty"
         return None
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[Guards]:
-    """What torch.empty and its like give out in the context holds poison and lies between guards."""
-    guards = Guards()
+def guard_allocations() -> Iterator[AllocationGuards]:
+    """Fill what torch.empty and its variants allocate with poison, and put it between guards."""
+    guards = AllocationGuards()
 
-    def guarding(make: Any) -> Any:
-        def made(*args: Any, **kwargs: Any) -> Tensor:
-            tensor = make(*args, **kwargs)
-            return tensor if kwargs.get("pin_memory") or "out" in kwargs else guards.around(tensor)
+    def guarding(allocate: Any) -> Any:
+        def allocate_guarded(*args: Any, **kwargs: Any) -> Tensor:
+            tensor = allocate(*args, **kwargs)
+            return tensor if kwargs.get("pin_memory") or "out" in kwargs else guards.add(tensor)
 
-        return made
+        return allocate_guarded
 
     with contextlib.ExitStack() as undo:
-        for owner, name in MAKERS:
-            undo.enter_context(replaced(owner, name, guarding(getattr(owner, name))))
+        for owner, name in ALLOCATORS:
+            undo.enter_context(patched(owner, name, guarding(getattr(owner, name))))
         yield guards
 
 
-_empty = torch.empty  # as it is outside of the context
+_empty = torch.empty  # the original, also inside guard_allocations()
 
 
 def _can_be_guarded(tensor: Tensor) -> bool:
@@ -153,8 +155,8 @@ def _can_be_guarded(tensor: Tensor) -> bool:
 def _between_guards(
     memory: Tensor, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> Tensor:
-    """Not a view, for autograd treats views otherwise. On a CPU its storage ends at the guards, so that the interpreter
-    knows where it ends."""
+    """Return the tensor between the guards. It is not a view, which autograd treats differently. On a CPU its storage
+    ends at the guards, so that the interpreter knows the bounds."""
     empty = _empty(0, dtype=dtype, device=memory.device)
     if memory.device.type == "cpu":
         inside = memory.numpy()[GUARD : len(memory) - GUARD]
@@ -164,13 +166,12 @@ def _between_guards(
     return empty.set_(memory.untyped_storage(), GUARD // dtype.itemsize + offset, shape, stride)
 
 
-def _poison_of(like: Tensor, *shape: int) -> Tensor:
-    made = like.new_empty(shape)
-    if not made.is_meta:
-        poison(made)
-    return made
+def _poisoned(like: Tensor, *shape: int) -> Tensor:
+    tensor = like.new_empty(shape)
+    if not tensor.is_meta:
+        poison(tensor)
+    return tensor
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    """The whole storage of a tensor."""
+def _storage_bytes(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

@@ -1,4 +1,4 @@
-"""Requests and replies as JSON and tensors, for the wire."""
+"""Encode requests and replies as JSON and tensors, and decode them."""
 
 from __future__ import annotations
 
@@ -9,82 +9,83 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.worker.execute import Like, Reply, Request
-from tilewright.worker.memory import Placed
+from tilewright.worker.execute import OutputSpec, Reply, Request
+from tilewright.worker.memory import GuardedTensor
 
 
-def of_request(request: Request) -> tuple[dict[str, Any], list[Tensor]]:
+def encode_request(request: Request) -> tuple[dict[str, Any], list[Tensor]]:
     tensors: list[Tensor] = []
 
-    def described(value: Any) -> Any:
+    def encode(value: Any) -> Any:
         if isinstance(value, torch.dtype):
             return {"dtype": _name(value)}
-        if not isinstance(value, Placed):
+        if not isinstance(value, GuardedTensor):
             return value
         tensors.append(value.memory)
         content = {f.name: getattr(value, f.name) for f in fields(value) if f.name != "memory"}
-        return {"placed": content | {"dtype": _name(value.dtype)}}
+        return {"tensor": content | {"dtype": _name(value.dtype)}}
 
-    plain = {f.name: getattr(request, f.name) for f in fields(request)}
-    plain["wanted"] = [[list(like.shape), _name(like.dtype)] for like in request.wanted]
-    plain["args"] = [described(a) for a in request.args]
-    plain["grads"] = [described(g) for g in request.grads]
-    return plain, tensors
+    encoded = {f.name: getattr(request, f.name) for f in fields(request)}
+    encoded["output_specs"] = [[list(spec.shape), _name(spec.dtype)] for spec in request.output_specs]
+    encoded["args"] = [encode(a) for a in request.args]
+    encoded["grads"] = [encode(g) for g in request.grads]
+    return encoded, tensors
 
 
-def request(plain: dict[str, Any], supplied: Iterator[Tensor]) -> Request:
-
-    def value(described: Any) -> Any:
-        if not isinstance(described, dict):
-            return described
-        if "dtype" in described:
-            return getattr(torch, described["dtype"])
-        placed = described["placed"]
-        return Placed(
+def decode_request(encoded: dict[str, Any], supplied: Iterator[Tensor]) -> Request:
+    def decode(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if "dtype" in value:
+            return getattr(torch, value["dtype"])
+        tensor = value["tensor"]
+        return GuardedTensor(
             next(supplied),
-            getattr(torch, placed["dtype"]),
-            tuple(placed["shape"]),
-            tuple(placed["stride"]),
-            placed["offset"],
+            getattr(torch, tensor["dtype"]),
+            tuple(tensor["shape"]),
+            tuple(tensor["stride"]),
+            tensor["offset"],
         )
 
-    made = Request(**plain)
-    made.args = [value(a) for a in made.args]
-    made.grads = [value(g) for g in made.grads]
-    made.wanted = [Like(tuple(shape), getattr(torch, dtype)) for shape, dtype in plain["wanted"]]
-    return made
+    request = Request(**encoded)
+    request.args = [decode(a) for a in request.args]
+    request.grads = [decode(g) for g in request.grads]
+    request.output_specs = [OutputSpec(tuple(s), getattr(torch, dtype)) for s, dtype in encoded["output_specs"]]
+    return request
 
 
-def of_reply(reply: Reply, whole: bool) -> tuple[dict[str, Any], list[Tensor]]:
-    """Not `whole`: the results stay where they are, to be asked for in parts."""
-    outputs = reply.outputs if whole else []
-    gradients = [g for g in reply.gradients if g is not None] if whole else []
-    plain = {
+def encode_reply(reply: Reply, with_tensors: bool) -> tuple[dict[str, Any], list[Tensor]]:
+    """Encode a reply; without its tensors, they stay in the child, which returns blocks of them on request."""
+    outputs = reply.outputs if with_tensors else []
+    gradients = reply.gradients if with_tensors else []
+    encoded = {
         "outputs": len(outputs),
-        "gradients": [g is not None for g in reply.gradients] if whole else [],
+        "gradients": [g is not None for g in gradients],
         "calls": reply.calls,
+        "forward_only": reply.forward_only,
     }
-    return plain, [*outputs, *gradients, *(reply.memory if whole else [])]
+    return encoded, [*outputs, *(g for g in gradients if g is not None), *(reply.memory if with_tensors else [])]
 
 
-def reply(plain: dict[str, Any], tensors: list[Tensor]) -> Reply:
-    count, present = plain["outputs"], plain["gradients"]
+def decode_reply(encoded: dict[str, Any], tensors: list[Tensor]) -> Reply:
+    count, present = encoded["outputs"], encoded["gradients"]
     gradients = iter(tensors[count : count + sum(present)])
     return Reply(
         tensors[:count],
         [next(gradients) if there else None for there in present],
         tensors[count + sum(present) :],
-        [(str(name), int(elements)) for name, elements in plain["calls"]],
+        [(str(name), int(elements)) for name, elements in encoded["calls"]],
+        str(encoded["forward_only"]),
     )
 
 
-def of_results(results: list[Tensor | None]) -> tuple[dict[str, Any], list[Tensor]]:
+def encode_results(results: list[Tensor | None]) -> tuple[dict[str, Any], list[Tensor]]:
     return {"results": [r is not None for r in results]}, [r for r in results if r is not None]
 
 
-def results(plain: dict[str, Any], tensors: list[Tensor]) -> list[Tensor | None]:
-    given = iter(tensors)
-    return [next(given) if there else None for there in plain["results"]]
+def decode_results(encoded: dict[str, Any], tensors: list[Tensor]) -> list[Tensor | None]:
+    supplied = iter(tensors)
+    return [next(supplied) if there else None for there in encoded["results"]]
 
 
 def _name(dtype: torch.dtype) -> str:

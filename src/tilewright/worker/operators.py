@@ -1,4 +1,4 @@
-"""Operators: those of torch that a kernel calls, and those it has registered, held against what torch demands."""
+"""Record the torch operators that a kernel calls, and run torch's opcheck on the operators it has registered."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tilewright.errors import MissingPackage, first_line
 
-# Namespaces of torch itself.
-TORCHS = {"aten", "prim", "prims", "profiler", "inductor", "rngprims", "_c10d_functional", "c10d", "debugprims"}
+TORCH_NAMESPACES = {"aten", "prim", "prims", "profiler", "inductor", "rngprims", "_c10d_functional", "c10d"}
+TORCH_NAMESPACES |= {"debugprims"}
 
 
 class Mode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not: to be skipped, torch._dynamo would be imported first, which takes seconds."""
+        """Return False: torch would import torch._dynamo to skip it, which takes seconds."""
         return False
 
 
-class _Registered(Mode):
-    """Notes the first call of every operator that is not torch's."""
+class _CustomOperatorRecorder(Mode):
+    """Records the arguments of the first call of every operator that is not torch's."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: dict[Any, tuple[Any, Any]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace not in TORCHS and func not in self.found:
+        if func.namespace not in TORCH_NAMESPACES and func not in self.found:
             copies = pytree.tree_map(lambda a: a.detach().clone() if isinstance(a, Tensor) else a, (args, kwargs or {}))
             self.found[func] = copies
         return func(*args, **(kwargs or {}))
 
 
-class TorchCalls(Mode):
-    """Notes the calls of torch's own operators, those inside of registered ones too."""
+class TorchCallRecorder(Mode):
+    """Records the calls of torch's own operators, including those inside custom operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,28 +47,29 @@ class TorchCalls(Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         with self:
-            if func.namespace not in TORCHS:  # straight to its kernel: dispatched anew it would come here again
+            if func.namespace not in TORCH_NAMESPACES:
+                # Call its kernel directly: a normal call would come back here.
                 return func.redispatch(_backend(args), *args, **kwargs)
-            of_others = func.decompose(*args, **kwargs)  # as torch does before it asks a mode, but not in an operator
-            if of_others is not NotImplemented:
-                return of_others
+            # torch decomposes before it calls a mode, but not inside a custom operator.
+            decomposed = func.decompose(*args, **kwargs)
+            if decomposed is not NotImplemented:
+                return decomposed
         sizes = [a.numel() for a in pytree.tree_leaves(args) if isinstance(a, Tensor)]
         self.calls.append((func.name(), max(sizes, default=0)))
         return func(*args, **kwargs)
 
 
 def _backend(args: Any) -> Any:
-    """Whose kernel takes these."""
     is_cuda = any(a.is_cuda for a in pytree.tree_leaves(args) if isinstance(a, Tensor))
     return torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA if is_cuda else torch._C.DispatchKey.CPU)
 
 
-def check_operators(
+def opcheck_custom_operators(
     fn: Callable[..., Any], args: Sequence[Any], needs: Sequence[int], grads: Sequence[Tensor | None]
 ) -> tuple[list[str], str | None]:
-    """The operators that a call uses, and what torch.library.opcheck says against one of them."""
+    """Return the custom operators that a call uses, and the first failure that torch.library.opcheck reports."""
     leaves = [a.detach().requires_grad_() if number in needs else a for number, a in enumerate(args)]
-    forward, backward = _Registered(), _Registered()
+    forward, backward = _CustomOperatorRecorder(), _CustomOperatorRecorder()
     try:
         with forward, torch.set_grad_enabled(bool(grads)):
             outputs = pytree.tree_leaves(fn(*leaves))
@@ -79,7 +80,7 @@ def check_operators(
                 torch.autograd.grad([o for o, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True)
     except MissingPackage:
         raise
-    except Exception:  # though it comes to its end when called plainly: some do not run under a mode
+    except Exception:  # some kernels run plainly but not under a dispatch mode
         return [], None
     for operator, (positional, named) in {**backward.found, **forward.found}.items():
         if operator in forward.found and grads:

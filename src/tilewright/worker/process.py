@@ -1,4 +1,4 @@
-"""Child processes: started, and ended. Knows nothing of torch, so that they can start while the parent imports that."""
+"""Start and end child processes. Does not import torch, so that they can start while the parent imports it."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ from typing import IO, Any
 
 from tilewright import settings
 
-# Without the working folder in sys.path: a user's triton.py there must not hide the real one.
+# Removes the working folder from sys.path: a triton.py there must not shadow the real one.
 BOOTSTRAP = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; from tilewright.worker.forkserver import serve; serve()"
 )
-MEMORY = 8 * 2**30  # bytes that a user's file may use, without a GPU
+MEMORY_LIMIT = 8 * 2**30  # bytes for a user's file, without a GPU
 START_SECONDS = 120.0  # importing torch on a cold, loaded machine
-END_SECONDS = 10.0  # for a process that is ending
+END_SECONDS = 10.0  # to wait for a killed process
 
 
-class Nursery:
-    """A process that has imported torch, and forks others in milliseconds."""
+class ForkServer:
+    """A process that has imported torch and forks children in milliseconds."""
 
     def __init__(self, device: str, environment: dict[str, str]):
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(START_SECONDS)
-        with theirs:
+        with child_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", BOOTSTRAP, device, str(theirs.fileno())],
+                [sys.executable, "-c", BOOTSTRAP, device, str(child_end.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
                 env=environment,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 start_new_session=True,
             )
         atexit.register(self.end)
 
     @property
     def is_alive(self) -> bool:
-        """In a fork of the process that started it, it is not."""
+        """Whether the server runs, as seen by the process that started it; False in a fork of that process."""
         return self._process.poll() is None
 
-    def ask(self, message: dict[str, Any], files: tuple[int, ...] = ()) -> Any:
-        """Raises EOFError, with the reason, if it has ended."""
+    def request(self, message: dict[str, Any], files: tuple[int, ...] = ()) -> Any:
+        """Send a message and return the reply. Raises EOFError, with the reason, if the server has ended."""
         try:
             with self._lock:
                 socket.send_fds(self._control, [json.dumps(message).encode()], files)
-                answer = self._control.recv(64)
+                reply = self._control.recv(64)
         except TimeoutError:
             self.end()
             raise EOFError(f"torch was not imported within {START_SECONDS:.0f} s") from None
         except OSError:
-            answer = b""
-        except BaseException:  # stopped half-way: the answer that is still to come must not be taken for the next one
+            reply = b""
+        except BaseException:  # interrupted: the pending reply must not be taken for the next one
             self.end()
             raise
-        if not answer:
-            raise EOFError(_told(self._process.wait(), self._log))
-        return json.loads(answer)
+        if not reply:
+            raise EOFError(_describe_exit(self._process.wait(), self._log))
+        return json.loads(reply)
 
     def end(self) -> None:
         if os.getpid() == self._owner:
@@ -79,47 +79,47 @@ class Nursery:
             self._log.close()
 
 
-_nurseries: dict[tuple[str, str], Nursery] = {}
+_fork_servers: dict[tuple[str, str], ForkServer] = {}
 
 
-def nursery(device: str) -> Nursery:
-    """Begins to start one, which takes a second or more, if there is none."""
+def fork_server(device: str) -> ForkServer:
+    """Return the fork server of a device; start one if there is none, which takes a second or more."""
     environment = settings.worker_environment(device == "cpu")
     key = device, environment["PYTHONPATH"]
-    found = _nurseries.get(key)
+    found = _fork_servers.get(key)
     if found and not found.is_alive:
         found.end()
     if found is None or not found.is_alive:
-        found = _nurseries[key] = Nursery(device, environment)
+        found = _fork_servers[key] = ForkServer(device, environment)
     return found
 
 
 class Process:
-    """One to run kernels in. Raises EOFError where none can be started."""
+    """A child process to run kernels in. Raises EOFError if none can be started."""
 
-    def __init__(self, device: str, memory: int = MEMORY):
-        self._nursery = nursery(device)
+    def __init__(self, device: str, memory: int = MEMORY_LIMIT):
+        self._fork_server = fork_server(device)
         self._code: int | None = None
-        self.folder = tempfile.mkdtemp(prefix="tilewright-")  # all that it may write to
-        self.environment = settings.worker_environment(device == "cpu") | settings.folder_of_worker(self.folder)
+        self.folder = tempfile.mkdtemp(prefix="tilewright-")  # the only folder it may write to
+        self.environment = settings.worker_environment(device == "cpu") | settings.redirected_caches(self.folder)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in end()
-        (theirs_in, stdin), (stdout, theirs_out) = os.pipe(), os.pipe()
+        (child_in, stdin), (stdout, child_out) = os.pipe(), os.pipe()
         self.stdin, self.stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
-        os.set_blocking(stdin, False)  # a child that does not read must not hold us up
+        os.set_blocking(stdin, False)  # a child that does not read must not block the parent
         try:
-            asked = {"memory": memory, "folder": self.folder}
-            self.pid: int | None = self._nursery.ask(asked, (theirs_in, theirs_out, self._log.fileno()))
+            message = {"memory": memory, "folder": self.folder}
+            self.pid: int | None = self._fork_server.request(message, (child_in, child_out, self._log.fileno()))
         except EOFError:
             self.pid = None
             self.end()
             raise
         finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
+            os.close(child_in)
+            os.close(child_out)
 
-    def obituary(self) -> str:
-        """Why it died, in one line."""
-        return _told(self._exit_code(), self._log)
+    def exit_reason(self) -> str:
+        """Return how the process ended, in one line."""
+        return _describe_exit(self._exit_code(), self._log)
 
     def end(self) -> None:
         try:
@@ -136,12 +136,11 @@ class Process:
     def _exit_code(self) -> int | None:
         if self._code is None:
             with contextlib.suppress(EOFError):
-                self._code = self._nursery.ask({"wait": self.pid, "seconds": END_SECONDS})
+                self._code = self._fork_server.request({"wait": self.pid, "seconds": END_SECONDS})
         return self._code
 
 
-def _told(code: int | None, log: IO[bytes]) -> str:
-    """How a process ended, in one line."""
+def _describe_exit(code: int | None, log: IO[bytes]) -> str:
     if code is not None and code < 0:
         return f"the process was killed by {signal.Signals(-code).name}"
     log.seek(max(0, log.seek(0, os.SEEK_END) - 4000))

@@ -1,4 +1,4 @@
-"""Solutions of foreign problems: `ModelNew` of KernelBench, `custom_kernel` of gpu-mode."""
+"""Load solutions of third-party problems: `ModelNew` for KernelBench, `custom_kernel` for gpu-mode."""
 
 from __future__ import annotations
 
@@ -13,50 +13,51 @@ from torch.utils import _pytree as pytree
 
 from tilewright import registry
 from tilewright.errors import FileBroken, first_line
-from tilewright.worker.fake_cuda import without_cuda
+from tilewright.worker.fake_cuda import redirect_cuda
 
-ENTRIES = {"kernelbench": "ModelNew", "gpu-mode": "custom_kernel"}
+ENTRY_POINTS = {"kernelbench": "ModelNew", "gpu-mode": "custom_kernel"}
 
 
 def load(path: Path, solution: dict[str, Any], device: str) -> Callable[..., Any]:
-    """The function that takes the leaves of the problem's data. `solution` says of which kind it is, what to construct
-    it with, from which seed, whether anew for each call, and where the problem keeps the modules it lends."""
+    """Return the solution as a function of the flattened inputs. `solution` holds its kind, the constructor arguments
+    and seed, whether each call needs a new model, and the folders with the problem's own modules."""
     sys.path[:0] = solution["folders"]
-    with without_cuda(device):
+    with redirect_cuda(device):
         module = registry.load_module(path)
-    entry = getattr(module, ENTRIES[solution["kind"]], None)
+    name = ENTRY_POINTS[solution["kind"]]
+    entry = getattr(module, name, None)
     if not callable(entry):
-        raise FileBroken(path, None, f"it defines no {ENTRIES[solution['kind']]}")
+        raise FileBroken(path, None, f"it defines no {name}")
     if solution["kind"] == "gpu-mode":
-        return _redirected(entry, device)
+        return _from_leaves(entry, device)
     arguments = pytree.tree_unflatten(solution["init"], pytree.treespec_loads(solution["init_tree"]))
-    construct = lambda: constructed(entry, arguments, solution["seed"], device)
+    construct = lambda: construct_model(entry, arguments, solution["seed"], device)
     try:
         model = construct()
     except Exception as error:
         raise FileBroken(path, None, f"ModelNew cannot be constructed ({first_line(error)})") from error
-    return _redirected(lambda data: (construct() if solution["anew"] else model)(*data), device)
+    return _from_leaves(lambda data: (construct() if solution["anew"] else model)(*data), device)
 
 
-def constructed(model: Callable[..., Any], arguments: Any, seed: int, device: str) -> Any:
-    """As KernelBench does it: who draws the same parameters in the same order has the same parameters."""
+def construct_model(model: Callable[..., Any], arguments: Any, seed: int, device: str) -> Any:
+    """Construct a model as KernelBench does: models that draw the same parameters in the same order share them."""
     torch.manual_seed(seed)
     named = {}
     if len(arguments) == 2 and isinstance(arguments[0], list) and isinstance(arguments[1], dict):
-        arguments, named = arguments  # as KernelBook writes them
-    with without_cuda(device):
+        arguments, named = arguments  # KernelBook's form
+    with redirect_cuda(device):
         made = model(*arguments, **named)
     return made.to(device) if isinstance(made, torch.nn.Module) else made
 
 
-def nested(arguments: Sequence[Any]) -> Any:
-    """The data that the arguments make up, as the last of them says."""
+def unflatten_inputs(arguments: Sequence[Any]) -> Any:
+    """Return the problem's nested inputs from their leaves and, as the last argument, their structure."""
     return pytree.tree_unflatten(list(arguments[:-1]), pytree.treespec_loads(json.loads(arguments[-1])["tree"]))
 
 
-def _redirected(fn: Callable[[Any], Any], device: str) -> Callable[..., Any]:
+def _from_leaves(fn: Callable[[Any], Any], device: str) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
-        with without_cuda(device):
-            return fn(nested(arguments))
+        with redirect_cuda(device):
+            return fn(unflatten_inputs(arguments))
 
     return call

@@ -1,4 +1,4 @@
-"""What a stranger's file has replaced in the process that runs it: functions of torch, of the clock, and of ours."""
+"""Detect functions of torch, the clock and Tilewright that an untrusted file has replaced in its process."""
 
 from __future__ import annotations
 
@@ -21,36 +21,37 @@ from torch.utils import _pytree as pytree
 KINDS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType, type)
 CONSTANTS = (int, float, str, tuple)
 
-TORCH = str(Path(torch.__file__).parent)  # importing torch._dynamo wraps a few functions of torch
+TORCH_FOLDER = str(Path(str(torch.__file__)).parent)
 
 
-class Fingerprint:
-    """Functions as they are now; later, which of them are others."""
+class FunctionSnapshot:
+    """The functions as they are now, to be compared with later."""
 
     def __init__(self) -> None:
-        self._known = [(owner, vars(owner), name, value, _code(value)) for owner, name, value in _functions()]
+        self._known = [(owner, vars(owner), name, value, _code(value)) for owner, name, value in _guarded_names()]
 
     def replaced(self) -> list[str]:
         return [
             f"{owner.__name__}.{name}"
             for owner, names, name, value, code in self._known
-            if not _is_still(names.get(name), value, code)
+            if not _is_unchanged(names.get(name), value, code)
         ]
 
 
-def _is_still(now: Any, value: Any, code: Any) -> bool:
+def _is_unchanged(now: Any, value: Any, code: Any) -> bool:
     if now is value:
         return _code(now) is code
-    wraps = value is not None and getattr(now, "__wrapped__", None) is value
-    return wraps and isinstance(now, types.FunctionType) and now.__code__.co_filename.startswith(TORCH)
+    wraps = value is not None and getattr(now, "__wrapped__", None) is value  # importing torch._dynamo wraps a few
+    return wraps and isinstance(now, types.FunctionType) and now.__code__.co_filename.startswith(TORCH_FOLDER)
 
 
-def _functions() -> Iterator[tuple[Any, str, Any]]:
-    """Of the modules on which verdicts and times depend. New names may come; known ones must stay what they are."""
+def _guarded_names() -> Iterator[tuple[Any, str, Any]]:
+    """Yield the names on which verdicts and times depend. A file may add names, but not change these."""
     ours = [m for name, m in sys.modules.items() if name.startswith("tilewright.")]
-    torchs = [torch, torch.Tensor, torch.testing, torch.nn.functional, torch.cuda, torch.cuda.Event, torch.cuda.Stream]
+    of_torch = [torch, torch.Tensor, torch.testing, torch.nn.functional, torch.cuda, torch.cuda.Event]
+    of_torch += [torch.cuda.Stream, torch.autograd, pytree]
     classes = [c for m in ours for c in vars(m).values() if isinstance(c, type) and c.__module__ == m.__name__]
-    for owner in [*torchs, torch.autograd, pytree, time, random, statistics, gc, contextlib, *ours, *classes]:
+    for owner in [*of_torch, time, random, statistics, gc, contextlib, *ours, *classes]:
         for name, value in list(vars(owner).items()):
             special = name.startswith("__")
             if (
@@ -61,7 +62,7 @@ def _functions() -> Iterator[tuple[Any, str, Any]]:
                 yield owner, name, value
     yield from ((torch._C, name, value) for name, value in vars(torch._C).items() if name.startswith("_cuda_"))
     inherited = {name for base in torch.Tensor.__mro__[1:] for name in vars(base)} - set(vars(torch.Tensor))
-    yield from ((torch.Tensor, name, None) for name in inherited)  # a name of its own would hide those
+    yield from ((torch.Tensor, name, None) for name in inherited)  # an attribute of Tensor would shadow these
     for name in ("open", "print", "isinstance", "type", "len", "max", "min", "sum", "abs", "all", "any", "id"):
         yield builtins, name, getattr(builtins, name)
 

@@ -1,4 +1,4 @@
-"""A kernel that is timed: each sample has other inputs at other addresses, and its results can be asked for."""
+"""Time a kernel on changing inputs at changing addresses, and return the outputs of a sample on request."""
 
 from __future__ import annotations
 
@@ -16,110 +16,113 @@ from tilewright.timer import Call, Clock, Lane
 from tilewright.worker.execute import (
     KernelFailed,
     Request,
-    any_number_of_graphs,
-    failures,
-    flat,
+    flatten,
     gradients,
+    kernel_failures,
+    unlimited_recompiles,
     without_onednn,
 )
-from tilewright.worker.memory import GUARD, Placed
+from tilewright.worker.memory import GUARD, GuardedTensor
 
-SLOTS = 3  # places for inputs; more where a sample has more calls
-STEP = 64  # bytes: what values are moved by is a multiple of it
+SLOTS = 3  # at least; a sample with more calls has one per call
+ROTATION_STEP = 64  # bytes
 
 
 @dataclass
-class Lap:
-    """One sample."""
-
+class TimedSample:
     us: float
-    is_queued: bool
+    is_queued: bool  # the GPU never waited for the host
 
 
 @dataclass
 class Slot:
-    """A place for inputs: arguments and incoming gradients in memory of their own."""
+    """Arguments and incoming gradients in memory of their own."""
 
     request: Request
     args: list[Any]
     grads: list[Tensor | None]
 
 
-class Inputs:
-    """Values of several requests, to be laid out in places that change. Kernels that take turns can share them.
-    `moves`: these values in other places will do as well."""
+class InputPool:
+    """The values of several requests, copied into slots at different addresses. Kernels that take turns can share it.
+    With `rotates`, a value may also be the request's value rotated in memory."""
 
-    def __init__(self, requests: Sequence[Request], device: str, *, moves: bool = True):
+    def __init__(self, requests: Sequence[Request], device: str, *, rotates: bool = True):
         self._requests = [_copy(request, device) for request in requests]
-        self._device, self._moves = device, moves
+        self._device, self._rotates = device, rotates
         self._slots: list[Slot] = []
         self._grow(SLOTS)
 
     def take(self, count: int) -> list[Slot]:
-        """So many places."""
+        """Return `count` random slots."""
         self._grow(count)
         return random.sample(self._slots, count)
 
     def fill(self, slot: Slot, part: str, values: int | None) -> None:
-        """The arguments (`args`) or incoming gradients (`grads`) of a place: the values of that number, or values that
-        no one has seen, which are some of these in other places."""
+        """Fill the arguments (`args`) or incoming gradients (`grads`) of a slot with the values of request number
+        `values` or, if None, with the rotated values of a random request, which the kernel has not seen."""
         fresh = random.choice(self._requests) if values is None else self._requests[values]
         for mine, new in zip(getattr(slot.request, part), getattr(fresh, part), strict=True):
-            if isinstance(mine, Placed) and isinstance(new, Placed):
-                _fill(mine, new, moved=self._moves and values is None)
+            if isinstance(mine, GuardedTensor) and isinstance(new, GuardedTensor):
+                _fill(mine, new, rotated=self._rotates and values is None)
 
     def _grow(self, count: int) -> None:
         while len(self._slots) < count:
             request = _copy(self._requests[0], self._device)
-            args = [a.tensor() if isinstance(a, Placed) else a for a in request.args]
+            args = [a.tensor() if isinstance(a, GuardedTensor) else a for a in request.args]
             self._slots.append(Slot(request, args, [g.tensor() if g else None for g in request.grads]))
 
 
-class Track:
-    """Runs `fn` in one direction: forward, backward or both."""
+class TimedRun:
+    """Times `fn` in one direction: forward, backward or both."""
 
-    def __init__(self, fn: Callable[..., Any], inputs: Inputs, direction: str, clock: Clock):
+    def __init__(self, fn: Callable[..., Any], inputs: InputPool, direction: str, clock: Clock):
         self._direction = direction
         self._calls = _Calls(fn, inputs, direction)
         self._results: list[list[Tensor | None]] = []
-        # Of methods of this object there would be a ring, and its inputs stayed in memory until someone looked for it.
+        # Methods of this object would form a reference cycle that keeps the inputs in memory.
         self._lane = Lane(clock, self._calls.prepare, self._calls.fill)
 
     def warm_up(self, calls: int = 1) -> float:
-        """Microseconds of a call, roughly."""
+        """Warm up, and return a rough time per call in microseconds."""
         self._calls.count = calls
         with self._mode():
             return self._lane.warm_up()
 
-    def sample(self, values: int | None = None) -> Lap:
-        """On the values of this number, or on others."""
+    def sample(self, values: int | None = None) -> TimedSample:
+        """Time one sample on the values of this request, or on unseen values."""
         self._calls.values, self._results = values, []
         with self._mode():
             taken = self._lane.sample(then=lambda results: [_copies(result) for result in results])
         self._calls.values, self._results = None, taken.kept
-        return Lap(taken.us, taken.is_queued)
+        return TimedSample(taken.us, taken.is_queued)
 
     def results(self) -> list[Tensor | None]:
-        """What one of the last sample's calls gave. Asked when it is too late to do better."""
+        """Return the outputs of a random call of the last sample. The kernel learns only now that they are checked."""
         return random.choice(self._results)
 
-    def aside(self) -> tuple[float, int | None]:
-        """Host time of a call in microseconds, and the memory it needs beyond inputs and results."""
+    def overhead(self) -> tuple[float, int | None]:
+        """Return the host time per call in microseconds, and the peak memory beyond inputs and outputs in bytes."""
         with self._mode():
-            can_repeat = self._direction != "backward"  # whose graph is gone after it
+            can_repeat = self._direction != "backward"  # which frees its graph
             return self._lane.host_us(in_a_row=can_repeat), self._lane.extra_bytes()
 
     @contextlib.contextmanager
     def _mode(self) -> Iterator[None]:
-        """Set once for many calls: it would cost the host as much as a small kernel."""
-        with failures(), any_number_of_graphs(), without_onednn(), torch.set_grad_enabled(self._direction != "forward"):
+        """Entered once for many calls: entering costs the host as much as a small kernel."""
+        with (
+            kernel_failures(),
+            unlimited_recompiles(),
+            without_onednn(),
+            torch.set_grad_enabled(self._direction != "forward"),
+        ):
             yield
 
 
 class _Calls:
-    """The calls of a sample, so many of them, on the values of a number or on others."""
+    """The calls of one sample."""
 
-    def __init__(self, fn: Callable[..., Any], inputs: Inputs, direction: str):
+    def __init__(self, fn: Callable[..., Any], inputs: InputPool, direction: str):
         self._fn, self._inputs, self._direction = fn, inputs, direction
         self.count = 1
         self.values: int | None = None
@@ -139,48 +142,48 @@ class _Calls:
             self._inputs.fill(slot, "grads", self.values)
 
     def _call(self, slot: Slot) -> Call:
-        fn, args = self._fn, slot.args
+        fn, args, needs_grad = self._fn, slot.args, slot.request.needs_grad
         if self._direction == "forward":
             return lambda: fn(*args)
-        leaves = [a.detach().requires_grad_() if n in slot.request.needs else a for n, a in enumerate(args)]
-        wanted = [leaves[n] for n in slot.request.needs]
+        leaves = [a.detach().requires_grad_() if n in needs_grad else a for n, a in enumerate(args)]
+        inputs = [leaves[n] for n in needs_grad]
         if self._direction == "both":
 
             def both() -> list[Any]:
                 returned = fn(*leaves)
-                return [returned, gradients(flat(returned), wanted, slot.grads)]
+                return [returned, gradients(flatten(returned), inputs, slot.grads)]
 
             return both
-        ready = fn(*leaves)
-        return lambda: gradients(flat(ready), wanted, slot.grads)
+        outputs = fn(*leaves)
+        return lambda: gradients(flatten(outputs), inputs, slot.grads)
 
 
 def _copy(request: Request, device: str) -> Request:
-    """The same in memory of its own."""
-    copied = [
-        [a.copy(device) if isinstance(a, Placed) else a for a in group] for group in (request.args, request.grads)
-    ]
-    return Request(copied[0], request.wanted, request.is_single, copied[1], request.needs)
+    args, grads = (
+        [a.copy(device) if isinstance(a, GuardedTensor) else a for a in group]
+        for group in (request.args, request.grads)
+    )
+    return Request(args, request.output_specs, request.returns_tensor, grads, request.needs_grad)
 
 
-def _fill(mine: Placed, new: Placed, *, moved: bool) -> None:
-    """With the same bytes; `moved`: round by some, where numbers are just numbers."""
+def _fill(mine: GuardedTensor, new: GuardedTensor, *, rotated: bool) -> None:
+    """Copy the bytes; rotate those of floating-point tensors by a random number of steps if `rotated`."""
     inside = slice(GUARD, len(new.memory) - GUARD)
-    steps = len(new.memory[inside]) // STEP
-    if not moved or not new.dtype.is_floating_point or steps < 2:
+    steps = len(new.memory[inside]) // ROTATION_STEP
+    if not rotated or not new.dtype.is_floating_point or steps < 2:
         mine.memory.copy_(new.memory)
         return
-    by = STEP * random.randrange(1, steps)
+    by = ROTATION_STEP * random.randrange(1, steps)
     to, of = mine.memory[inside], new.memory[inside]
     to[by:].copy_(of[:-by])
     to[:by].copy_(of[-by:])
 
 
-_leaves, _clone = pytree.tree_leaves, Tensor.clone  # as they are before a file is loaded
+_leaves, _clone = pytree.tree_leaves, Tensor.clone  # bound before a user's file can replace them
 
 
 def _copies(result: Any) -> list[Tensor | None]:
-    """Copies of the tensors, none of which may be of a kind that is made only when it is looked at."""
+    """Copy the tensors. A subclass, which could compute its values only when read, is refused."""
     found = [leaf if isinstance(leaf, Tensor) else None for leaf in _leaves(result, is_leaf=lambda leaf: leaf is None)]
     for leaf in found:
         if leaf is not None and type(leaf) not in (Tensor, torch.nn.Parameter):

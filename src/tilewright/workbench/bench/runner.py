@@ -20,16 +20,16 @@ from tilewright.errors import first_line
 from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.timer import Clock, floor_us, require_working_gpu, turns
 from tilewright.workbench.bench import intervals
-from tilewright.workbench.bench.state import watched
-from tilewright.workbench.check import FORWARD_ONLY, Verdict, check
+from tilewright.workbench.bench.gpu_state import watched
+from tilewright.workbench.check import FORWARD_ONLY, UserKernel, Verdict, check
 from tilewright.workbench.check.budget import Mismatch, compare
-from tilewright.workbench.check.cases import Trial
-from tilewright.workbench.check.expected import Answer, Answers, ReferenceFailed
-from tilewright.workbench.check.judge import FALLS_BACK, Here, Judge
-from tilewright.worker.execute import KernelFailed, Request, failures
+from tilewright.workbench.check.cases import CheckCase
+from tilewright.workbench.check.expected import ReferenceFailed, ReferenceRun, ReferenceRuns
+from tilewright.workbench.check.judge import FALLS_BACK, InProcess, Judge
+from tilewright.worker.execute import KernelFailed, Request, kernel_failures
 from tilewright.worker.memory import free_memory
 from tilewright.worker.parent import Worker
-from tilewright.worker.timed_run import Inputs, Lap, Track
+from tilewright.worker.timed_run import InputPool, TimedRun, TimedSample
 
 SAMPLES = 50
 VALUES = (4, 5)  # sets that the check has not asked; one sample of each is looked at, at a moment nobody knows
@@ -66,17 +66,17 @@ class Timing:
 
 
 class Runner(Protocol):
-    """What is timed: a Track here, or a Worker that holds one."""
+    """What is timed: a TimedRun here, or a Worker that holds one."""
 
     def warm_up(self, calls: int = 1) -> float: ...
-    def sample(self, values: int | None = None) -> Lap: ...
+    def sample(self, values: int | None = None) -> TimedSample: ...
     def results(self) -> list[Tensor | None]: ...
-    def aside(self) -> tuple[float, int | None]: ...
+    def overhead(self) -> tuple[float, int | None]: ...
 
 
 @dataclass
 class Entrant:
-    kernel: Kernel
+    kernel: Kernel | UserKernel
     verdict: Verdict
     worker: Worker | None = None  # of a user's file
 
@@ -173,7 +173,7 @@ def _user(
             worker.load(op.name, file=path)
         except KernelFailed as failure:
             verdict = Verdict(op.name, path.name, "crashed", f"while loading the file again: {failure}")
-    kernel = Kernel(path.name, worker.call, "python", lambda *_: True, has_gradient)
+    kernel = UserKernel(path.name, has_gradient)
     return Entrant(kernel, verdict, worker)
 
 
@@ -204,8 +204,8 @@ class Contest:
         self._op, self._case, self._entrants, self._clock = op, case, entrants, clock
         self._samples, self._device, self._against = samples, device, against
         self._physical, self._floor = physical, floor
-        self._trial = Trial(case)
-        self._answers = Answers(op, device, secrets.randbits(32), forgets=False, is_training=True)
+        self._trial = CheckCase(case)
+        self._references = ReferenceRuns(op, device, secrets.randbits(32), evicts_large=False, is_training=True)
 
     def run(self, directions: Sequence[str], on_step: Callable[[str], None]) -> Iterator[Timing]:
         torch._dynamo.reset()  # else the ninth shape would silently run uncompiled
@@ -213,7 +213,7 @@ class Contest:
         with_gradients = wanted != ["forward"]
         on_step(f"checking {self._case}")
         try:
-            answers = [self._answers(self._trial, with_gradients, number) for number in VALUES]
+            answers = [self._references(self._trial, with_gradients, number) for number in VALUES]
         except (torch.cuda.OutOfMemoryError, ReferenceFailed) as error:
             reason = _too_large(self._op, self._case) if not isinstance(error, ReferenceFailed) else first_line(error)
             for direction in wanted:
@@ -240,8 +240,8 @@ class Contest:
         kernel = entrant.kernel
         if not with_gradients:
             kernel = replace(kernel, differentiable=False)
-        performer = entrant.worker or Here(kernel.fn, self._device)
-        judge = Judge(self._op, kernel, performer, self._answers, self._device)
+        host = entrant.worker or InProcess(kernel.fn, self._device)  # type: ignore[union-attr]
+        judge = Judge(self._op, kernel, host, self._references, self._device)
         verdict = judge.judge([self._trial], lambda: None)
         if not entrant.worker:
             require_working_gpu(f"{kernel.name} on {self._case}")
@@ -255,18 +255,18 @@ class Contest:
         )
 
     def _direction(
-        self, direction: str, answers: Sequence[Answer], verdicts: Mapping[str, Verdict]
+        self, direction: str, answers: Sequence[ReferenceRun], verdicts: Mapping[str, Verdict]
     ) -> Iterator[Timing]:
         try:
             requests = [self._request(answer, direction) for answer in answers]
-            inputs = Inputs(requests, self._device)
+            inputs = InputPool(requests, self._device)
         except torch.cuda.OutOfMemoryError:
             reason = _too_large(self._op, self._case)
             yield from (self._without_time(e, direction, "unsupported", reason) for e in self._entrants)
             return
         running: dict[str, Runner] = {}
         by_name = {entrant.kernel.name: entrant for entrant in self._entrants}
-        asides: dict[str, tuple[float, int | None]] = {}
+        overheads: dict[str, tuple[float, int | None]] = {}
         pilots: dict[str, float] = {}
         for name, entrant in by_name.items():
             verdict = verdicts[name]
@@ -278,7 +278,7 @@ class Contest:
                 try:
                     running[name] = self._begin(entrant, requests, inputs, direction)
                     pilots[name] = running[name].warm_up()
-                    asides[name] = running[name].aside()
+                    overheads[name] = running[name].overhead()
                 except KernelFailed as failure:
                     running.pop(name, None)
                     yield self._failed(entrant, direction, failure)
@@ -304,7 +304,7 @@ class Contest:
             timing.is_torchs = FALLS_BACK in verdicts[name].labels
             timing.calls, timing.samples_us = calls, [round(sample, 3) for sample in us]
             timing.state, timing.timer = measured.state, {"floor_us": round(self._floor, 3), **measured.timer[name]}
-            timing.host_us, timing.extra_bytes = round(asides[name][0], 2), asides[name][1]
+            timing.host_us, timing.extra_bytes = round(overheads[name][0], 2), overheads[name][1]
             if reason := self._implausible(timing.cost, us):
                 timing.verdict, timing.reason = "implausible", reason
             else:
@@ -320,15 +320,16 @@ class Contest:
                 with contextlib.suppress(KernelFailed):  # it has said all there is to say
                     entrant.worker.end()
 
-    def _request(self, answer: Answer, direction: str) -> Request:
-        request = self._answers.request(self._trial, answer)
-        return request if direction != "forward" else replace(request, grads=[], needs=[])
+    def _request(self, answer: ReferenceRun, direction: str) -> Request:
+        request = self._references.request(self._trial, answer)
+        return request if direction != "forward" else replace(request, grads=[], needs_grad=[])
 
-    def _begin(self, entrant: Entrant, requests: Sequence[Request], inputs: Inputs, direction: str) -> Runner:
+    def _begin(self, entrant: Entrant, requests: Sequence[Request], inputs: InputPool, direction: str) -> Runner:
         if entrant.worker:
             entrant.worker.begin(requests, direction)
             return entrant.worker
-        return Track(entrant.kernel.fn, inputs, direction, self._clock)
+        assert isinstance(entrant.kernel, Kernel)
+        return TimedRun(entrant.kernel.fn, inputs, direction, self._clock)
 
     def _failed(self, entrant: Entrant, direction: str, failure: KernelFailed) -> Timing:
         if not entrant.worker:
@@ -342,7 +343,9 @@ class Contest:
             return ""
         return f"{median(us):.1f} us, and the hardware needs {least:.1f} us by its datasheet"
 
-    def _measure(self, running: dict[str, Runner], calls: int, direction: str, answers: Sequence[Answer]) -> _Measured:
+    def _measure(
+        self, running: dict[str, Runner], calls: int, direction: str, answers: Sequence[ReferenceRun]
+    ) -> _Measured:
         """Again, once, if the GPU held itself back or a time cannot be true."""
         cost = cost_of(self._op, self._case, direction)
         found = self._rounds(running, calls, direction, answers)
@@ -355,7 +358,7 @@ class Contest:
         return found
 
     def _rounds(
-        self, running: Mapping[str, Runner], calls: int, direction: str, answers: Sequence[Answer]
+        self, running: Mapping[str, Runner], calls: int, direction: str, answers: Sequence[ReferenceRun]
     ) -> _Measured:
         found = _Measured()
         secret = random.SystemRandom()
@@ -371,7 +374,7 @@ class Contest:
                     lap = running[name].sample(values)
                     found.spent.setdefault(name, []).append(time.perf_counter() - begin - calls * lap.us * 1e-6)
                     if values is not None:
-                        with failures():
+                        with kernel_failures():
                             self._require_right(running[name].results(), direction, answers[values])
                 except KernelFailed as failure:
                     found.failed[name] = failure
@@ -381,7 +384,7 @@ class Contest:
                 found.unqueued[name] = found.unqueued.get(name, 0) + (not lap.is_queued)
         return found
 
-    def _require_right(self, results: Sequence[Tensor | None], direction: str, answer: Answer) -> None:
+    def _require_right(self, results: Sequence[Tensor | None], direction: str, answer: ReferenceRun) -> None:
         expected = answer.expected
         if direction != "both":
             expected = [e for e in expected if e.is_gradient == (direction == "backward")]
@@ -390,7 +393,7 @@ class Contest:
         for result, wanted in zip(results, expected, strict=True):
             if result is None and not wanted.truth.any():
                 continue
-            match = compare(result, wanted) if result is not None else Mismatch(f"{wanted.what} is None")
+            match = compare(result, wanted) if result is not None else Mismatch(f"{wanted.name} is None")
             if isinstance(match, Mismatch):
                 raise KernelFailed("wrong", f"right when it was checked, {match.reason}")
 

@@ -1,4 +1,4 @@
-"""Is a kernel right? A Verdict for each, on the evidence of every case."""
+"""Check whether kernels are right. Each gets a Verdict with the evidence of every case."""
 
 from __future__ import annotations
 
@@ -9,18 +9,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tilewright import sandbox, source
-from tilewright.errors import FileUnusable
+from tilewright.errors import InvalidKernelFile
 from tilewright.spec import Case, Kernel, Op
-from tilewright.workbench.check.cases import plan
-from tilewright.workbench.check.expected import Answers
-from tilewright.workbench.check.judge import FORWARD_ONLY, NOT_RIGHT, CaseVerdict, Here, Judge, Verdict
+from tilewright.workbench.check.cases import plan_cases
+from tilewright.workbench.check.expected import ReferenceRuns
+from tilewright.workbench.check.judge import (
+    FORWARD_ONLY,
+    NOT_RIGHT,
+    OWN_INPUTS_ONLY,
+    CaseVerdict,
+    InProcess,
+    Judge,
+    UserKernel,
+    Verdict,
+)
 from tilewright.worker.execute import KernelFailed
 from tilewright.worker.parent import Worker
 
 if TYPE_CHECKING:
     from tilewright.workbench.check.problems import Problem
 
-__all__ = ["FORWARD_ONLY", "NOT_RIGHT", "CaseVerdict", "Verdict", "case_count", "check"]
+__all__ = [
+    "FORWARD_ONLY",
+    "NOT_RIGHT",
+    "OWN_INPUTS_ONLY",
+    "CaseVerdict",
+    "UserKernel",
+    "Verdict",
+    "case_count",
+    "check",
+]
 
 
 def check(
@@ -34,68 +52,81 @@ def check(
     seed: int | None = None,
     depth: str = "default",
     problem: Problem | None = None,
+    requires_gradient: bool = False,
     on_case: Callable[[], None] = lambda: None,
 ) -> Iterator[Verdict]:
-    """A Verdict for each kernel and each user's file, as it is reached. `on_case` is called after every case.
+    """Yield a Verdict for each kernel and each user's file. `on_case` is called after every case.
 
-    With a foreign `problem`, whose Op this then is, the files hold solutions of it.
+    With a third-party `problem`, `op` is that problem's and the files hold solutions of it. With `requires_gradient`, a
+    user's kernel without a gradient is wrong where the Op has one.
     """
     seed = secrets.randbits(32) if seed is None else seed
-    answers = Answers(op, device, seed)
-    trials = plan(op, cases, dtypes or op.dtypes, depth, seed, device)
+    references = ReferenceRuns(op, device, seed)
+    planned = plan_cases(op, cases, dtypes or op.dtypes, depth, seed, device, is_problem=problem is not None)
     with contextlib.ExitStack() as stack:
         shared = stack.enter_context(Worker(device=device))
         for kernel in kernels:
             if device == "cpu" and (reason := _gpu_only(kernel)):
                 yield Verdict(op.name, kernel.name, "unsupported", reason, seed=seed)
                 continue
-            performer = Here(kernel.fn, device)
+            host = InProcess(kernel.fn, device)
             if device == "cpu" and kernel.language in ("triton", "numba"):
-                performer = shared
+                host = shared
                 try:
                     shared.load(op.name, kernel=kernel.name)
                 except KernelFailed as failure:
                     yield Verdict(op.name, kernel.name, "crashed", f"while loading it: {failure}", seed=seed)
                     continue
-            yield Judge(op, kernel, performer, answers, device).judge(trials, on_case)
+            judge = Judge(op, kernel, host, references, device, requires_gradient=requires_gradient)
+            yield judge.judge(planned, on_case)
         for path in files:
             source.require_python_file(path)
-            own = stack.enter_context(Worker(device=device))
-            user = Kernel(path.name, own.call, "python", lambda *_: True, differentiable=op.backward_cost is not None)
-            judge = Judge(op, user, own, answers, device, theirs=problem.theirs if problem else None)
+            worker = stack.enter_context(Worker(device=device))
+            kernel = UserKernel(path.name, differentiable=op.backward_cost is not None)
+            judge = Judge(
+                op, kernel, worker, references, device, problem.own_check if problem else None, requires_gradient
+            )
             try:
-                own.start()
-                judge.prepare(trials)  # while the process starts
+                worker.start()
+                judge.prepare(planned)  # while the process starts
                 if problem:
-                    own.load(None, file=path, solution=problem.solution(device))
+                    worker.load(None, file=path, solution=problem.solution(device))
                 else:
-                    own.load(op.name, file=path)
+                    worker.load(op.name, file=path)
             except KernelFailed as failure:
                 if failure.kind == "usage":
-                    raise FileUnusable(str(failure)) from None
-                said = f"while loading the file: {failure}"
-                yield Verdict(op.name, path.name, failure.kind, said, seed=seed, file=str(path))
+                    raise InvalidKernelFile(str(failure)) from None
+                reason = f"while loading the file: {failure}"
+                yield Verdict(op.name, path.name, failure.kind, reason, seed=seed, file=str(path))
                 continue
-            verdict = judge.judge(trials, on_case)
+            verdict = judge.judge(planned, on_case)
             verdict.labels += problem.labels if problem else []
-            verdict.isolation, verdict.file = own.isolation, str(path)
-            if missing := [layer for layer in _layers(device) if layer not in own.isolation]:
-                verdict.labels.append(f"isolated without {', '.join(missing)}" if own.isolation else "not isolated")
+            verdict.isolation, verdict.file = worker.isolation, str(path)
+            if missing := [layer for layer in _layers(device) if layer not in worker.isolation]:
+                verdict.labels.append(f"isolated without {', '.join(missing)}" if worker.isolation else "not isolated")
             yield verdict
-            own.close()
+            worker.close()
 
 
 def case_count(
-    op: Op, kernels: Sequence[Kernel], files: Sequence[Path], cases: Any, dtypes: Any, depth: str, device: str
+    op: Op,
+    kernels: Sequence[Kernel],
+    files: Sequence[Path],
+    cases: Any,
+    dtypes: Any,
+    depth: str,
+    device: str,
+    is_problem: bool = False,
 ) -> int:
-    """How many times `on_case` will be called at most."""
-    return (len(kernels) + len(files)) * len(plan(op, cases, dtypes or op.dtypes, depth, 0, device))
+    """Return how often `check` calls `on_case` at most."""
+    planned = plan_cases(op, cases, dtypes or op.dtypes, depth, 0, device, is_problem)
+    return (len(kernels) + len(files)) * len(planned)
 
 
 def _layers(device: str) -> list[str]:
-    """Those that can hold: what a GPU needs is left open."""
-    needed = () if device == "cpu" else ("rlimit memory", "seccomp processes")
-    return [layer for layer in sandbox.ALL_LAYERS if layer not in needed]
+    """Return the sandbox layers that a device permits."""
+    impossible = () if device == "cpu" else ("rlimit memory", "seccomp processes")
+    return [layer for layer in sandbox.ALL_LAYERS if layer not in impossible]
 
 
 def _gpu_only(kernel: Kernel) -> str | None:

@@ -1,94 +1,110 @@
-"""Which questions to ask a kernel: cases beyond the Op's own, numbers of other kinds, tensors that lie otherwise."""
+"""Plan the cases of a check: sizes beyond the Op's own, other values, memory layouts and ways to call a kernel."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from tilewright.spec import VALUES, Case, Op
-from tilewright.worker.execute import COMPILED, OPERATORS, PLAIN, flat
+from tilewright.worker.execute import COMPILED, OPCHECK, PLAIN, flatten
 
-SIZES = (1, 2, 3, 7, 13, 31, 61, 127, 251, 1021)  # odd, prime and 1: what blocks do not divide
+SIZES = (1, 2, 3, 7, 13, 31, 61, 127, 251, 1021)  # odd, prime and 1: no block size divides them
 LAYOUTS = ("transposed", "sliced", "offset", "expanded")
-DRAWN = {"once": 0, "quick": 1, "default": 3, "full": 12}  # by depth: cases of a dtype beyond the Op's own
-SMALL = 2**15  # elements of a case whose variants are quick
+RANDOM_CASES = {"once": 0, "quick": 1, "default": 3, "full": 12}  # per dtype, by depth
+SMALL_ELEMENTS = 2**15  # in all inputs of a case that is checked in many variants
+# What the floating-point inputs of a third-party problem are changed to, besides its own.
+PROBLEM_VALUES = ("random signs", "negated", "zeros", "permuted", "scaled up", "scaled down")
+QUICK_PROBLEM_VALUES = PROBLEM_VALUES[:3]
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A case, what its numbers look like, how its tensors lie in memory, and how the kernel is called."""
+class CheckCase:
+    """A case with the kind of its input values, the layout of its tensors, and the way the kernel is called."""
 
     case: Case
     values: str = "normal"
     layout: str = "contiguous"
-    again: bool = False  # repeat it, with the same and with other values
-    how: str = PLAIN
-    only: int | None = None  # the one argument that needs a gradient; else all that can have one
-    silent: int | None = None  # the one result that no gradient comes for
-    repeat: int = 1  # so many times longer than the case, along the Op's batch
+    rerun: bool = False  # call again with the same and with other values
+    mode: str = PLAIN
+    grad_only_of: int | None = None  # the one argument that requires a gradient; None: all that can
+    no_grad_output: int | None = None  # the one output that gets no incoming gradient
+    repeat: int = 1  # repetitions of the case along the Op's batch dimension
 
     def __str__(self) -> str:
-        kinds = [text for text, usual in ((self.values, "normal"), (self.layout, "contiguous")) if text != usual]
-        kinds += [self.how] if self.how else []
-        kinds += [f"gradient of argument {self.only + 1} alone"] if self.only is not None else []
-        kinds += [f"no gradient for output {self.silent}"] if self.silent is not None else []
+        kinds = [text for text, default in ((self.values, "normal"), (self.layout, "contiguous")) if text != default]
+        kinds += [self.mode] if self.mode else []
+        kinds += [f"gradient of argument {self.grad_only_of + 1} alone"] if self.grad_only_of is not None else []
+        kinds += [f"no gradient for output {self.no_grad_output}"] if self.no_grad_output is not None else []
         kinds += [f"{self.repeat} times as long"] if self.repeat > 1 else []
         return " ".join([str(self.case), *(f"({kind})" for kind in kinds)]).strip()
 
 
-def plan(
-    op: Op, cases: Sequence[Case] | None, dtypes: Sequence[str], depth: str, seed: int, device: str = "cpu"
-) -> list[Trial]:
-    """All trials of a depth: once (each case as it is), quick, default or full. Only small cases have variants."""
+def plan_cases(
+    op: Op,
+    cases: Sequence[Case] | None,
+    dtypes: Sequence[str],
+    depth: str,
+    seed: int,
+    device: str = "cpu",
+    is_problem: bool = False,
+) -> list[CheckCase]:
+    """Return all cases of a depth: once (each case as it is), quick, default or full. Only small cases have variants;
+    those of a third-party problem vary in their values alone."""
     own = list(cases or op.check)
     if depth == "once":
-        return [Trial(case.with_dtype(dtype)) for dtype in dtypes for case in own]
-    small = [case for case in own if 1 < elements(op, case) <= SMALL] if op.is_varied else own
-    hosts = small if depth == "full" else sorted(small, key=lambda case: elements(op, case))[-1:]
-    wanted: list[Trial] = []
+        return [CheckCase(case.with_dtype(dtype)) for dtype in dtypes for case in own]
+    small = [case for case in own if 1 < element_count(op, case) <= SMALL_ELEMENTS] if op.is_varied else own
+    hosts = small if depth == "full" else sorted(small, key=lambda case: element_count(op, case))[-1:]
+    planned: list[CheckCase] = []
     for number, dtype in enumerate(dtypes):
-        asked = own if depth != "quick" or cases else [own[0], *hosts, own[-1]]
-        wanted += [Trial(case.with_dtype(dtype), again=case in (hosts or own[:1])) for case in dict.fromkeys(asked)]
+        selected = own if depth != "quick" or cases else [own[0], *hosts, own[-1]]
+        reruns = hosts or own[:1]
+        planned += [CheckCase(case.with_dtype(dtype), rerun=case in reruns) for case in dict.fromkeys(selected)]
         for host in (case.with_dtype(dtype) for case in hosts):
-            # Not in full: each variant in one of the dtypes, all of them in turn.
-            variants = _variants(op, host, depth)
-            wanted += [v for i, v in enumerate(variants) if depth == "full" or i % len(dtypes) == number]
+            # Unless the depth is full, each variant is checked in one dtype, and the dtypes take turns.
+            variants = _problem_variants(host, depth) if is_problem else _variants(op, host, depth)
+            planned += [v for i, v in enumerate(variants) if depth == "full" or i % len(dtypes) == number]
         if not cases and op.is_varied:
-            others = drawn(op, own[0], DRAWN[depth], f"{seed} {dtype}")
-            wanted += [Trial(case.with_dtype(dtype)) for case in others]
+            others = draw_cases(op, own[0], RANDOM_CASES[depth], f"{seed} {dtype}")
+            planned += [CheckCase(case.with_dtype(dtype)) for case in others]
     if device == "cuda" and depth != "quick" and not cases and op.is_varied:
-        wanted += _beyond_int32(op, small)
-    return sorted(dict.fromkeys(wanted), key=lambda trial: trial.how == OPERATORS)  # last, since looking may disturb
+        planned += _beyond_int32(op, small)
+    return sorted(dict.fromkeys(planned), key=lambda case: case.mode == OPCHECK)  # last: it may disturb later calls
 
 
-def _variants(op: Op, host: Case, depth: str) -> list[Trial]:
+def _problem_variants(host: Case, depth: str) -> list[CheckCase]:
+    return [CheckCase(host, values) for values in (QUICK_PROBLEM_VALUES if depth == "quick" else PROBLEM_VALUES)]
+
+
+def _variants(op: Op, host: Case, depth: str) -> list[CheckCase]:
     if not op.is_varied:
         return []
-    found = [Trial(host, values) for values in VALUES[1:-1]]
-    found += [Trial(host, "repeated" if kind == "expanded" else "normal", kind) for kind in LAYOUTS]
+    base = CheckCase(host)
+    found = [replace(base, values=values) for values in VALUES[1:-1]]
+    found += [CheckCase(host, "repeated" if layout == "expanded" else "normal", layout) for layout in LAYOUTS]
     if depth != "quick":
-        found += [Trial(host, how=COMPILED)]
-        leaves, outputs = differentiable(op, host)
+        found += [replace(base, mode=COMPILED)]
+        inputs, outputs = differentiable_arguments(op, host)
         if op.backward_cost is not None:
-            found += [Trial(host, only=number) for number in leaves if len(leaves) > 1]
-            found += [Trial(host, silent=number) for number in range(outputs) if outputs > 1]
-        found += [Trial(host, how=OPERATORS)]
+            found += [replace(base, grad_only_of=number) for number in inputs if len(inputs) > 1]
+            found += [replace(base, no_grad_output=number) for number in range(outputs) if outputs > 1]
+        found += [replace(base, mode=OPCHECK)]
     return found
 
 
-def differentiable(op: Op, case: Case) -> tuple[list[int], int]:
-    """Which arguments can have a gradient, and how many results."""
+def differentiable_arguments(op: Op, case: Case) -> tuple[list[int], int]:
+    """Return which arguments can require a gradient, and the number of floating-point outputs."""
     args = op.make(case, device="meta")
     floats = [n for n, a in enumerate(args) if isinstance(a, Tensor) and a.is_floating_point()]
-    leaves = [n for n in floats if n not in op.constants]
-    return leaves, sum(t.is_floating_point() for t in flat(op.reference(*args)))
+    inputs = [n for n in floats if n not in op.constants]
+    return inputs, sum(t.is_floating_point() for t in flatten(op.reference(*args)))
 
 
-def _beyond_int32(op: Op, small: list[Case]) -> list[Trial]:
-    """A case whose first argument has more elements than an int32 can count."""
+def _beyond_int32(op: Op, small: list[Case]) -> list[CheckCase]:
+    """Return a case whose first argument has more elements than an int32 can index."""
     case = small[-1].with_dtype(op.bench_dtype) if small else None
     if case is None:
         return []
@@ -96,28 +112,28 @@ def _beyond_int32(op: Op, small: list[Case]) -> list[Trial]:
         sizes = {name: value for name, value in case.point if isinstance(value, int) and not isinstance(value, bool)}
         longest = max(sizes, key=sizes.__getitem__)
         point = tuple((name, 2**31 + 11 if name == longest else value) for name, value in case.point)
-        return [Trial(Case(point, case.dtype))]
+        return [CheckCase(Case(point, case.dtype))]
     first = next(a for a in op.make(case, device="meta") if isinstance(a, Tensor))
-    return [Trial(case, repeat=-(-(2**31 + 2**20) // first.numel()))]
+    return [CheckCase(case, repeat=-(-(2**31 + 2**20) // first.numel()))]
 
 
-def drawn(op: Op, like: Case, count: int, seed: str) -> Iterator[Case]:
-    """Cases that the Op takes and does not list, with sizes of SIZES and, but for the first, now and then an empty one:
-    a quick check draws no other, and of nothing everything is right."""
+def draw_cases(op: Op, like: Case, count: int, seed: str) -> Iterator[Case]:
+    """Yield random cases that the Op accepts and does not list, with sizes from SIZES and sometimes 0. The first is
+    never empty: it is the only one of a quick check, and an empty output is always right."""
     listed, wanted = {case.point for case in op.check}, count
     generator = random.Random(seed)
     for _ in range(20 * count):
         if count == 0:
             return
-        point = [(name, _size(value, generator)) for name, value in like.point]
+        point = [(name, _random_size(value, generator)) for name, value in like.point]
         case = Case(tuple(point), like.dtype)
         is_new = case.point not in listed and (count < wanted or 0 not in dict(point).values())
-        if is_new and _is_taken(op, case) and elements(op, case) <= SMALL:
+        if is_new and _is_accepted(op, case) and element_count(op, case) <= SMALL_ELEMENTS:
             count -= 1
             yield case
 
 
-def _size(value: object, generator: random.Random) -> int | bool | str:
+def _random_size(value: object, generator: random.Random) -> int | bool | str:
     if isinstance(value, bool):
         return generator.random() < 0.5
     if not isinstance(value, int):
@@ -125,15 +141,15 @@ def _size(value: object, generator: random.Random) -> int | bool | str:
     return 0 if generator.random() < 0.05 else generator.choice(SIZES)
 
 
-def _is_taken(op: Op, case: Case) -> bool:
+def _is_accepted(op: Op, case: Case) -> bool:
     try:
         if not op.takes(case):
             return False
         op.reference(*op.make(case, device="meta"))
-    except Exception:  # whatever a reference says of sizes that do not go together
+    except Exception:  # a reference may raise anything for sizes that do not fit together
         return False
     return True
 
 
-def elements(op: Op, case: Case) -> int:
+def element_count(op: Op, case: Case) -> int:
     return sum(a.numel() for a in op.make(case, device="meta") if isinstance(a, Tensor))

@@ -1,10 +1,10 @@
-"""Inputs of a trial and what a right kernel makes of them; known to the parent alone."""
+"""The inputs of a case and the expected outputs, which only the parent process holds."""
 
 from __future__ import annotations
 
 import inspect
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,13 +12,14 @@ from torch import Tensor
 
 from tilewright.errors import TilewrightError, first_line
 from tilewright.spec import Op
-from tilewright.workbench.check.budget import Expected, exact_where_whole, expect
-from tilewright.workbench.check.cases import Trial, differentiable
-from tilewright.worker.execute import Like, Request, flat, operators_called
-from tilewright.worker.memory import Placed
+from tilewright.workbench.check.budget import ExpectedTensor, expect, tighten_for_integers
+from tilewright.workbench.check.cases import PROBLEM_VALUES, CheckCase, differentiable_arguments
+from tilewright.worker.execute import OutputSpec, Request, flatten, trace_torch_calls
+from tilewright.worker.memory import GuardedTensor
 
-# Not work: they give memory, move values or look at them otherwise.
-MOVES = {
+LARGE = 2**26  # elements of an output that is not cached
+# Operators that allocate, copy or view, and compute nothing.
+NO_WORK = {
     *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "zeros", "zero_", "fill_", "resize_"),
     *("_to_copy", "copy_", "clone", "detach", "expand", "view", "_unsafe_view", "as_strided", "transpose", "t"),
     *("permute", "unsqueeze", "squeeze", "select", "slice", "alias", "unbind", "split", "_local_scalar_dense"),
@@ -26,113 +27,160 @@ MOVES = {
 
 
 class ReferenceFailed(Exception):
-    """The reference itself does not take a trial."""
+    """The reference does not accept a case."""
 
 
 @dataclass
-class Answer:
+class ReferenceRun:
     args: tuple[Any, ...]
     grads: list[Tensor | None]
-    needs: dict[int, str]  # arguments that need a gradient, and their names
-    expected: list[Expected]
-    is_single: bool  # the reference returns a tensor, not a collection of them
-    work: Counter[tuple[str, int]]  # torch's operators that the reference calls, and on how many elements
+    needs_grad: dict[int, str]  # the arguments that require a gradient, with their names
+    expected: list[ExpectedTensor]
+    returns_tensor: bool  # False: a collection of tensors
+    torch_calls: Counter[tuple[str, int]]  # the operators that do the reference's work, with their numbers of elements
 
 
-class Answers:
-    """By trial, made once for all kernels."""
+class ReferenceRuns:
+    """Runs the reference once per case for all kernels."""
 
-    def __init__(self, op: Op, device: str, seed: int, *, forgets: bool = True, is_training: bool = False):
-        """If training, the incoming gradient of a single number is 1, as loss.backward() has it."""
-        self._op, self._device, self.seed, self.forgets, self._is_training = op, device, seed, forgets, is_training
+    def __init__(self, op: Op, device: str, seed: int, *, evicts_large: bool = True, is_training: bool = False):
+        """With `is_training`, the incoming gradient of a scalar output is 1, as loss.backward() passes it."""
+        self._op, self._device, self.seed, self._is_training = op, device, seed, is_training
+        self.evicts_large = evicts_large
         self._names = _parameters(op.reference)
-        self._known: dict[tuple[Any, ...], Answer] = {}
+        self._cache: dict[tuple[Any, ...], ReferenceRun] = {}
 
-    def __call__(self, trial: Trial, with_gradients: bool, other: int = 0) -> Answer:
-        """`other` numbers further values of the same case; 2 are the first ones in another order, where that may be."""
-        key = (trial.case, trial.values, trial.only, trial.silent, with_gradients, other)
-        if key not in self._known:
-            self._known[key] = self._answer(trial, with_gradients, other)
-        return self._known[key]
+    def __call__(self, case: CheckCase, with_gradients: bool, draw: int = 0) -> ReferenceRun:
+        """Return the run of a case. `draw` numbers different input values; 2 reorders those of draw 0 if possible."""
+        key = (case.case, case.values, case.grad_only_of, case.no_grad_output, draw)
+        if not with_gradients and (known := self._cache.get((*key, True))):
+            outputs = [e for e in known.expected if not e.is_gradient]
+            return replace(known, grads=[], needs_grad={}, expected=outputs)
+        if (*key, with_gradients) not in self._cache:
+            self._cache[(*key, with_gradients)] = self._run_reference(case, with_gradients, draw)
+        return self._cache[(*key, with_gradients)]
 
-    def request(self, trial: Trial, answer: Answer, **more: Any) -> Request:
-        wanted = [Like(tuple(e.truth.shape), e.dtype) for e in answer.expected if not e.is_gradient]
-        if trial.repeat > 1:
-            wanted = [Like((like.shape[0] * trial.repeat, *like.shape[1:]), like.dtype) for like in wanted]
-        plain = self._op.mutates(*answer.args) if trial.layout == "expanded" else ()  # one cannot write where all lie
-        layouts = ["contiguous" if number in plain else trial.layout for number in range(len(answer.args))]
+    def request(self, case: CheckCase, run: ReferenceRun, **options: Any) -> Request:
+        specs = [OutputSpec(tuple(e.truth.shape), e.dtype) for e in run.expected if not e.is_gradient]
+        if case.repeat > 1:
+            specs = [OutputSpec((spec.shape[0] * case.repeat, *spec.shape[1:]), spec.dtype) for spec in specs]
+        # A kernel cannot write to an expanded tensor, whose elements share memory.
+        contiguous = self._op.mutates(*run.args) if case.layout == "expanded" else ()
+        layouts = ["contiguous" if number in contiguous else case.layout for number in range(len(run.args))]
         return Request(
-            args=[Placed.of(a, at) if isinstance(a, Tensor) else a for a, at in zip(answer.args, layouts, strict=True)],
-            wanted=wanted,
-            is_single=answer.is_single,
-            grads=[None if g is None else Placed.of(g, trial.layout) for g in answer.grads],
-            needs=[*answer.needs] if answer.grads else [],
-            how=trial.how,
-            repeat=trial.repeat,
-            repeated=self.repeated(trial),
-            **more,
+            args=[
+                GuardedTensor.copy_of(a, layout) if isinstance(a, Tensor) else a
+                for a, layout in zip(run.args, layouts, strict=True)
+            ],
+            output_specs=specs,
+            returns_tensor=run.returns_tensor,
+            grads=[None if g is None else GuardedTensor.copy_of(g, case.layout) for g in run.grads],
+            needs_grad=[*run.needs_grad] if run.grads else [],
+            mode=case.mode,
+            repeat=case.repeat,
+            repeated=self.repeated(case),
+            **options,
         )
 
-    def forget(self) -> None:
-        """Large truths fill the memory that the next needs."""
-        if self.forgets:
-            self._known = {k: a for k, a in self._known.items() if all(e.truth.numel() < 2**26 for e in a.expected)}
+    def evict_large(self) -> None:
+        """Free the memory that large expected outputs occupy."""
+        if self.evicts_large:
+            self._cache = {k: r for k, r in self._cache.items() if all(e.truth.numel() < LARGE for e in r.expected)}
 
-    def _answer(self, trial: Trial, with_gradients: bool, other: int) -> Answer:
-        op, case = self._op, trial.case
-        reordered = other == 2 and op.is_varied
-        seed = self.seed + 2 * (0 if reordered else other)
-        args = op.make(case, self._device, seed, trial.values)
+    def constant_output(self) -> str | None:
+        """Return the value that the reference returned for all inputs so far, if it did not depend on them."""
+        first_of: dict[Any, ReferenceRun] = {}
+        value, has_other_inputs = None, False
+        for key, run in self._cache.items():
+            first = first_of.setdefault(key[0], run)
+            has_other_inputs |= not _same_inputs(run, first)
+            for e, f in zip(run.expected, first.expected, strict=True):
+                if e.truth.shape != f.truth.shape or not e.truth.numel():
+                    return None
+                value = f.truth.reshape(-1)[0] if value is None else value
+                if bool(((e.truth - value).abs() > f.budget).any()):
+                    return None
+        return f"{float(value):.3g}" if value is not None and has_other_inputs else None
+
+    def _run_reference(self, case: CheckCase, with_gradients: bool, draw: int) -> ReferenceRun:
+        op = self._op
+        reordered = draw == 2 and op.is_varied
+        seed = self.seed + 2 * (0 if reordered else draw)
+        args = op.make(case.case, self._device, seed, case.values)
         if reordered:
             args = tuple(a.roll(1, -1) if _is_float(a) and a.dim() else a for a in args)
-        leaves, _ = differentiable(op, case) if with_gradients else ([], 0)
-        needs = {n: self._name(n) for n in leaves if trial.only in (None, n)}
+        inputs, _ = differentiable_arguments(op, case.case) if with_gradients else ([], 0)
+        needs_grad = {n: self._name(n) for n in inputs if case.grad_only_of in (None, n)}
         grads: list[Tensor | None] = []
         if with_gradients:
             generator = torch.Generator(self._device).manual_seed(seed + 1)
-            for like in (t for t in flat(op.reference(*op.make(case, "meta"))) if t.is_floating_point()):
+            for like in (t for t in flatten(op.reference(*op.make(case.case, "meta"))) if t.is_floating_point()):
                 grad = torch.randn(like.shape, generator=generator, device=self._device).to(like.dtype)
                 grads.append(torch.ones_like(grad) if self._is_training and not like.dim() else grad)
-            if trial.layout == "expanded":  # as sum().backward() sends it
+            if case.layout == "expanded":  # as sum().backward() passes it
                 grads = [g.reshape(-1)[0].expand(g.shape) if g is not None and g.numel() else g for g in grads]
-            if trial.silent is not None:
-                grads[trial.silent] = None
+            if case.no_grad_output is not None:
+                grads[case.no_grad_output] = None
         try:
-            expected = expect(op.reference, args, grads, needs)
+            expected = expect(op.reference, args, grads, needs_grad, zeros_scale=float(case.values == "zeros"))
         except (torch.cuda.OutOfMemoryError, TilewrightError):
             raise
         except Exception as error:
             raise ReferenceFailed(first_line(error)) from error
-        if trial.values == "integers":
-            expected = [exact_where_whole(e) for e in expected]
-        return Answer(args, grads, needs, expected, *self._watched(args))
+        if case.values == "integers":
+            expected = [tighten_for_integers(e) for e in expected]
+        run = ReferenceRun(args, grads, needs_grad, expected, *self._trace(args))
+        if case.values in PROBLEM_VALUES:
+            self._require_accepted(case, run)
+        return run
+
+    def _require_accepted(self, case: CheckCase, run: ReferenceRun) -> None:
+        """Raise ReferenceFailed unless the reference gives as meaningful an output as for the problem's own inputs."""
+        own = self(CheckCase(case.case), False)
+        if _same_inputs(run, own):
+            raise ReferenceFailed(f"its inputs cannot be {case.values}")
+        for one, other in zip(run.expected, own.expected, strict=True):
+            if int((~one.truth.isfinite()).sum()) > int((~other.truth.isfinite()).sum()):
+                raise ReferenceFailed("it returns infinities or NaN")
+            if case.values == "zeros" and not one.dtype.is_floating_point:
+                raise ReferenceFailed("which of several equal values an index names is not defined")
 
     def _name(self, number: int) -> str:
         return self._names[number] if number < len(self._names) else f"argument {number + 1}"
 
-    def _watched(self, args: tuple[Any, ...]) -> tuple[bool, Counter[tuple[str, int]]]:
-        """Whether the reference returns one tensor, and the operators it calls."""
+    def _trace(self, args: tuple[Any, ...]) -> tuple[bool, Counter[tuple[str, int]]]:
+        """Return whether the reference returns a single tensor, and the operators that do its work."""
         copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
-        calls, returned = operators_called(self._op.reference, copies)
-        work = Counter(call for call in calls if call[0].removeprefix("aten::").partition(".")[0] not in MOVES)
+        calls, returned = trace_torch_calls(self._op.reference, copies)
+        work = Counter(call for call in calls if call[0].removeprefix("aten::").partition(".")[0] not in NO_WORK)
         return isinstance(returned, Tensor), work
 
-    def repeated(self, trial: Trial) -> list[int]:
-        """The arguments to be repeated: those whose first dimension is the Op's batch."""
-        if trial.repeat == 1:
+    def repeated(self, case: CheckCase) -> list[int]:
+        """Return the arguments to repeat: those whose first dimension is the Op's batch."""
+        if case.repeat == 1:
             return []
         batch = self._op.batch
-        longer = trial.case.with_size(batch, 2 * trial.case[batch])  # type: ignore[arg-type,index,operator]
-        pairs = zip(self._op.make(trial.case, "meta"), self._op.make(longer, "meta"), strict=True)
+        longer = case.case.with_size(batch, 2 * case.case[batch])  # type: ignore[arg-type,index,operator]
+        pairs = zip(self._op.make(case.case, "meta"), self._op.make(longer, "meta"), strict=True)
         return [n for n, (a, b) in enumerate(pairs) if isinstance(a, Tensor) and a.shape != b.shape]
 
 
 def _parameters(fn: Any) -> list[str]:
     try:
         return list(inspect.signature(fn).parameters)
-    except ValueError:  # a builtin does not tell
+    except ValueError:  # a builtin has no signature
         return []
 
 
 def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _same_inputs(one: ReferenceRun, other: ReferenceRun) -> bool:
+    """Return whether the floating-point tensors are the same, bit for bit."""
+    pairs = zip(one.args, other.args, strict=True)
+    return all(a.shape == b.shape and torch.equal(_bits(a), _bits(b)) for a, b in pairs if _is_float(a))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)

@@ -1,9 +1,10 @@
-"""One kernel before its judge: every trial asked, every answer held against the truth."""
+"""Judge one kernel: call it on every case and compare its outputs with the truth."""
 
 from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -15,20 +16,26 @@ from torch import Tensor
 from tilewright.errors import first_line
 from tilewright.spec import Kernel, Op
 from tilewright.workbench.check.budget import Match, Mismatch, compare
-from tilewright.workbench.check.cases import Trial, elements
-from tilewright.workbench.check.expected import Answer, Answers, ReferenceFailed
-from tilewright.worker.execute import OPERATORS, PLAIN, SEEN, KernelFailed, Reply, Request, Stage
-from tilewright.worker.memory import Placed, free_memory, laid_out
+from tilewright.workbench.check.cases import PROBLEM_VALUES, CheckCase, element_count
+from tilewright.workbench.check.expected import ReferenceFailed, ReferenceRun, ReferenceRuns
+from tilewright.worker.execute import OPCHECK, PLAIN, TRACED, Executor, KernelFailed, Reply, Request
+from tilewright.worker.memory import GuardedTensor, free_memory, with_layout
 
-# Without a GPU a case larger than this would take minutes; its elements, all inputs together.
+# Without a GPU, a case with more input elements than this would take minutes.
 SIMULATED_ELEMENTS = {"triton": 2**21, "numba": 1100, "python": 2**21}
-NOT_RIGHT = ("wrong", "tampered", "crashed", "timeout")
-FORWARD_ONLY = "forward only"  # the label of a user's kernel that torch cannot differentiate
-LOWER = 4.0  # times torch's own error, root mean square, from which on a right kernel is said to be less precise
+OWN_INPUTS_ONLY = "right on the problem's own inputs only"
+NOT_RIGHT = ("wrong", "tampered", "crashed", "timeout", OWN_INPUTS_ONLY)
+FORWARD_ONLY = "forward only"  # the label of a user's kernel that autograd cannot differentiate
+LOWER_PRECISION = 4.0  # times PyTorch's root mean square error
 FALLS_BACK = "falls back to torch"
-ROOM = 128  # bytes of memory that judging takes for each element, about
-SEEN_THROUGH = 2**26  # elements of a case at most, where truths are forgotten: those of larger ones take long
-MANY = 1024  # elements that make a root mean square tell something
+BYTES_PER_ELEMENT = 128  # of memory that judging takes, roughly
+MAX_TRACED_ELEMENTS = 2**26  # of a case whose expected outputs are not cached: computing them again takes long
+MIN_RMS_ELEMENTS = 1024  # for a meaningful root mean square
+# A file that is honest in its first calls only is called until MIN_CALLS, and then a random number of times more.
+MIN_CALLS = 32
+MAX_EXTRA_CALLS = 4096
+EXTRA_SECONDS = 2.0
+EXTRA_DRAWS = (0, 1, 4, 5)
 
 
 @dataclass
@@ -39,95 +46,130 @@ class CaseVerdict:
     max_error: float = 0.0
     budget: float = 0.0
     reason: str = ""
-    picture: tuple[str, ...] = ()  # where it is wrong, a line each
+    picture: tuple[str, ...] = ()  # of the wrong elements, one string per line
 
 
-@dataclass
+@dataclass(repr=False)
 class Verdict:
+    """The verdict on a kernel, with its evidence. It is true if the kernel is right."""
+
     op: str
     kernel: str
     verdict: str
     reason: str = ""
     labels: list[str] = field(default_factory=list)
     cases: list[CaseVerdict] = field(default_factory=list)
-    isolation: list[str] = field(default_factory=list)  # the layers that held a user's file
+    isolation: list[str] = field(default_factory=list)  # the sandbox layers that confined a user's file
     seed: int = 0
     file: str = ""  # a user's
+    calls: int = 0  # of the kernel
+
+    @property
+    def right(self) -> bool:
+        return self.verdict == "right"
+
+    def __bool__(self) -> bool:
+        return self.right
+
+    def __repr__(self) -> str:
+        passed = sum(case.verdict == "right" for case in self.cases)
+        notes = [self.reason] if self.reason else self.labels
+        text = f"{self.kernel} is {self.verdict} for {self.op}: {passed} of {len(self.cases)} cases, {self.calls} calls"
+        return "; ".join([text, *notes])
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_json(content: dict[str, Any]) -> Verdict:
-        made = Verdict(**content)
-        made.cases = [CaseVerdict(**case) for case in content["cases"]]
-        return made
+        verdict = Verdict(**content)
+        verdict.cases = [CaseVerdict(**case) for case in content["cases"]]
+        return verdict
 
 
-class Performer(Protocol):
-    """Where a kernel runs: a Worker, or this process."""
+@dataclass(frozen=True)
+class UserKernel:
+    """The kernel in a user's file. Only the Worker that has loaded the file can call it."""
+
+    name: str
+    differentiable: bool
+    language: str = "python"
+    builds_per_case: bool = False
+    is_baseline: bool = False
+
+    @staticmethod
+    def fits(*_: object) -> bool:
+        return True
+
+
+class KernelHost(Protocol):
+    """What runs a kernel: a Worker, or this process."""
 
     def call(self, request: Request) -> Reply: ...
     def blocks(self, numbers: Sequence[int], size: int) -> list[list[Tensor]]: ...
 
 
-class Here:
-    """A kernel in this process."""
+class InProcess:
+    """Runs a kernel in this process."""
 
     def __init__(self, fn: Callable[..., Any], device: str):
-        self._fn, self._stage = fn, Stage(device)
+        self._fn, self._executor = fn, Executor(device)
 
     def call(self, request: Request) -> Reply:
-        return self._stage.perform(self._fn, request)
+        return self._executor.execute(self._fn, request)
 
     def blocks(self, numbers: Sequence[int], size: int) -> list[list[Tensor]]:
-        return self._stage.blocks(numbers, size)
+        return self._executor.blocks(numbers, size)
 
 
 class Judge:
     def __init__(
         self,
         op: Op,
-        kernel: Kernel,
-        performer: Performer,
-        answers: Answers,
+        kernel: Kernel | UserKernel,
+        host: KernelHost,
+        references: ReferenceRuns,
         device: str,
-        theirs: Callable[[Sequence[Any], list[Tensor]], str | None] | None = None,
+        problem_check: Callable[[Sequence[Any], list[Tensor]], str | None] | None = None,
+        requires_gradient: bool = False,
     ):
-        """`theirs`: the check that a foreign problem brings along."""
-        self._op, self._kernel, self._performer, self._answers = op, kernel, performer, answers
-        self._device, self._theirs = device, theirs
-        self._verdict = Verdict(op.name, kernel.name, "right", seed=answers.seed)
+        """`problem_check` is the check that a third-party problem comes with. `requires_gradient`: a user's kernel
+        without a gradient is wrong, not just labelled."""
+        self._op, self._kernel, self._host, self._references = op, kernel, host, references
+        self._device, self._problem_check, self._requires_gradient = device, problem_check, requires_gradient
+        self._verdict = Verdict(op.name, kernel.name, "right", seed=references.seed)
         self._is_users = kernel.language == "python"
-        self._refusal = ""  # what a user's kernel says it cannot do
+        self._has_gradient: bool | None = None  # None: not known yet
+        self._refusal = ""  # why a user's kernel says that it is not available
         self._spread = 0.0
-        self._seen_through, self._fell_back = 0, 0  # cases
+        self._traced, self._fell_back = 0, 0  # cases
         self._precision = (0.0, "")
 
-    def prepare(self, trials: Sequence[Trial]) -> None:
-        """Work out the answers beforehand, where they are small."""
-        for trial in trials if self._device == "cpu" else ():
-            with contextlib.suppress(ReferenceFailed):  # which is told when the trial is asked
-                if not self._cannot(trial):
-                    self._answers(trial, self._asks_gradients(trial))
+    def prepare(self, cases: Sequence[CheckCase]) -> None:
+        """Compute expected outputs ahead of time if they are small."""
+        for case in cases if self._device == "cpu" else ():
+            with contextlib.suppress(ReferenceFailed):  # reported when the case is checked
+                if not self._unsupported(case):
+                    self._references(case, self._wants_gradients(case))
 
-    def judge(self, trials: Sequence[Trial], on_case: Callable[[], None]) -> Verdict:
-        verdict, todo = self._verdict, list(trials)
-        if self._kernel.builds_per_case and len(todo) > 2:
-            todo = [todo[0], todo[-1]]
-            verdict.labels.append(f"{len(todo)} of {len(trials)} cases, since each is compiled anew")
-        for trial in todo:
-            found = self._trial(trial)
+    def judge(self, cases: Sequence[CheckCase], on_case: Callable[[], None]) -> Verdict:
+        verdict, selected = self._verdict, list(cases)
+        if self._kernel.builds_per_case and len(selected) > 2:
+            selected = [selected[0], selected[-1]]
+            verdict.labels.append(f"{len(selected)} of {len(cases)} cases, since each is compiled anew")
+        for case in selected:
+            found = self._judge_case(case)
             on_case()
             if found is None:
                 continue
-            if any(case.picture for case in verdict.cases):
-                found.picture = ()  # one tells enough
+            if any(other.picture for other in verdict.cases):
+                found.picture = ()  # one is enough
             verdict.cases.append(found)
             if found.verdict in ("crashed", "timeout", "tampered") or self._refusal:
-                break  # the rest would end the same way, only later
+                break  # the other cases would end the same way
         else:
-            self._see_through([t for t in todo if replace(t, again=False) == Trial(t.case)])
+            self._call_more(selected)
+            self._detect_fallback([c for c in selected if replace(c, rerun=False) == CheckCase(c.case)])
         self._conclude()
         return verdict
 
@@ -136,107 +178,119 @@ class Judge:
         bad = [case for case in verdict.cases if case.verdict in NOT_RIGHT]
         skipped = Counter(case.reason for case in verdict.cases if case.verdict == "unsupported")
         if bad:
-            verdict.verdict = bad[0].verdict
+            is_own = not all(case.case.endswith(tuple(f"({values})" for values in PROBLEM_VALUES)) for case in bad)
+            verdict.verdict = bad[0].verdict if is_own else OWN_INPUTS_ONLY
             verdict.reason = f"{bad[0].case} {bad[0].dtype}: {bad[0].reason}".strip()
         elif self._refusal or not any(case.verdict == "right" for case in verdict.cases):
             verdict.verdict, verdict.reason = "unsupported", self._refusal or "; ".join(skipped)
         else:
             verdict.labels += [f"{count} left out: {reason}" for reason, count in skipped.items()]
+        if self._problem_check and (value := self._references.constant_output()) is not None:
+            verdict.labels.append(f"the problem's reference always returns {value}, whatever its inputs are")
         if self._spread:
             verdict.labels.append(f"not deterministic: the same inputs gave results up to {self._spread:.2g} apart")
         if self._fell_back:
-            some = self._fell_back < self._seen_through
-            part = f" in {self._fell_back} of {self._seen_through} cases" if some else ""
+            some = self._fell_back < self._traced
+            part = f" in {self._fell_back} of {self._traced} cases" if some else ""
             verdict.labels.append(f"{FALLS_BACK}{part}")
-        if self._precision[0] > LOWER:
+        if self._precision[0] > LOWER_PRECISION:
             ratio, where = self._precision
             verdict.labels.append(f"lower precision: errors up to {ratio:.1f} times those of torch ({where})")
 
-    def _trial(self, trial: Trial) -> CaseVerdict | None:
-        """None: there was nothing to ask."""
-        name, dtype = str(trial), trial.case.dtype
-        if reason := self._cannot(trial):
+    def _judge_case(self, case: CheckCase) -> CaseVerdict | None:
+        """Return None if there is nothing to check."""
+        name, dtype = str(case), case.case.dtype
+        needs_gradient = case.grad_only_of is not None or case.no_grad_output is not None
+        if needs_gradient and self._has_gradient is False:
+            return None
+        if reason := self._unsupported(case):
             return CaseVerdict(name, dtype, "unsupported", reason=reason)
         try:
-            if trial.how == OPERATORS:
-                return self._operators(trial)
-            if trial.repeat > 1:
-                return self._long(trial)
-            found, got = self._ask(trial)
-            if trial.again and found.verdict == "right":
-                found = self._ask_again(trial, found, got)
+            if case.mode == OPCHECK:
+                return self._opcheck(case)
+            if case.repeat > 1:
+                return self._check_repeated(case)
+            found, got = self._check_call(case)
+            if case.rerun and found.verdict == "right":
+                found = self._check_reruns(case, found, got)
             return found
         except KernelFailed as failure:
-            if failure.kind == "unsupported" and self._is_users and trial.how == PLAIN:
+            if failure.kind == "unsupported" and self._is_users and case.mode == PLAIN:
                 self._refusal = str(failure)
             kind = "unsupported" if failure.kind == "memory" else failure.kind
             return CaseVerdict(name, dtype, kind, reason=str(failure))
         except ReferenceFailed as failure:
-            return CaseVerdict(name, dtype, "unsupported", reason=f"the reference does not take it ({failure})")
+            if case.values in PROBLEM_VALUES:
+                return None
+            return CaseVerdict(name, dtype, "unsupported", reason=f"the reference does not accept it ({failure})")
         except torch.cuda.OutOfMemoryError:
             free, words = free_memory()
-            reason = f"the case and its float64 truth do not fit in {words}; about {free // ROOM} elements would"
+            fitting = free // BYTES_PER_ELEMENT
+            reason = f"the case and its float64 truth do not fit in {words}; about {fitting} elements would"
             return CaseVerdict(name, dtype, "unsupported", reason=reason)
         finally:
-            self._answers.forget()
+            self._references.evict_large()
 
-    def _ask(
-        self, trial: Trial, other: int = 0, *, gradients: bool = True, **more: Any
+    def _call(self, request: Request) -> Reply:
+        self._verdict.calls += 1
+        return self._host.call(request)
+
+    def _check_call(
+        self, case: CheckCase, draw: int = 0, *, gradients: bool = True, **options: Any
     ) -> tuple[CaseVerdict, list[Tensor]]:
-        """One call, judged; and what it returned."""
-        answer = self._answers(trial, gradients and self._asks_gradients(trial), other)
-        if self._kernel.builds_per_case:  # else what its compiler does would be watched
-            more["watched"] = False
-        request = self._answers.request(trial, answer, **more)
-        reply = self._performer.call(request)
-        name, dtype = str(trial), trial.case.dtype
-        found, got = self._compare(trial, answer, reply)
+        """Judge one call, and return its outputs too."""
+        run = self._references(case, gradients and self._wants_gradients(case), draw)
+        if self._kernel.builds_per_case:  # instrumentation would also watch its compiler
+            options["instrumented"] = False
+        request = self._references.request(case, run, **options)
+        reply = self._call(request)
+        found, got = self._compare(case, run, reply)
         if found.verdict == "right":
-            found = self._untouched(answer, request, reply) or found
-        found.case, found.dtype = name, dtype
-        if self._theirs and len(reply.outputs) == len(request.wanted):
-            self._hold_against_theirs(found, answer, reply.outputs)
+            found = self._check_memory(run, request, reply) or found
+        found.case, found.dtype = str(case), case.case.dtype
+        if case.values not in PROBLEM_VALUES and len(reply.outputs) == len(request.output_specs):
+            self._ask_problem_check(found, run, reply.outputs)
         return found, got
 
-    def _asks_gradients(self, trial: Trial) -> bool:
-        """Not far from zero, where what cancels in a gradient is honestly larger than the gradient."""
-        return self._kernel.differentiable and trial.values != "shifted"
+    def _wants_gradients(self, case: CheckCase) -> bool:
+        """Return whether gradients are compared: not for inputs far from zero, where they are lost in cancellation."""
+        return self._kernel.differentiable and self._has_gradient is not False and case.values != "shifted"
 
-    def _hold_against_theirs(self, found: CaseVerdict, answer: Answer, outputs: list[Tensor]) -> None:
-        assert self._theirs is not None
+    def _ask_problem_check(self, found: CaseVerdict, run: ReferenceRun, outputs: list[Tensor]) -> None:
+        if self._problem_check is None:
+            return
         try:
-            against = self._theirs(answer.args, [o.to(self._device) for o in outputs])
-        except Exception as error:  # whatever a stranger's check does
-            against = f"it fails itself, {first_line(error)}"
-        if found.verdict == "right" and against:
-            label = f"the problem's own check refuses it: {against}"
+            objection = self._problem_check(run.args, [o.to(self._device) for o in outputs])
+        except Exception as error:  # third-party code may raise anything
+            objection = f"it raises {first_line(error)}"
+        if found.verdict == "right" and objection:
+            label = f"the problem's own check rejects it: {objection}"
             self._verdict.labels += [label] if label not in self._verdict.labels else []
-        elif found.verdict == "wrong" and not against:
+        elif found.verdict == "wrong" and not objection:
             found.reason += "; the problem's own check accepts it"
 
-    def _compare(self, trial: Trial, answer: Answer, reply: Reply) -> tuple[CaseVerdict, list[Tensor]]:
+    def _compare(self, case: CheckCase, run: ReferenceRun, reply: Reply) -> tuple[CaseVerdict, list[Tensor]]:
         wrong = CaseVerdict("", "", "wrong")
-        expected = [e for e in answer.expected if not e.is_gradient]
+        expected = [e for e in run.expected if not e.is_gradient]
         if len(reply.outputs) != len(expected):
             wrong.reason = f"returned {len(reply.outputs)} tensors, expected {len(expected)}"
             return wrong, []
         pairs = [*zip(reply.outputs, expected, strict=True)]
-        if answer.grads and not reply.gradients:
-            if not self._is_users or (trial.only is not None and FORWARD_ONLY not in self._verdict.labels):
-                wrong.reason = "has no gradient" + (" here" if trial.only is not None else "")
+        if run.grads and not reply.gradients:
+            if reason := self._lost_gradient(reply):
+                wrong.reason = reason
                 return wrong, []
-            if FORWARD_ONLY not in self._verdict.labels:
-                self._verdict.labels.append(FORWARD_ONLY)
-        elif answer.grads:
-            slopes = [e for e in answer.expected if e.is_gradient]
-            if len(slopes) != len(reply.gradients):
-                wrong.reason = f"returned {len(reply.gradients)} gradients, expected {len(slopes)}"
+        elif run.grads:
+            self._has_gradient = True
+            expected = [e for e in run.expected if e.is_gradient]
+            if len(expected) != len(reply.gradients):
+                wrong.reason = f"returned {len(reply.gradients)} gradients, expected {len(expected)}"
                 return wrong, []
-            for gradient, wanted in zip(reply.gradients, slopes, strict=True):
+            for gradient, wanted in zip(reply.gradients, expected, strict=True):
                 if gradient is not None:
                     pairs.append((gradient, wanted))
                 elif wanted.truth.any():
-                    wrong.reason = f"{wanted.what} is None"
+                    wrong.reason = f"{wanted.name} is None"
                     return wrong, []
         got = [tensor.clone() for tensor, _ in pairs]
         worst = CaseVerdict("", "", "right")
@@ -245,92 +299,144 @@ class Judge:
             if isinstance(match, Mismatch):
                 wrong.reason, wrong.picture = match.reason, match.picture
                 return wrong, got
-            if trial.values == "normal":
-                self._note_precision(match, tensor, f"{wanted.what}, {trial} {trial.case.dtype}")
-            if match.error * worst.budget >= worst.max_error * match.budget:
-                worst.max_error, worst.budget = match.error, match.budget
+            if case.values == "normal":
+                self._note_precision(match, tensor, f"{wanted.name}, {case} {case.case.dtype}")
+            _keep_worst(worst, match)
         return worst, got
 
-    def _untouched(self, answer: Answer, request: Request, reply: Reply) -> CaseVerdict | None:
-        """Inputs as they were, and nothing written around them."""
-        numbers = [number for number, a in enumerate(request.args) if isinstance(a, Placed)]
-        may_change = self._op.mutates(*answer.args)
+    def _lost_gradient(self, reply: Reply) -> str | None:
+        """Return why a missing gradient is wrong, or label a user's kernel as forward only and return None."""
+        why = f" ({reply.forward_only})" if reply.forward_only else ""
+        if self._has_gradient:
+            return f"has no gradient here{why}"
+        if not self._is_users or self._requires_gradient:
+            return f"has no gradient{why}"
+        self._has_gradient = False
+        self._verdict.labels.append(FORWARD_ONLY)
+        if why:
+            self._verdict.labels.append(f"fails if its inputs require a gradient{why}")
+        return None
+
+    def _check_memory(self, run: ReferenceRun, request: Request, reply: Reply) -> CaseVerdict | None:
+        """Return a verdict if an input or the memory around it was changed."""
+        numbers = [number for number, a in enumerate(request.args) if isinstance(a, GuardedTensor)]
+        may_change = self._op.mutates(*run.args)
         if len(reply.memory) != len(numbers):
-            return CaseVerdict("", "", "tampered", reason="did not give its inputs back")
+            return CaseVerdict("", "", "tampered", reason="did not return its inputs")
         for number, after in zip(numbers, reply.memory, strict=True):
-            before: Placed = request.args[number]
+            before: GuardedTensor = request.args[number]
             after = after.to(before.memory.device)
             if what := before.difference(after, may_change=number in may_change):
                 return CaseVerdict("", "", "wrong", reason=f"its argument {number + 1} {what}")
         return None
 
-    def _ask_again(self, trial: Trial, found: CaseVerdict, got: list[Tensor]) -> CaseVerdict:
-        for what, other, more in (
-            ("asked again", 0, {}),
-            ("with other values in the same memory", 1, {"same_memory": True}),
-            ("with the first values in that memory again", 0, {"same_memory": True}),
+    def _check_reruns(self, case: CheckCase, found: CaseVerdict, got: list[Tensor]) -> CaseVerdict:
+        for what, draw, options in (
+            ("called again", 0, {}),
+            ("with other values in the same memory", 1, {"reuse_memory": True}),
+            ("with the first values in that memory again", 0, {"reuse_memory": True}),
             ("with the same values in another order", 2, {}),
-            ("unwatched, without gradients", 3, {"watched": False, "gradients": False}),
+            ("not instrumented, without gradients", 3, {"instrumented": False, "gradients": False}),
         ):
-            result, now = self._ask(trial, other, **more)
+            result, now = self._check_call(case, draw, **options)
             if result.verdict != "right":
                 result.reason = f"{what}: {result.reason}"
                 return result
-            if not other:
-                apart = [(a.double() - b.double()).nan_to_num().abs() for a, b in zip(got, now, strict=True)]
-                self._spread = max(self._spread, *(float(a.max()) if a.numel() else 0.0 for a in apart))
+            if not draw:
+                differences = [(a.double() - b.double()).nan_to_num().abs() for a, b in zip(got, now, strict=True)]
+                self._spread = max(self._spread, *(float(d.max()) if d.numel() else 0.0 for d in differences))
         return found
 
-    def _see_through(self, trials: Sequence[Trial]) -> None:
-        """Is its work done by the operators of torch that do the reference's? Asked last: looking may change what is
-        looked at, as torch.compile gives up on a function that it has met under a mode."""
-        for trial in trials if self._kernel.language != "torch" else ():
-            if self._cannot(trial) or (self._answers.forgets and elements(self._op, trial.case) > SEEN_THROUGH):
+    def _call_more(self, cases: Sequence[CheckCase]) -> None:
+        """Call a user's kernel more often, to catch one that is honest in its first calls only. The number of calls has
+        a long tail, so that no number of honest calls is safe."""
+        judged = {(case.case, case.dtype): case.verdict for case in self._verdict.cases}
+        rerun = [case for case in cases if case.rerun and judged.get((str(case), case.case.dtype)) == "right"]
+        if not self._is_users or not rerun or any(verdict in NOT_RIGHT for verdict in judged.values()):
+            return
+        generator, case = random.SystemRandom(), rerun[-1]
+        extra = min(MAX_EXTRA_CALLS, int(8 / (1 - generator.random())))
+        target = max(MIN_CALLS, self._verdict.calls + extra)
+        deadline = time.monotonic() + EXTRA_SECONDS
+        known: dict[int, list[Tensor]] = {}
+        while self._verdict.calls < target and (self._verdict.calls < MIN_CALLS or time.monotonic() < deadline):
+            draw = generator.choice(EXTRA_DRAWS)
+            options = {"instrumented": generator.random() < 0.5}
+            calls = self._verdict.calls
+            try:
+                found = self._check_extra_call(case, draw, known, options)
+            except KernelFailed as failure:
+                found = CaseVerdict("", "", failure.kind, reason=str(failure))
+            except (ReferenceFailed, torch.cuda.OutOfMemoryError):
+                return
+            if found.verdict in NOT_RIGHT:
+                found.case, found.dtype = str(case), case.case.dtype
+                found.reason = f"in call {calls + 1}: {found.reason}"
+                self._verdict.cases.append(found)
+                return
+
+    def _check_extra_call(
+        self, case: CheckCase, draw: int, known: dict[int, list[Tensor]], options: dict[str, Any]
+    ) -> CaseVerdict:
+        run = self._references(case, False, draw)
+        request = self._references.request(case, run, **options)
+        reply = self._call(request)
+        if draw in known and all(map(_equal, reply.outputs, known[draw])):
+            return CaseVerdict("", "", "right")
+        found, known[draw] = self._compare(case, run, reply)
+        return found
+
+    def _detect_fallback(self, cases: Sequence[CheckCase]) -> None:
+        """Count the cases in which torch operators do the reference's work. This comes last, since tracing may change
+        later calls: torch.compile gives up on a function that it has seen under a dispatch mode."""
+        for case in cases if self._kernel.language != "torch" else ():
+            too_large = self._references.evicts_large and element_count(self._op, case.case) > MAX_TRACED_ELEMENTS
+            if too_large or self._unsupported(case):
                 continue
-            with contextlib.suppress(KernelFailed, ReferenceFailed, torch.cuda.OutOfMemoryError):  # all has been told
-                answer = self._answers(trial, self._kernel.differentiable)
-                reply = self._performer.call(self._answers.request(replace(trial, how=SEEN), answer))
-                self._seen_through += 1
-                self._fell_back += bool(answer.work) and not answer.work - Counter(reply.calls)
+            # The verdict is settled: failures do not matter any more.
+            with contextlib.suppress(KernelFailed, ReferenceFailed, torch.cuda.OutOfMemoryError):
+                run = self._references(case, self._wants_gradients(case))
+                reply = self._call(self._references.request(replace(case, mode=TRACED), run))
+                self._traced += 1
+                self._fell_back += bool(run.torch_calls) and not run.torch_calls - Counter(reply.calls)
 
-    def _operators(self, trial: Trial) -> CaseVerdict | None:
-        answer = self._answers(trial, self._kernel.differentiable)
-        reply = self._performer.call(self._answers.request(trial, answer))
-        return CaseVerdict(str(trial), trial.case.dtype, "right") if reply.calls else None
+    def _opcheck(self, case: CheckCase) -> CaseVerdict | None:
+        run = self._references(case, self._wants_gradients(case))
+        reply = self._call(self._references.request(case, run))
+        return CaseVerdict(str(case), case.case.dtype, "right") if reply.calls else None
 
-    def _long(self, trial: Trial) -> CaseVerdict:
-        """More elements than an int32 can count: the case over and over, so that its truth serves for every part."""
-        answer = self._answers(trial, with_gradients=False)
-        request = self._answers.request(trial, answer)
-        self._performer.call(request)
-        boundary = 2**31 // answer.args[request.repeated[0]].numel()
-        numbers = {0, *(min(n, trial.repeat - 1) for n in (boundary - 1, boundary, boundary + 1, trial.repeat))}
-        numbers |= {random.SystemRandom().randrange(trial.repeat) for _ in range(27)}
-        found = CaseVerdict(str(trial), trial.case.dtype, "right")
-        expected = answer.expected
+    def _check_repeated(self, case: CheckCase) -> CaseVerdict:
+        """Check more elements than an int32 can index: the case is repeated, and its truth serves for every part."""
+        run = self._references(case, with_gradients=False)
+        request = self._references.request(case, run)
+        self._call(request)
+        boundary = 2**31 // run.args[request.repeated[0]].numel()
+        numbers = {0, *(min(n, case.repeat - 1) for n in (boundary - 1, boundary, boundary + 1, case.repeat))}
+        numbers |= {random.SystemRandom().randrange(case.repeat) for _ in range(27)}
+        found = CaseVerdict(str(case), case.case.dtype, "right")
+        expected = run.expected
         size = expected[0].truth.shape[0]
-        for number, block in zip(sorted(numbers), self._performer.blocks(sorted(numbers), size), strict=True):
+        for number, block in zip(sorted(numbers), self._host.blocks(sorted(numbers), size), strict=True):
             for tensor, wanted in zip(block, expected, strict=True):
                 match = compare(tensor, wanted)
                 if isinstance(match, Mismatch):
                     found.verdict, found.reason = "wrong", f"in repetition {number}: {match.reason}"
                     return found
-                if match.error * found.budget >= found.max_error * match.budget:
-                    found.max_error, found.budget = match.error, match.budget
+                _keep_worst(found, match)
         return found
 
     def _note_precision(self, match: Match, tensor: Tensor, where: str) -> None:
-        if tensor.numel() >= MANY and match.against_torch > self._precision[0]:
-            self._precision = (match.against_torch, where)
+        if tensor.numel() >= MIN_RMS_ELEMENTS and match.relative_to_torch > self._precision[0]:
+            self._precision = (match.relative_to_torch, where)
 
-    def _cannot(self, trial: Trial) -> str | None:
-        """Why this trial cannot be asked, if it cannot."""
-        shapes = self._op.make(trial.case, device="meta")
-        laid = [laid_out(a, trial.layout) if isinstance(a, Tensor) else a for a in shapes]
-        for number in self._answers.repeated(trial):
-            laid[number] = laid[number].new_empty(trial.repeat * laid[number].shape[0], *laid[number].shape[1:])
-        if not self._kernel.fits(*laid):
-            return "the kernel does not take such a case"
+    def _unsupported(self, case: CheckCase) -> str | None:
+        """Return why this case cannot be checked, or None."""
+        shapes = self._op.make(case.case, device="meta")
+        args = [with_layout(a, case.layout) if isinstance(a, Tensor) else a for a in shapes]
+        for number in self._references.repeated(case):
+            args[number] = args[number].new_empty(case.repeat * args[number].shape[0], *args[number].shape[1:])
+        if not self._kernel.fits(*args):
+            return "the kernel does not support such a case"
         if self._device != "cpu" or self._kernel.language == "torch":
             return None
         elements = sum(a.numel() for a in shapes if isinstance(a, Tensor))
@@ -338,3 +444,12 @@ class Judge:
         if elements <= limit:
             return None
         return f"more than {limit} elements need a GPU; {-(-elements // limit)} times smaller would do"
+
+
+def _keep_worst(verdict: CaseVerdict, match: Match) -> None:
+    if match.error * verdict.budget >= verdict.max_error * match.budget:
+        verdict.max_error, verdict.budget = match.error, match.budget
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.to(other.device), other)

@@ -1,7 +1,7 @@
-"""Foreign problems as they are, made into Ops: KernelBench's files and gpu-mode's task folders.
+"""Load third-party problems as Ops: KernelBench files and gpu-mode task folders.
 
-Their inputs, cases and references are used as they stand, with seeds of ours; their tolerance is not, but their own
-check is asked too, so that a report can say where the two verdicts differ.
+Their inputs, cases and references are used unchanged, with our seeds. Their tolerance is not used, but their own check
+runs too, so that a report can say where the two verdicts differ.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ from torch.utils import _pytree as pytree
 from tilewright import source
 from tilewright.errors import BadProblem, TilewrightError, first_line
 from tilewright.spec import Case, Cost, Draw, Op
-from tilewright.worker.execute import flat
-from tilewright.worker.fake_cuda import without_cuda
-from tilewright.worker.solutions import constructed, nested
+from tilewright.workbench.check.cases import PROBLEM_VALUES
+from tilewright.workbench.check.repeatable import same_outputs, unrepeatable_calls
+from tilewright.worker.execute import flatten
+from tilewright.worker.fake_cuda import redirect_cuda
+from tilewright.worker.solutions import construct_model, unflatten_inputs
 
-KERNELBENCH_TOLERANCE = {torch.float32: 1e-4}  # others: 1e-2; absolute and relative
-LARGEST_HERE = 2**24  # elements: more take long without a GPU
-SENDABLE = (int, float, str, bool, type(None), torch.dtype)
+KERNELBENCH_TOLERANCE = {torch.float32: 1e-4}  # other dtypes: 1e-2; absolute and relative
+MAX_CPU_ELEMENTS = 2**24  # more take long without a GPU
+SENDABLE = (int, float, str, bool, type(None), torch.dtype)  # to another process
+SCALES = {"negated": -1.0, "zeros": 0.0, "scaled up": 8.0, "scaled down": 2.0**-6}
 
 
 class Problem:
-    """What both kinds share: nested inputs taken apart, a reference that runs in float64 if it can.
+    """A problem as an Op of the leaves of its nested inputs, with a reference that runs in float64 if it can.
 
-    The last argument of the Op says how the others make up the data, and of which case they are.
+    The last argument of the Op holds the structure of the inputs and the case.
     """
 
     kind: str
@@ -72,19 +75,19 @@ class Problem:
             raise BadProblem(self.path, f"its inputs cannot be made ({first_line(error)})") from error
 
     def solution(self, device: str) -> dict[str, Any]:
-        """What the child needs to load a solution."""
+        """Return what the child process needs to load a solution."""
         raise NotImplementedError
 
-    def theirs(self, args: Sequence[Any], outputs: list[Tensor]) -> str | None:
-        """What the problem's own check has against these outputs; None if nothing."""
+    def own_check(self, args: Sequence[Any], outputs: list[Tensor]) -> str | None:
+        """Return why the problem's own check rejects these outputs, or None if it accepts them."""
         raise NotImplementedError
 
     def use(self, cases: Sequence[Case]) -> None:
-        """Ask these cases instead of the problem's own."""
+        """Check these cases instead of the problem's own."""
         self.op.check = cases
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Delete temporary files."""
 
     def _data(self, case: Case, seed: int) -> Any:
         raise NotImplementedError
@@ -94,11 +97,11 @@ class Problem:
 
     def _leaves(self, draw: Draw) -> tuple[Any, ...]:
         try:
-            data = self._drawn(draw.case, draw.seed, draw.device)
+            data = self._draw_inputs(draw.case, draw.seed, draw.device)
         except RuntimeError:
             if draw.device != "meta":
                 raise
-            data = self._drawn(draw.case, draw.seed, "cpu")  # what depends on values cannot be made without them
+            data = self._draw_inputs(draw.case, draw.seed, "cpu")  # shapes that depend on values need the values
         leaves, tree = pytree.tree_flatten(data)
         for leaf in leaves:
             if not isinstance(leaf, (Tensor, *SENDABLE)):
@@ -108,10 +111,13 @@ class Problem:
         dtypes = [str(leaf.dtype).removeprefix("torch.") if isinstance(leaf, Tensor) else None for leaf in leaves]
         about = {"tree": pytree.treespec_dumps(tree), "dtypes": dtypes, "point": draw.case.point}
         moved = [leaf.to(draw.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        if draw.values in PROBLEM_VALUES and draw.device != "meta":
+            generator = torch.Generator(draw.device).manual_seed(draw.seed)
+            moved = [_changed(leaf, draw.values, generator) if _is_varied(leaf) else leaf for leaf in moved]
         return (*moved, json.dumps(about))
 
-    def _drawn(self, case: Case, seed: int, device: str) -> Any:
-        with without_cuda(device):
+    def _draw_inputs(self, case: Case, seed: int, device: str) -> Any:
+        with redirect_cuda(device):
             torch.manual_seed(seed)
             return self._data(case, seed)
 
@@ -121,31 +127,31 @@ class Problem:
         dtypes = [name and getattr(torch, name) for name in about["dtypes"]]
 
         def run(values: Sequence[Any], wide: bool) -> Any:
-            copies = [v.clone() if isinstance(v, Tensor) else v for v in values]  # it may write to them
-            with without_cuda(_device(leaves)):
-                return self._run(nested((*copies, arguments[-1])), case, wide)
+            copies = [v.clone() if isinstance(v, Tensor) else v for v in values]  # the reference may write to them
+            with redirect_cuda(_device(leaves)):
+                return self._run(unflatten_inputs((*copies, arguments[-1])), case, wide)
 
         if all(dtype is None or leaf.dtype == dtype for leaf, dtype in zip(leaves, dtypes, strict=True)):
             return run(leaves, wide=False)
         try:
             results = run(leaves, wide=True)
-        except Exception:  # whatever a reference says that is written for one dtype
-            self.labels = ["the problem's reference does not run in float64: it is held to be exact"]
+        except Exception:  # a reference written for one dtype may raise anything
+            self.labels = ["the problem's reference does not run in float64, and is taken to be exact"]
             results = run([v.to(d) if d else v for v, d in zip(leaves, dtypes, strict=True)], wide=False)
         return pytree.tree_map(lambda o: o.double() if o.is_floating_point() else o, results)
 
 
 class KernelBench(Problem):
-    """A file with `Model`, `get_inputs` and `get_init_inputs`. Its sizes are the whole numbers it names at its top."""
+    """A file with `Model`, `get_inputs` and `get_init_inputs`. Its sizes are the integers assigned at module level."""
 
     kind = "kernelbench"
 
     def __init__(self, path: Path):
         source.require_python_file(path)
         self._source = ast.parse(path.read_bytes())
-        self._seed = secrets.randbits(31)  # of the parameters, which a solution draws too
+        self._seed = secrets.randbits(31)  # of the parameters, which a solution also draws
         self._modules: dict[Case, types.ModuleType] = {}
-        case = Case(tuple(_whole_numbers(self._source)))
+        case = Case(tuple(_module_sizes(self._source)))
         self.path = path
         module = self._module(case)
         for name in ("Model", "get_inputs", "get_init_inputs"):
@@ -155,7 +161,7 @@ class KernelBench(Problem):
 
     def use(self, cases: Sequence[Case]) -> None:
         if len(cases) > 1:
-            raise BadProblem(self.path, "its sizes decide how Model is constructed, so one --case at a time is taken")
+            raise BadProblem(self.path, "its sizes decide how Model is constructed, so give one --case at a time")
         super().use(cases)
 
     def solution(self, device: str) -> dict[str, Any]:
@@ -174,15 +180,15 @@ class KernelBench(Problem):
             "folders": [],
         }
 
-    def theirs(self, args: Sequence[Any], outputs: list[Tensor]) -> str | None:
-        for got, wanted in zip(outputs, flat(self._reference(*args)), strict=True):
+    def own_check(self, args: Sequence[Any], outputs: list[Tensor]) -> str | None:
+        for got, wanted in zip(outputs, flatten(self._reference(*args)), strict=True):
             tolerance = KERNELBENCH_TOLERANCE.get(wanted.dtype, 1e-2)
             if got.shape != wanted.shape or not torch.allclose(got.to(wanted), wanted, rtol=tolerance, atol=tolerance):
                 return f"not within {tolerance:g} of the reference"
         return None
 
     def _module(self, case: Case) -> types.ModuleType:
-        """The problem, with the case's numbers in place of its own."""
+        """Return the problem's module with the sizes of the case."""
         if case not in self._modules:
             tree = copy.deepcopy(self._source)
             for statement, name in _assignments(tree):
@@ -212,25 +218,27 @@ class KernelBench(Problem):
         return (model.double() if wide else model)(*data)
 
     def _model(self, case: Case, device: str) -> Any:
-        """A new one for each call: it may keep state."""
+        """Construct a new model: one that was called may have changed its state."""
         try:
-            return constructed(self._module(case).Model, self._arguments(case), self._seed, device)
+            return construct_model(self._module(case).Model, self._arguments(case), self._seed, device)
         except Exception as error:
             raise BadProblem(self.path, f"Model cannot be constructed ({first_line(error)})") from error
 
     def _keeps_state(self, case: Case, device: str) -> bool:
-        """Whether one Model gives other answers to the same inputs; one that draws them is of no use as a reference."""
-        if device == "cpu" and sum(s.numel() for s in self._shapes(case) if isinstance(s, Tensor)) > LARGEST_HERE:
-            return False  # it will not be asked here anyway
-        data = pytree.tree_map_only(Tensor, lambda t: t.to(device), self._drawn(case, 0, device))
-        with without_cuda(device), torch.no_grad():
-            first, other = self._model(case, device), self._model(case, device)
-            one = flat(first(*copy.deepcopy(data)))
-            torch.manual_seed(1)
-            two, again = flat(other(*copy.deepcopy(data))), flat(first(*copy.deepcopy(data)))
-        if not _same(one, two):
-            raise BadProblem(self.path, "its reference draws random numbers, so that no answer is the right one")
-        return not _same(one, again)
+        """Return whether a second call of one Model returns other outputs. Refuse a Model that draws random numbers."""
+        if device == "cpu" and sum(s.numel() for s in self._shapes(case) if isinstance(s, Tensor)) > MAX_CPU_ELEMENTS:
+            return False  # too large to be checked here
+        data = pytree.tree_map_only(Tensor, lambda t: t.to(device), self._draw_inputs(case, 0, device))
+
+        def prepare() -> Any:
+            model = self._model(case, device)
+            return lambda: model(*copy.deepcopy(data))
+
+        with redirect_cuda(device), torch.no_grad():
+            if reason := unrepeatable_calls(prepare):
+                raise BadProblem(self.path, f"its reference {reason}, so that no kernel can be compared with it")
+            call = prepare()
+            return not same_outputs(flatten(call()), flatten(call()))
 
 
 class Task(Problem):
@@ -248,7 +256,7 @@ class Task(Problem):
             raise BadProblem(self.path, f"it is no task with files and tests ({first_line(error)})") from None
         if task.get("lang", "py") != "py" or task.get("multi_gpu") or not tests:
             raise BadProblem(self.path, "only tasks in Python, for one GPU and with tests, can be checked")
-        self.folder = Path(tempfile.mkdtemp(prefix="tilewright-task-"))  # flat, as gpu-mode lays them out
+        self.folder = Path(tempfile.mkdtemp(prefix="tilewright-task-"))  # all files in one folder, as gpu-mode has them
         try:
             self._load(files, tests)
         except BaseException:
@@ -265,13 +273,15 @@ class Task(Problem):
         for name in ("generate_input", "ref_kernel", "check_implementation"):
             if not callable(getattr(self._reference_module, name, None)):
                 raise BadProblem(self.path, f"its reference.py defines no {name}")
-        self._takes = inspect.signature(self._reference_module.generate_input).parameters
-        unknown = {n for n, p in self._takes.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD}
-        if missing := sorted(unknown - {"seed"} - set(tests[0])):
+        self._parameters = inspect.signature(self._reference_module.generate_input).parameters
+        required = {
+            n for n, p in self._parameters.items() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        }
+        if missing := sorted(required - {"seed"} - set(tests[0])):
             raise BadProblem(self.path, f"its tests lack {', '.join(missing)}, which generate_input needs")
         super().__init__(self.path.parent / "task", [Case(_point(test)) for test in tests])
         self.op.name = self.path.parent.name
-        self.op.mutates = self._changed
+        self.op.mutates = self._mutated
 
     def solution(self, device: str) -> dict[str, Any]:
         return {"kind": self.kind, "folders": [str(self.folder)]}
@@ -279,32 +289,32 @@ class Task(Problem):
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def theirs(self, args: Sequence[Any], outputs: list[Tensor]) -> str | None:
+    def own_check(self, args: Sequence[Any], outputs: list[Tensor]) -> str | None:
         copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
-        structure = pytree.tree_structure(self._run(nested(copies), self.op.check[0], wide=False))
+        structure = pytree.tree_structure(self._run(unflatten_inputs(copies), self.op.check[0], wide=False))
         output = pytree.tree_unflatten([o.clone() for o in outputs], structure)
-        said = self._reference_module.check_implementation(nested(args), output)
-        good, why = said if isinstance(said, tuple) else (not said, said)
-        return None if good else (str(why) or "refused").partition("\n")[0]
+        result = self._reference_module.check_implementation(unflatten_inputs(args), output)
+        good, why = result if isinstance(result, tuple) else (not result, result)
+        return None if good else (str(why) or "rejected").partition("\n")[0]
 
     def _data(self, case: Case, seed: int) -> Any:
         named = {name: list(value) if isinstance(value, tuple) else value for name, value in case.point}
-        seeded = {"seed": seed % 2**31} if "seed" in self._takes else {}
+        seeded = {"seed": seed % 2**31} if "seed" in self._parameters else {}
         return self._reference_module.generate_input(**named, **seeded)
 
     def _run(self, data: Any, case: Case, wide: bool) -> Any:
         return self._reference_module.ref_kernel(data)
 
-    def _changed(self, *arguments: Any) -> list[int]:
-        """Those that the reference itself writes to: buffers for results."""
+    def _mutated(self, *arguments: Any) -> list[int]:
+        """Return the arguments that the reference itself writes to, such as output buffers."""
         copies = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
-        with without_cuda(_device(arguments)):
-            self._run(nested(copies), self.op.check[0], wide=False)
+        with redirect_cuda(_device(arguments)):
+            self._run(unflatten_inputs(copies), self.op.check[0], wide=False)
         pairs = enumerate(zip(arguments, copies, strict=True))
-        return [n for n, (a, b) in pairs if isinstance(a, Tensor) and not _same([a], [b])]
+        return [n for n, (a, b) in pairs if isinstance(a, Tensor) and not torch.equal(_bits(a), _bits(b))]
 
     def _import(self, name: str) -> types.ModuleType:
-        """One of the task's modules, which import each other by names that others may have too."""
+        """Import one of the task's modules, whose names may clash with those of installed ones."""
         with _modules_of(self.folder):
             try:
                 return __import__(name)
@@ -340,8 +350,34 @@ def _device(values: Sequence[Any]) -> str:
     return next((value.device.type for value in values if isinstance(value, Tensor)), "cpu")
 
 
-def _same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(one, other, strict=True))
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _is_varied(leaf: Any) -> bool:
+    """Return whether a leaf may get other values: not if it is a mask, a label or a probability distribution."""
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.dtype.itemsize < 2 or not leaf.numel():
+        return False
+    values = leaf.double()
+    low, high = values.min(), values.max()
+    has_two_values = bool(((values == low) | (values == high)).all())
+    is_distribution = leaf.dim() > 0 and bool(low >= 0 and ((values.sum(-1) - 1).abs() < 1e-3).all())
+    return not has_two_values and not is_distribution
+
+
+def _changed(leaf: Tensor, values: str, generator: torch.Generator) -> Tensor:
+    """Return other values of the same kind: zeros stay where they are, as in a triangular matrix, and a symmetric
+    matrix stays symmetric."""
+    if values in SCALES:
+        return leaf * SCALES[values]
+    if leaf.dim() > 1 and leaf.shape[-1] == leaf.shape[-2] and torch.equal(leaf, leaf.mT):
+        return leaf
+    if values == "random signs":
+        return leaf * (2 * torch.randint(0, 2, leaf.shape, generator=generator, device=leaf.device) - 1)
+    permuted = leaf.clone()
+    nonzero = leaf[leaf != 0]
+    permuted[leaf != 0] = nonzero[torch.randperm(len(nonzero), generator=generator, device=leaf.device)]
+    return permuted
 
 
 def _assignments(tree: ast.Module) -> Iterator[tuple[ast.Assign, str]]:
@@ -355,5 +391,5 @@ def _assignments(tree: ast.Module) -> Iterator[tuple[ast.Assign, str]]:
             yield statement, statement.targets[0].id
 
 
-def _whole_numbers(tree: ast.Module) -> list[tuple[str, int]]:
+def _module_sizes(tree: ast.Module) -> list[tuple[str, int]]:
     return [(name, statement.value.value) for statement, name in _assignments(tree)]  # type: ignore[attr-defined]

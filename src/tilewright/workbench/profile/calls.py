@@ -13,7 +13,7 @@ from torch import Tensor
 from tilewright import registry
 from tilewright.cost import Cost
 from tilewright.workbench.audit.inputs import case_of, loaded
-from tilewright.worker.execute import flat, forward
+from tilewright.worker.execute import flatten, forward
 
 Call = dict[str, Any]  # as in `audit.inputs`; of an op also with its direction
 
@@ -26,7 +26,7 @@ def prepared(call: Call, device: str) -> Callable[[], Any]:
     constants = registry.load(call["op"]).constants
     needs = [n for n, a in enumerate(args) if _is_float(a) and n not in constants]
     leaves, outputs = forward(fn, args, needs)
-    results = [o for o in flat(outputs) if _is_float(o) and o.requires_grad]
+    results = [o for o in flatten(outputs) if _is_float(o) and o.requires_grad]
     incoming = [torch.randn_like(o) for o in results]
     inputs = [leaves[n] for n in needs]
     return lambda: torch.autograd.grad(results, inputs, incoming, retain_graph=True, allow_unused=True)

@@ -11,11 +11,11 @@ from typing import Any
 from tilewright.runtime.configs import TABLES, Config, Key, Tuned
 from tilewright.spec import Case, Kernel, Op
 from tilewright.timer import Clock, require_working_gpu
-from tilewright.workbench.check.cases import Trial
-from tilewright.workbench.check.expected import Answers
-from tilewright.workbench.check.judge import Here, Judge
-from tilewright.worker.execute import KernelFailed, Request, Stage
-from tilewright.worker.timed_run import Inputs, Track
+from tilewright.workbench.check.cases import CheckCase
+from tilewright.workbench.check.expected import ReferenceRuns
+from tilewright.workbench.check.judge import InProcess, Judge
+from tilewright.worker.execute import Executor, KernelFailed, Request
+from tilewright.worker.timed_run import InputPool, TimedRun
 
 SAMPLES = 15
 GLANCES = 3  # samples of every configuration; the fastest by these are looked at well
@@ -99,19 +99,19 @@ class _TestBed:
 
     def __init__(self, op: Op, case: Case, device: str, clock: Clock, samples: int):
         self._op, self._device, self._clock, self._samples = op, device, clock, samples
-        self._case, self._trial = case, Trial(case)
-        self._answers = Answers(op, device, seed=0, forgets=False, is_training=True)
-        self._inputs: dict[str, Inputs] = {}
+        self._case, self._trial = case, CheckCase(case)
+        self._references = ReferenceRuns(op, device, seed=0, evicts_large=False, is_training=True)
+        self._inputs: dict[str, InputPool] = {}
 
     def asked(self, kernel: Kernel, direction: str) -> list[tuple[Tuned, Key]]:
         """What the kernel asks for in this direction and, with gradients, not already without."""
         request = self._request(direction)
         found: dict[str, list[tuple[Tuned, Key]]] = {}
         for way in ("forward", "both"):
-            wanted = request if way == "both" else replace(request, grads=[], needs=[])
+            wanted = request if way == "both" else replace(request, grads=[], needs_grad=[])
             with contextlib.ExitStack() as stack:
                 keys = [(table, stack.enter_context(table.listening())) for table in TABLES]
-                Stage(self._device).perform(kernel.fn, wanted)
+                Executor(self._device).execute(kernel.fn, wanted)
                 found[way] = [(table, key) for table, asked in keys for key in asked]
         if direction == "forward":
             return found["forward"]
@@ -138,7 +138,7 @@ class _TestBed:
     def _glance(self, kernel: Kernel, direction: str) -> float:
         """Microseconds, roughly; a configuration that does not run is looked at last."""
         try:
-            track = Track(kernel.fn, self._inputs_for(direction), direction, self._clock)
+            track = TimedRun(kernel.fn, self._inputs_for(direction), direction, self._clock)
             track.sample()
             return min(track.sample().us for _ in range(GLANCES))
         except KernelFailed:
@@ -147,26 +147,28 @@ class _TestBed:
     def _try(self, kernel: Kernel, direction: str, config: Config) -> Tried:
         if direction == "forward":
             kernel = replace(kernel, differentiable=False)
-        judge = Judge(self._op, kernel, Here(kernel.fn, self._device), self._answers, self._device)
+        judge = Judge(self._op, kernel, InProcess(kernel.fn, self._device), self._references, self._device)
         verdict = judge.judge([self._trial], lambda: None)
         if self._device == "cuda":
             require_working_gpu(f"{kernel.name} with {config}")
         if verdict.verdict != "right":
             return Tried(config, None, f"{verdict.verdict}: {verdict.reason}")
         try:
-            track = Track(kernel.fn, self._inputs_for(direction), direction, self._clock)
+            track = TimedRun(kernel.fn, self._inputs_for(direction), direction, self._clock)
             track.warm_up()
             return Tried(config, median(track.sample().us for _ in range(self._samples)))
         except KernelFailed as failure:
             return Tried(config, None, str(failure))
 
     def _request(self, direction: str) -> Request:
-        request = self._answers.request(self._trial, self._answers(self._trial, self._op.backward_cost is not None, 0))
-        return request if direction == "both" else replace(request, grads=[], needs=[])
+        request = self._references.request(
+            self._trial, self._references(self._trial, self._op.backward_cost is not None, 0)
+        )
+        return request if direction == "both" else replace(request, grads=[], needs_grad=[])
 
-    def _inputs_for(self, direction: str) -> Inputs:
+    def _inputs_for(self, direction: str) -> InputPool:
         if direction not in self._inputs:
-            self._inputs[direction] = Inputs([self._request(direction)], self._device)
+            self._inputs[direction] = InputPool([self._request(direction)], self._device)
         return self._inputs[direction]
 
 

@@ -1,4 +1,4 @@
-"""A kernel that is timed, here and in a worker: other inputs each time, results that can be asked for, and bad ends."""
+"""A timed kernel, in this process and in a worker: changing inputs, outputs on request, and failures."""
 
 import contextlib
 import gc
@@ -12,23 +12,23 @@ import torch
 from tilewright import timer
 from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.timer import HostTimer
-from tilewright.workbench.check.cases import Trial
-from tilewright.workbench.check.expected import Answers
-from tilewright.workbench.check.judge import Here, Judge
+from tilewright.workbench.check.cases import CheckCase
+from tilewright.workbench.check.expected import ReferenceRuns
+from tilewright.workbench.check.judge import InProcess, Judge
 from tilewright.worker import parent
-from tilewright.worker.execute import KernelFailed, Like, Request, failures
-from tilewright.worker.memory import GUARD, Placed
+from tilewright.worker.execute import KernelFailed, OutputSpec, Request, kernel_failures
+from tilewright.worker.memory import GUARD, GuardedTensor
 from tilewright.worker.parent import Worker
-from tilewright.worker.timed_run import SLOTS, Inputs, Lap, Track
+from tilewright.worker.timed_run import SLOTS, InputPool, TimedRun, TimedSample
 
 FILE = """
 import os, time, torch
 
 def softmax(x):
-    what = float(x[0, 0])
-    if what == 1: os._exit(0)
-    if what == 2: time.sleep(60)
-    if what == 3: raise ValueError("first line\\nsecond line")
+    action = float(x[0, 0])
+    if action == 1: os._exit(0)
+    if action == 2: time.sleep(60)
+    if action == 3: raise ValueError("first line\\nsecond line")
     return torch.softmax(x, -1)
 """
 DIRECTIONS = ("forward", "backward", "both")
@@ -52,17 +52,22 @@ def worker(tmp_path_factory):
 def request(seed: int, with_gradient: bool = True, layout: str = "contiguous") -> Request:
     generator = torch.Generator().manual_seed(seed)
     x, grad = (torch.randn(ROWS, COLUMNS, generator=generator) for _ in range(2))
-    wanted = [Like((ROWS, COLUMNS), torch.float32)]
-    made = Request([Placed.of(x, layout)], wanted)
-    return Request(made.args, wanted, True, [Placed.of(grad, layout)], [0]) if with_gradient else made
+    specs = [OutputSpec((ROWS, COLUMNS), torch.float32)]
+    made = Request([GuardedTensor.copy_of(x, layout)], specs)
+    return Request(made.args, specs, True, [GuardedTensor.copy_of(grad, layout)], [0]) if with_gradient else made
 
 
-def of(direction: str, **more) -> list[Request]:
+def requests_for(direction: str, **more) -> list[Request]:
     return [request(seed, direction != "forward", **more) for seed in range(2)]
 
 
-def asking(what: float) -> list[Request]:
-    return [Request([Placed.of(torch.full((ROWS, COLUMNS), what), "contiguous")], of("forward")[0].wanted)]
+def constant_inputs(value: float) -> list[Request]:
+    return [
+        Request(
+            [GuardedTensor.copy_of(torch.full((ROWS, COLUMNS), value), "contiguous")],
+            requests_for("forward")[0].output_specs,
+        )
+    ]
 
 
 def expected(asked: Request, direction: str) -> list[torch.Tensor]:
@@ -72,16 +77,16 @@ def expected(asked: Request, direction: str) -> list[torch.Tensor]:
     return {"forward": [y], "backward": [*gradients], "both": [y, *gradients]}[direction]
 
 
-def looked_at(track: Track | Worker, values: int) -> list[torch.Tensor | None]:
-    track.sample(values)
-    return track.results()
+def results_of(run: TimedRun | Worker, values: int) -> list[torch.Tensor | None]:
+    run.sample(values)
+    return run.results()
 
 
 @contextlib.contextmanager
-def on(where: str, worker: Worker, requests: list[Request], direction: str):
-    """What is timed: a Track in this process, or a Worker that holds one."""
+def timed_run(where: str, worker: Worker, requests: list[Request], direction: str):
+    """Yield a TimedRun in this process, or a Worker that holds one."""
     if where == "here":
-        yield Track(lambda x: torch.softmax(x, -1), Inputs(requests, "cpu"), direction, HostTimer())
+        yield TimedRun(lambda x: torch.softmax(x, -1), InputPool(requests, "cpu"), direction, HostTimer())
     else:
         worker.begin(requests, direction)
         yield worker
@@ -91,75 +96,75 @@ def on(where: str, worker: Worker, requests: list[Request], direction: str):
 @pytest.mark.parametrize("layout", ["contiguous", "sliced"])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("where", ["here", "in a worker"])
-def test_results_are_those_of_the_values_of_that_number(worker, where, direction, layout):
-    requests = of(direction, layout=layout)
-    with on(where, worker, requests, direction) as track:
-        assert track.warm_up() > 0
+def test_results_belong_to_the_requested_values(worker, where, direction, layout):
+    requests = requests_for(direction, layout=layout)
+    with timed_run(where, worker, requests, direction) as run:
+        assert run.warm_up() > 0
         for number in (0, 1, 1, 0):
-            lap = track.sample(number)
-            assert lap.us > 0
-            assert lap.is_queued
-            for result, right in zip(track.results(), expected(requests[number], direction), strict=True):
+            sample = run.sample(number)
+            assert sample.us > 0
+            assert sample.is_queued
+            for result, right in zip(run.results(), expected(requests[number], direction), strict=True):
                 torch.testing.assert_close(result, right)
-        host_us, extra_bytes = track.aside()
+        host_us, extra_bytes = run.overhead()
         assert host_us > 0
         assert extra_bytes is None
 
 
 @pytest.mark.parametrize("where", ["here", "in a worker"])
-def test_results_of_several_calls_are_those_of_one_of_them(worker, where):
-    requests = of("both")
-    with on(where, worker, requests, "both") as track:
-        track.warm_up(4)
+def test_results_of_a_sample_with_several_calls_belong_to_one_of_them(worker, where):
+    requests = requests_for("both")
+    with timed_run(where, worker, requests, "both") as run:
+        run.warm_up(4)
         for number in (0, 1):
-            for result, right in zip(looked_at(track, number), expected(requests[number], "both"), strict=True):
+            for result, right in zip(results_of(run, number), expected(requests[number], "both"), strict=True):
                 torch.testing.assert_close(result, right)
 
 
-def test_every_call_of_a_sample_may_be_the_one_that_is_looked_at():
+def test_the_results_of_every_call_of_a_sample_may_be_returned():
     numbers, seen = iter(range(10**6)), set()
-    track = Track(lambda x: x * 0 + next(numbers), Inputs(of("forward"), "cpu"), "forward", HostTimer())
-    track.warm_up(4)
+    run = TimedRun(lambda x: x * 0 + next(numbers), InputPool(requests_for("forward"), "cpu"), "forward", HostTimer())
+    run.warm_up(4)
     for _ in range(60):
         first = next(numbers) + 1
-        seen.add(int(looked_at(track, 0)[0][0, 0]) - first)
+        seen.add(int(results_of(run, 0)[0][0, 0]) - first)
     assert seen == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-def test_inputs_are_gone_with_what_was_timed(direction):
-    inputs = Inputs(of(direction), "cpu")
-    track = Track(lambda x: torch.softmax(x, -1), inputs, direction, HostTimer())
-    track.warm_up()
-    track.sample()
+def test_inputs_are_freed_with_the_run(direction):
+    inputs = InputPool(requests_for(direction), "cpu")
+    run = TimedRun(lambda x: torch.softmax(x, -1), inputs, direction, HostTimer())
+    run.warm_up()
+    run.sample()
     alive = weakref.ref(inputs)
     gc.collect()
     gc.disable()
     try:
-        del track, inputs
+        del run, inputs
         assert alive() is None
     finally:
         gc.enable()
 
 
-def test_what_is_kept_is_a_copy():
+def test_results_are_copies():
     buffer = torch.zeros(ROWS, COLUMNS)
-    track = Track(lambda x: buffer.add_(1), Inputs(of("forward"), "cpu"), "forward", HostTimer())
-    first, second = (looked_at(track, 0)[0] for _ in range(2))
+    run = TimedRun(lambda x: buffer.add_(1), InputPool(requests_for("forward"), "cpu"), "forward", HostTimer())
+    first, second = (results_of(run, 0)[0] for _ in range(2))
     assert float(second[0, 0]) == float(first[0, 0]) + 1
 
 
-def test_what_has_no_gradient_is_none():
-    requests = [Request(r.args * 2, r.wanted, True, r.grads, [0, 1]) for r in of("both")]
-    track = Track(lambda x, y: x * 2, Inputs(requests, "cpu"), "both", HostTimer())
-    y, dx, dy = looked_at(track, 1)
+def test_a_missing_gradient_is_none():
+    requests = [Request(r.args * 2, r.output_specs, True, r.grads, [0, 1]) for r in requests_for("both")]
+    run = TimedRun(lambda x, y: x * 2, InputPool(requests, "cpu"), "both", HostTimer())
+    y, dx, dy = results_of(run, 1)
     assert torch.equal(y, requests[1].args[0].tensor() * 2)
     assert torch.equal(dx, requests[1].grads[0].tensor() * 2)
     assert dy is None
 
 
-def test_values_and_addresses_change_but_are_never_those_of_the_parent():
-    requests = of("forward")
+def test_values_and_addresses_change_and_are_never_the_callers():
+    requests = requests_for("forward")
     given = {r.args[0].memory.data_ptr() for r in requests}
     seen = []
 
@@ -167,27 +172,27 @@ def test_values_and_addresses_change_but_are_never_those_of_the_parent():
         seen.append((x.data_ptr(), float(x[0, 0])))
         return x * 2
 
-    track = Track(watching, Inputs(requests, "cpu"), "forward", HostTimer())
+    run = TimedRun(watching, InputPool(requests, "cpu"), "forward", HostTimer())
     for _ in range(60):
-        track.sample()
-    places, values = ({one[n] for one in seen} for n in (0, 1))
-    assert len(places) == SLOTS
-    assert not places & given
+        run.sample()
+    addresses, values = ({one[n] for one in seen} for n in (0, 1))
+    assert len(addresses) == SLOTS
+    assert not addresses & given
     assert values == {float(r.args[0].tensor()[0, 0]) for r in requests}
-    assert len(set(seen)) == SLOTS * 2, "any values in any place"
+    assert len(set(seen)) == SLOTS * 2, "any values at any address"
 
 
-def test_calls_of_one_sample_have_places_of_their_own():
-    inputs = Inputs(of("forward"), "cpu")
+def test_calls_of_one_sample_have_addresses_of_their_own():
+    inputs = InputPool(requests_for("forward"), "cpu")
     for count in (2, SLOTS, 3 * SLOTS):
         slots = inputs.take(count)
         assert len({slot.args[0].data_ptr() for slot in slots}) == count
 
 
 def test_incoming_gradients_change_with_the_inputs():
-    requests = of("both")
+    requests = requests_for("both")
     for number in (0, 1):
-        inputs = Inputs(requests, "cpu")
+        inputs = InputPool(requests, "cpu")
         (slot,) = inputs.take(1)
         for part in ("args", "grads"):
             inputs.fill(slot, part, number)
@@ -195,9 +200,9 @@ def test_incoming_gradients_change_with_the_inputs():
         assert torch.equal(slot.grads[0], requests[number].grads[0].tensor())
 
 
-def test_values_that_nobody_looks_at_are_the_same_in_other_places():
-    requests = [Request([Placed.of(torch.randn(32, 32), "contiguous")], []) for _ in range(2)]
-    inputs, plain = Inputs(requests, "cpu"), Inputs(requests[:1], "cpu", moves=False)
+def test_values_that_are_not_checked_are_rotated():
+    requests = [Request([GuardedTensor.copy_of(torch.randn(32, 32), "contiguous")], []) for _ in range(2)]
+    inputs, plain = InputPool(requests, "cpu"), InputPool(requests[:1], "cpu", rotates=False)
     known = [request.args[0].tensor() for request in requests]
     for _ in range(9):
         (slot,) = inputs.take(1)
@@ -210,35 +215,35 @@ def test_values_that_nobody_looks_at_are_the_same_in_other_places():
         assert torch.equal(slot.args[0], known[0])
 
 
-def test_kernels_that_change_their_inputs_have_fresh_ones_each_time():
+def test_kernels_that_change_their_inputs_get_fresh_ones_each_time():
     seen = []
 
     def in_place(x):
         seen.append(float(x[0, 0]))
         return x.fill_(99.0)
 
-    requests = of("forward")
-    track = Track(in_place, Inputs(requests, "cpu"), "forward", HostTimer())
-    track.warm_up(2)
+    requests = requests_for("forward")
+    run = TimedRun(in_place, InputPool(requests, "cpu"), "forward", HostTimer())
+    run.warm_up(2)
     for number in (0, 1, 0):
-        assert float(looked_at(track, number)[0][0, 0]) == 99.0
-    track.aside()
+        assert float(results_of(run, number)[0][0, 0]) == 99.0
+    run.overhead()
     assert 99.0 not in seen
     assert float(requests[0].args[0].tensor()[0, 0]) in seen
 
 
-def test_what_is_written_around_an_input_does_not_last():
-    inputs = Inputs(of("forward"), "cpu")
+def test_guards_are_restored_before_each_sample():
+    inputs = InputPool(requests_for("forward"), "cpu")
     slots = inputs.take(SLOTS)
     for slot in slots:
         slot.request.args[0].memory.fill_(7)
-    clean = of("forward")[0].args[0].memory[:GUARD]
+    clean = requests_for("forward")[0].args[0].memory[:GUARD]
     for slot in inputs.take(SLOTS):
         inputs.fill(slot, "args", 0)
         assert torch.equal(slot.request.args[0].memory[:GUARD], clean)
 
 
-def test_gradients_are_on_only_where_they_are_asked_for():
+def test_grad_mode_is_enabled_only_for_backward():
     seen = {}
     for direction in DIRECTIONS:
 
@@ -246,7 +251,7 @@ def test_gradients_are_on_only_where_they_are_asked_for():
             seen.setdefault(direction, set()).add((torch.is_grad_enabled(), x.requires_grad))
             return x * 2
 
-        Track(watching, Inputs(of(direction), "cpu"), direction, HostTimer()).sample()
+        TimedRun(watching, InputPool(requests_for(direction), "cpu"), direction, HostTimer()).sample()
     assert seen == {"forward": {(False, False)}, "backward": {(True, True)}, "both": {(True, True)}}
     assert torch.is_grad_enabled()
 
@@ -263,24 +268,24 @@ def test_backward_does_not_time_the_forward():
         moments.append("forward")
         return x * 2
 
-    Track(fn, Inputs(of("backward"), "cpu"), "backward", Watching()).sample()
+    TimedRun(fn, InputPool(requests_for("backward"), "cpu"), "backward", Watching()).sample()
     assert moments == ["forward", "sample"]
     moments.clear()
-    Track(fn, Inputs(of("both"), "cpu"), "both", Watching()).sample()
+    TimedRun(fn, InputPool(requests_for("both"), "cpu"), "both", Watching()).sample()
     assert moments == ["sample", "forward"]
 
 
 @pytest.mark.parametrize(
-    ("what", "kind", "reason"),
+    ("action", "kind", "reason"),
     [
         (1, "crashed", "code 0"),
         (2, "timeout", "within"),
         (3, "crashed", "ValueError: first line"),
     ],
 )
-def test_a_bad_end_while_timed_is_told_and_the_next_begin_works(worker, what, kind, reason):
-    worker.begin(asking(what), "forward")
-    worker.seconds = 1 if what == 2 else 20
+def test_a_crash_while_timed_is_reported_and_the_next_begin_works(worker, action, kind, reason):
+    worker.begin(constant_inputs(action), "forward")
+    worker.seconds = 1 if action == 2 else 20
     begin = time.monotonic()
     with pytest.raises(KernelFailed, match=reason) as failure:
         worker.warm_up()
@@ -288,81 +293,81 @@ def test_a_bad_end_while_timed_is_told_and_the_next_begin_works(worker, what, ki
     assert failure.value.kind == kind
     assert "\n" not in str(failure.value)
     assert time.monotonic() - begin < 15
-    for ask in (worker.sample, worker.aside) if what != 3 else ():
+    for ask in (worker.sample, worker.overhead) if action != 3 else ():
         with pytest.raises(KernelFailed, match="ended the process in which it was timed"):
             ask()
     worker.end()
-    requests = of("forward")
+    requests = requests_for("forward")
     worker.begin(requests, "forward")
     worker.warm_up()
-    torch.testing.assert_close(looked_at(worker, 0), expected(requests[0], "forward"))
+    torch.testing.assert_close(results_of(worker, 0), expected(requests[0], "forward"))
 
 
-LAP = {"us": 1.0, "is_queued": True}
+SAMPLE = {"us": 1.0, "is_queued": True}
 
 
-def answered(monkeypatch, answer, tensors: int = 0) -> tuple[Worker, list[str]]:
-    """A worker whose process answers this, whatever it is asked; and whether that was ended."""
+def replying(monkeypatch, reply, tensors: int = 0) -> tuple[Worker, list[str]]:
+    """Return a worker whose process always sends this reply, and a list that is filled when the process is ended."""
     ended: list[str] = []
     worker = Worker(device="cpu")
     worker._process = SimpleNamespace(stdin=None, stdout=None, end=lambda: ended.append("ended"))
-    monkeypatch.setattr(parent.wire, "send", lambda *_: None)
-    monkeypatch.setattr(parent.wire, "receive", lambda *_: (b"", answer, [torch.zeros(1)] * tensors))
+    monkeypatch.setattr(parent.framing, "send", lambda *_: None)
+    monkeypatch.setattr(parent.framing, "receive", lambda *_: (b"", reply, [torch.zeros(1)] * tensors))
     return worker, ended
 
 
-def test_a_lap_that_makes_sense(monkeypatch):
-    worker, ended = answered(monkeypatch, LAP)
-    assert worker.sample(0) == Lap(1.0, True)
-    worker, ended = answered(monkeypatch, {"results": [True, False]}, 1)
+def test_a_valid_reply_is_decoded(monkeypatch):
+    worker, ended = replying(monkeypatch, SAMPLE)
+    assert worker.sample(0) == TimedSample(1.0, True)
+    worker, ended = replying(monkeypatch, {"results": [True, False]}, 1)
     assert worker.results() == [torch.zeros(1), None]
     assert not ended
 
 
 @pytest.mark.parametrize(
-    ("ask", "answer"),
+    ("ask", "reply"),
     [
         (Worker.warm_up, {}),
         (Worker.warm_up, {"us": "soon"}),
         (Worker.sample, {}),
-        (Worker.sample, LAP | {"us": "soon"}),
-        (Worker.sample, LAP | {"us": None}),
+        (Worker.sample, SAMPLE | {"us": "soon"}),
+        (Worker.sample, SAMPLE | {"us": None}),
         (Worker.sample, []),
         (Worker.sample, {"error": "me", "kind": "right"}),
         (Worker.results, {}),
         (Worker.results, {"results": 3}),
         (Worker.results, {"results": [True]}),
-        (Worker.aside, {"host_us": 1.0, "extra_bytes": float("inf")}),
-        (Worker.aside, {}),
-        (Worker.aside, {"host_us": None, "extra_bytes": 0}),
-        (Worker.aside, {"host_us": 1.0, "extra_bytes": "few"}),
+        (Worker.overhead, {"host_us": 1.0, "extra_bytes": float("inf")}),
+        (Worker.overhead, {}),
+        (Worker.overhead, {"host_us": None, "extra_bytes": 0}),
+        (Worker.overhead, {"host_us": 1.0, "extra_bytes": "few"}),
     ],
 )
-def test_an_answer_that_makes_no_sense_was_tampered_with(monkeypatch, ask, answer):
-    worker, ended = answered(monkeypatch, answer)
+def test_a_malformed_reply_was_tampered_with(monkeypatch, ask, reply):
+    worker, ended = replying(monkeypatch, reply)
     with pytest.raises(KernelFailed) as failure:
         ask(worker)
     assert failure.value.kind == "tampered"
     assert ended
 
 
-def test_a_lap_larger_than_any_result_is_not_read(worker, monkeypatch):
-    worker.begin(of("forward"), "forward")
+def test_a_reply_larger_than_any_result_is_not_read(worker, monkeypatch):
+    worker.begin(requests_for("forward"), "forward")
     limits = []
-    real = parent.wire.receive
+    real = parent.framing.receive
 
-    def watching(pipe, deadline, token, most):
-        limits.append(most)
-        return real(pipe, deadline, token, most)
+    def watching(pipe, deadline, token, max_bytes):
+        limits.append(max_bytes)
+        return real(pipe, deadline, token, max_bytes)
 
-    monkeypatch.setattr(parent.wire, "receive", watching)
+    monkeypatch.setattr(parent.framing, "receive", watching)
     worker.sample(0)
-    assert ROWS * COLUMNS * 4 < limits[0] < 2 * parent.SMALL
+    assert ROWS * COLUMNS * 4 < limits[0] < 2 * parent.REPLY_SLACK
 
 
 @pytest.fixture
 def full(monkeypatch):
-    """A GPU on which others leave two gibibytes."""
+    """A GPU on which other processes leave 2 GiB."""
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**30)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30, 80 * 2**30))
@@ -372,21 +377,21 @@ def out_of_memory(*_):
     raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nand more")
 
 
-def test_too_little_memory_is_a_failure_of_its_own_kind(full):
+def test_running_out_of_memory_is_a_failure_of_its_own_kind(full):
     with (
         pytest.raises(KernelFailed, match="more than the 2 GiB of GPU memory that other processes leave") as failure,
-        failures(),
+        kernel_failures(),
     ):
         out_of_memory()
     assert failure.value.kind == "memory"
-    track = Track(out_of_memory, Inputs(of("forward"), "cpu"), "forward", HostTimer())
-    for ask in (track.warm_up, track.sample, track.aside):
+    run = TimedRun(out_of_memory, InputPool(requests_for("forward"), "cpu"), "forward", HostTimer())
+    for ask in (run.warm_up, run.sample, run.overhead):
         with pytest.raises(KernelFailed) as failure:
             ask()
         assert failure.value.kind == "memory"
 
 
-def test_a_case_that_needs_too_much_memory_is_left_out_and_the_others_are_asked(full):
+def test_a_case_that_needs_too_much_memory_is_left_out_and_the_others_are_checked(full):
     double = Op(
         "double",
         lambda x: x * 2,
@@ -399,22 +404,22 @@ def test_a_case_that_needs_too_much_memory_is_left_out_and_the_others_are_asked(
     def greedy(x):
         return out_of_memory() if len(x) == 7 else x * 2
 
-    trials = [Trial(Case((("N", n),), "float32")) for n in (7, 8)]
+    cases = [CheckCase(Case((("N", n),), "float32")) for n in (7, 8)]
     for language in ("torch", "python"):  # ours, and a user's file
         kernel = Kernel("greedy", greedy, language, lambda *_: True, differentiable=False)
-        judge = Judge(double, kernel, Here(greedy, "cpu"), Answers(double, "cpu", 0), "cpu")
-        verdict = judge.judge(trials, lambda: None)
+        judge = Judge(double, kernel, InProcess(greedy, "cpu"), ReferenceRuns(double, "cpu", 0), "cpu")
+        verdict = judge.judge(cases, lambda: None)
         assert [case.verdict for case in verdict.cases] == ["unsupported", "right"]
         assert "2 GiB" in verdict.cases[0].reason
         assert verdict.verdict == "right"
         assert any("1 left out" in label for label in verdict.labels)
-        alone = Judge(double, kernel, Here(greedy, "cpu"), Answers(double, "cpu", 0), "cpu")
-        assert alone.judge(trials[:1], lambda: None).verdict == "unsupported"
+        alone = Judge(double, kernel, InProcess(greedy, "cpu"), ReferenceRuns(double, "cpu", 0), "cpu")
+        assert alone.judge(cases[:1], lambda: None).verdict == "unsupported"
 
 
 @pytest.mark.parametrize(("device", "lives"), [("cpu", True), ("cuda", False)])
 def test_after_a_crash_on_a_gpu_the_next_case_has_another_process(monkeypatch, device, lives):
-    worker, ended = answered(monkeypatch, {"error": "an illegal address", "kind": "crashed"})
+    worker, ended = replying(monkeypatch, {"error": "an illegal address", "kind": "crashed"})
     worker.device = device
     with pytest.raises(KernelFailed, match="an illegal address"):
         worker.sample()
