@@ -65,8 +65,6 @@ pairs: $(READY)
 records: $(READY)
 	$(RUN) scripts/records.py run
 
-PAGES := $(shell grep -l '^<!-- records:' README.md docs/*.md)
-
 pages: $(READY)
 	$(RUN) scripts/generate.py
 
