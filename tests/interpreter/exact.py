@@ -1,4 +1,4 @@
-"""Numbers of every dtype and exact arithmetic on them, for tests that ask for the last bit."""
+"""Samples of every dtype and exact arithmetic on them, for tests that require bit-exact results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLOATS, FP8 = (F16, BF16, F32, F64), (E4M3, E5M2)
 SIGNED, UNSIGNED = (I8, I16, I32, I64), (U8, U16, U32, U64)
 INTEGERS = SIGNED + UNSIGNED
 MANTISSA = {E4M3: 3, E5M2: 2, F16: 10, BF16: 7, F32: 23, F64: 52}  # stored bits
-NAMES = {E4M3: "float8e4nv", E5M2: "float8e5", BOOL: "int1"}  # in tl, where it is not torch's
+NAMES = {E4M3: "float8e4nv", E5M2: "float8e5", BOOL: "int1"}  # names in tl that differ from torch's
 LANES = 128
 
 
@@ -29,7 +29,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def sample(dtype: torch.dtype, which: int = 0, special: bool = True) -> Tensor:
-    """Random numbers; the first of x (which=0) and y (which=1) are all pairs of special ones."""
+    """Return random numbers; x (which=0) and y (which=1) begin with all pairs of special values."""
     rng = np.random.default_rng(which)
     if dtype == BOOL:
         return torch.from_numpy(rng.integers(0, 2, LANES).astype(bool))
@@ -49,14 +49,14 @@ def sample(dtype: torch.dtype, which: int = 0, special: bool = True) -> Tensor:
 
 
 def wide(tensor: Tensor) -> np.ndarray:
-    """Numbers that lose nothing: fp64, or Python's integers."""
+    """Convert without loss to fp64 or Python integers."""
     if tensor.dtype.is_floating_point:
         return tensor.double().numpy()
     return np.array(tensor.numpy().tolist(), bool if tensor.dtype == BOOL else object)
 
 
 def narrow(values: Any, dtype: torch.dtype) -> Tensor:
-    """Integers wrap around, floats round to nearest."""
+    """Convert to a dtype: integers wrap around, floats round to nearest."""
     values = (
         values.numpy() if isinstance(values, Tensor) else np.array(values, None if dtype.is_floating_point else object)
     )
@@ -70,7 +70,7 @@ def narrow(values: Any, dtype: torch.dtype) -> Tensor:
 
 
 def rounded(value: Any, dtype: torch.dtype, toward_zero: bool = False) -> float:
-    """An exact number in a float type. The fp8s saturate."""
+    """Round an exact number to a float type; the fp8 types saturate."""
     if isinstance(value, float) and (not math.isfinite(value) or value == 0):
         return math.copysign(torch.finfo(dtype).max, value) if dtype in FP8 and math.isinf(value) else value
     exact, finfo = Fraction(value), torch.finfo(dtype)
@@ -86,7 +86,7 @@ def rounded(value: Any, dtype: torch.dtype, toward_zero: bool = False) -> float:
 
 
 def block(*shape: int, dtype: torch.dtype = F32, low: int = -8, high: int = 9, seed: int = 0) -> Tensor:
-    """Whole numbers, small enough for sums and products of them to be exact."""
+    """Return integers small enough that their sums and products are exact."""
     low = low if dtype not in UNSIGNED else 0
     return torch.from_numpy(np.random.default_rng(seed).integers(low, high, shape)).to(dtype)
 

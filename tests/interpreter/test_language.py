@@ -1,6 +1,6 @@
-"""Kernels that load, store, branch and loop in all the ways the language has, and what they store.
+"""Loads, stores, control flow and constants of the Triton language, and the values they have to store.
 
-Without a GPU they are interpreted, with one compiled.
+The kernels are interpreted on a machine without a GPU and compiled on one with a GPU.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from tilewright.errors import KernelAborted
 
 
 @dataclass(frozen=True, eq=False)
-class Launched:
-    """A kernel that stores `expected` to its first argument."""
+class Case:
+    """A kernel that has to store `expected` to its first argument."""
 
     kernel: Any
     expected: Tensor
@@ -34,41 +34,41 @@ class Launched:
     grid: tuple[int, ...]
 
     def check(self, device: str) -> None:
-        def moved(value: Any) -> Any:
+        def to_device(value: Any) -> Any:
             if isinstance(value, TensorDescriptor):
                 return TensorDescriptor(
                     value.base.to(device), value.shape, value.strides, value.block_shape, value.padding
                 )
             if isinstance(value, tuple):
-                return tuple(map(moved, value))
+                return tuple(map(to_device, value))
             return value.clone().to(device) if isinstance(value, Tensor) else value
 
         out = torch.zeros(self.expected.shape, dtype=self.expected.dtype, device=device)
-        self.kernel[self.grid](out, *map(moved, self.args))
+        self.kernel[self.grid](out, *map(to_device, self.args))
         assert_near(out.cpu(), self.expected)
 
 
-MEMORY: list[Launched] = []
-LANGUAGE: list[Launched] = []
+MEMORY: list[Case] = []
+LANGUAGE: list[Case] = []
 
 
-def gives(rows: list[Launched], expected: Any, *args: Any, grid: tuple[int, ...] = (1,)) -> Callable[[Any], Any]:
-    """Enters a kernel; what it gives are int32s unless a tensor says otherwise."""
+def stores(cases: list[Case], expected: Any, *args: Any, grid: tuple[int, ...] = (1,)) -> Callable[[Any], Any]:
+    """Register a kernel with the values it has to store, int32 unless `expected` is a tensor."""
 
-    def enter(kernel: Any) -> Any:
-        whole = expected if isinstance(expected, Tensor) else torch.tensor(expected, dtype=I32)
-        rows.append(Launched(kernel, whole, args, grid))
+    def register(kernel: Any) -> Any:
+        values = expected if isinstance(expected, Tensor) else torch.tensor(expected, dtype=I32)
+        cases.append(Case(kernel, values, args, grid))
         return kernel
 
-    return enter
+    return register
 
 
-def named(rows: list[Launched]) -> Any:
-    function = lambda row: row.kernel if hasattr(row.kernel, "__name__") else row.kernel.fn
-    return pytest.mark.parametrize("row", rows, ids=lambda row: function(row).__name__)
+def parametrize(cases: list[Case]) -> Any:
+    function = lambda case: case.kernel if hasattr(case.kernel, "__name__") else case.kernel.fn
+    return pytest.mark.parametrize("case", cases, ids=lambda case: function(case).__name__)
 
 
-@gives(MEMORY, torch.tensor([0, 1, 2, 3, 4, -1, -1, -1, 0, 1, 2, 3, 4, 0, 0, 0.0]), torch.arange(8.0), 5)
+@stores(MEMORY, torch.tensor([0, 1, 2, 3, 4, -1, -1, -1, 0, 1, 2, 3, 4, 0, 0, 0.0]), torch.arange(8.0), 5)
 @triton.jit
 def masked_loads(out, x, n):
     i = tl.arange(0, 8)
@@ -76,7 +76,7 @@ def masked_loads(out, x, n):
     tl.store(out + 8 + i, tl.load(x + i, mask=i < n), mask=i < n)
 
 
-@gives(MEMORY, [3, 0, 7, 0, 5, 6], torch.arange(8, dtype=I32), 7)
+@stores(MEMORY, [3, 0, 7, 0, 5, 6], torch.arange(8, dtype=I32), 7)
 @triton.jit
 def scalars(out, x, n):
     tl.store(out, tl.load(x + 3))
@@ -86,24 +86,24 @@ def scalars(out, x, n):
     tl.store(out + 4 + tl.arange(0, 2), tl.load(end - 2 + tl.arange(0, 2).to(tl.uint8)))
 
 
-@gives(MEMORY, torch.tensor([False, True, False, True, True, True]), torch.tensor([True, False, True, False]))
+@stores(MEMORY, torch.tensor([False, True, False, True, True, True]), torch.tensor([True, False, True, False]))
 @triton.jit
-def truth_values(out, x):
+def booleans(out, x):
     i = tl.arange(0, 4)
     tl.store(out + i, ~tl.load(x + i))
     tl.store(out + 4, tl.load(x + 1, mask=tl.load(x + 1), other=True))
     tl.store(out + 5, tl.max(tl.load(x + i).to(tl.int32), 0))
 
 
-@gives(MEMORY, torch.tensor([1, 1 + 2**-10, 65504, math.inf], dtype=F16), torch.tensor([1, 1.001, 65519, 65520]))
+@stores(MEMORY, torch.tensor([1, 1 + 2**-10, 65504, math.inf], dtype=F16), torch.tensor([1, 1.001, 65519, 65520]))
 @triton.jit
 def stores_convert(out, x):
     tl.store(out + tl.arange(0, 4), tl.load(x + tl.arange(0, 4)))
 
 
-@gives(MEMORY, torch.arange(16.0), torch.arange(16.0))
+@stores(MEMORY, torch.arange(16.0), torch.arange(16.0))
 @triton.jit
-def policies(out, x):
+def cache_policies(out, x):
     i = tl.arange(0, 4)
     tl.store(out + i, tl.load(x + i, cache_modifier=".cg"), cache_modifier=".wb")
     tl.store(out + 4 + i, tl.load(x + 4 + i, eviction_policy="evict_first"), eviction_policy="evict_last")
@@ -116,7 +116,7 @@ WINDOW = torch.full((8, 8), math.nan)
 WINDOW[:2, :4] = PADDED[2:, 2:]
 
 
-@gives(MEMORY, torch.stack([WINDOW, WINDOW.nan_to_num(0), WINDOW.nan_to_num(0).T]), PADDED, 4, 6)
+@stores(MEMORY, torch.stack([WINDOW, WINDOW.nan_to_num(0), WINDOW.nan_to_num(0).T]), PADDED, 4, 6)
 @triton.jit
 def block_pointers(out, x, rows, columns):
     source = tl.make_block_ptr(x, (rows, columns), (columns, 1), (0, 2), (8, 8), (1, 0))
@@ -131,7 +131,7 @@ def block_pointers(out, x, rows, columns):
 TILED = torch.arange(5 * 12.0).reshape(5, 12)
 
 
-@gives(MEMORY, torch.cat([2 * TILED, TILED]), TILED, 5, 12, grid=(2, 3))
+@stores(MEMORY, torch.cat([2 * TILED, TILED]), TILED, 5, 12, grid=(2, 3))
 @triton.jit
 def descriptors_in_the_kernel(out, x, rows, columns):
     source = tl.make_tensor_descriptor(x, [rows, columns], [columns, 1], [4, 4])
@@ -143,9 +143,9 @@ def descriptors_in_the_kernel(out, x, rows, columns):
     added.atomic_add(start, source.load(start))
 
 
-@gives(MEMORY, torch.arange(64, dtype=I32), torch.arange(32, dtype=I32), torch.arange(32, 64, dtype=I32))
+@stores(MEMORY, torch.arange(64, dtype=I32), torch.arange(32, dtype=I32), torch.arange(32, 64, dtype=I32))
 @triton.jit
-def descriptors_of_one_and_three_dimensions(out, x, y):
+def descriptors_with_one_and_three_dimensions(out, x, y):
     line = tl.make_tensor_descriptor(x, [32], [1], [16])
     for start in range(0, 32, 16):
         tl.store(out + start + tl.arange(0, 16), line.load([start]))
@@ -158,18 +158,18 @@ EDGE = torch.full((4, 8), math.nan)
 EDGE[:1, :4] = TILED[4:, 8:]
 
 
-@gives(MEMORY, EDGE, TensorDescriptor(TILED, [5, 12], [12, 1], [4, 8], "nan"))
+@stores(MEMORY, EDGE, TensorDescriptor(TILED, [5, 12], [12, 1], [4, 8], "nan"))
 @triton.jit
-def descriptors_of_the_host(out, x):
+def host_descriptors(out, x):
     tl.static_assert(x.dtype == tl.float32)
     tl.store(out + tl.arange(0, 4)[:, None] * 8 + tl.arange(0, 8)[None, :], x.load([4, 8]))
 
 
-@named(MEMORY)
-def test_memory(row, device):
+@parametrize(MEMORY)
+def test_memory(case, device):
     if device == "cuda":
         triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=I8, device=device))
-    row.check(device)
+    case.check(device)
 
 
 @triton.jit
@@ -205,17 +205,17 @@ def shuffle_rows(x, order, out, rows, columns):
 
 
 def test_descriptors_gather_and_scatter():
-    """Hopper has no instruction for them: interpreted only."""
+    """Interpreted only, since Hopper has no instruction for them."""
     x, out = torch.arange(16.0 * 32).reshape(16, 32), torch.zeros(16, 32)
     order = torch.tensor([3, 1, 4, 15, 9, 2, 6, 16], dtype=I32)
     with tilewright.interpret():
         shuffle_rows[(1,)](x, order, out, 16, 32)
     expected = torch.zeros(16, 32)
-    expected[1:8, :16] = x[order[:7].long(), 16:]  # row 16 is outside of x, and so zeros
+    expected[1:8, :16] = x[order[:7].long(), 16:]  # row 16 is out of bounds and loads as zero
     assert_near(out, expected)
 
 
-# The language around them
+# Control flow, functions and constants
 
 FACTOR = tl.constexpr(3)
 
@@ -235,7 +235,7 @@ def constant():
     return 5
 
 
-@gives(LANGUAGE, [10, 7, 4, 1, 0, 2, 4, 3, 3], 10, 2**40)
+@stores(LANGUAGE, [10, 7, 4, 1, 0, 2, 4, 3, 3], 10, 2**40)
 @triton.jit
 def ranges(out, n, far):
     k = 0
@@ -252,9 +252,9 @@ def ranges(out, n, far):
         k += 1
 
 
-@gives(LANGUAGE, [0, 10, 20, 7, 1, 5])
+@stores(LANGUAGE, [0, 10, 20, 7, 1, 5])
 @triton.jit
-def constants_of_the_compiler(out):
+def constexprs(out):
     for i in tl.static_range(3):
         tl.store(out + i, i * 10)
     SIZE: tl.constexpr = 2 * FACTOR + 1
@@ -267,7 +267,7 @@ def constants_of_the_compiler(out):
     tl.store(out + 5, max(FACTOR, 5) if block.type.is_block() else min(2, 3))
 
 
-@gives(LANGUAGE, [6, 8, 4, 8, 5, 60], 2, (4, 60))
+@stores(LANGUAGE, [6, 8, 4, 8, 5, 60], 2, (4, 60))
 @triton.jit
 def functions_and_tuples(out, x, pair):
     tl.store(out, scaled(x))
@@ -282,7 +282,7 @@ def functions_and_tuples(out, x, pair):
     tl.store(out + 5, pair[1])
 
 
-@gives(LANGUAGE, [111, 55, 9, 4, 1, 1])
+@stores(LANGUAGE, [111, 55, 9, 4, 1, 1])
 @triton.jit
 def loops_and_branches(out):
     x, steps = 27, 0
@@ -307,9 +307,9 @@ def loops_and_branches(out):
     tl.store(out + 5, 1 if tl.target_info.cuda_capability_geq(9, 0) else 0)
 
 
-@gives(LANGUAGE, [0, 1, 3, 6, 0, 15, 21, 28], 4, grid=(8,))
+@stores(LANGUAGE, [0, 1, 3, 6, 0, 15, 21, 28], 4, grid=(8,))
 @triton.jit
-def programs_go_different_ways(out, skipped):
+def programs_diverge(out, skipped):
     pid = tl.program_id(0)
     if pid == skipped:
         return
@@ -319,31 +319,31 @@ def programs_go_different_ways(out, skipped):
     tl.store(out + pid, total)
 
 
-@gives(
+@stores(
     LANGUAGE, [[[100 * x + 10 * y + z + 234000 for x in range(2)] for y in range(3)] for z in range(4)], grid=(2, 3, 4)
 )
 @triton.jit
-def grid_of_three_dimensions(out):
+def three_dimensional_grid(out):
     x, y, z = tl.program_id(0), tl.program_id(1), tl.program_id(axis=2)
     sizes = tl.num_programs(0) * 100 + tl.num_programs(1) * 10 + tl.num_programs(2)
     tl.store(out + x + 2 * (y + 3 * z), x * 100 + y * 10 + z + sizes * 1000)
 
 
-@gives(LANGUAGE, [0, 2, 4, 6], None, 4)
+@stores(LANGUAGE, [0, 2, 4, 6], None, 4)
 @triton.jit
 def hints_and_assertions(out, nothing, n):
     i = tl.max_constancy(tl.multiple_of(tl.max_contiguous(tl.arange(0, 4), 4), 4), 1)
     tl.assume(n > 0)
-    tl.device_assert(i < 0, "never looked at")
-    assert n < 0, "nor this"
-    tl.static_assert(nothing is None, "told")
+    tl.device_assert(i < 0, "device asserts are off")
+    assert n < 0, "asserts are off"
+    tl.static_assert(nothing is None, "message")
     if nothing is not None:
         tl.store(out + i, nothing)
     tl.debug_barrier()
     tl.store(out + i, 2 * i, mask=i < n)
 
 
-@gives(LANGUAGE, [12, 1], 6)
+@stores(LANGUAGE, [12, 1], 6)
 @triton.heuristics({"EVEN": lambda args: args["n"] % 2 == 0})
 @triton.jit
 def heuristics(out, n, EVEN: tl.constexpr):
@@ -351,9 +351,9 @@ def heuristics(out, n, EVEN: tl.constexpr):
     tl.store(out + 1, EVEN.value)
 
 
-@named(LANGUAGE)
-def test_language(row, device):
-    row.check(device)
+@parametrize(LANGUAGE)
+def test_language(case, device):
+    case.check(device)
 
 
 @triton.autotune([triton.Config({"BLOCK": size}, num_warps=1) for size in (16, 32)], key=["n"])
@@ -363,7 +363,7 @@ def tuned(x, out, n, BLOCK: tl.constexpr):
     tl.store(out + i, tl.load(x + i, mask=i < n), mask=i < n)
 
 
-def test_autotuned_kernels_take_their_first_configuration(device):
+def test_autotuned_kernels_use_their_first_config(device):
     x = torch.arange(100, device=device)
     out = torch.zeros_like(x)
     tuned[lambda meta: (triton.cdiv(100, meta["BLOCK"]),)](x, out=out, n=100)
@@ -394,7 +394,7 @@ def count_between(x, out):
 
 
 def test_chained_comparisons():
-    """Triton refuses them; Python and so the interpreter do not."""
+    """Interpreted only, since Triton rejects them."""
     out = torch.zeros(1, dtype=I32)
     with tilewright.interpret():
         count_between[(1,)](torch.arange(8), out)
@@ -428,8 +428,8 @@ def packed(x):
     [(assembly, "tl.inline_asm_elementwise"), (in_gluon, "Gluon"), (packed, "tl.map_elementwise with pack > 1")],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_cannot_be_interpreted_says_so(kernel, construct):
-    with tilewright.interpret(), pytest.raises(KernelAborted) as stopped:
+def test_unsupported_features_are_named(kernel, construct):
+    with tilewright.interpret(), pytest.raises(KernelAborted) as aborted:
         kernel[(1,)](torch.zeros(32, dtype=I32))
-    assert stopped.value.kind == "unsupported"
-    assert re.fullmatch(rf"\S*test_language.py:\d+: {kernel.fn.__name__} uses {construct}, .*", str(stopped.value))
+    assert aborted.value.kind == "unsupported"
+    assert re.fullmatch(rf"\S*test_language.py:\d+: {kernel.fn.__name__} uses {construct}, .*", str(aborted.value))

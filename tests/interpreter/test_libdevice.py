@@ -1,3 +1,5 @@
+"""libdevice functions, compared with exact arithmetic, Python's math module and known values."""
+
 import ast
 import itertools
 import math
@@ -33,7 +35,7 @@ WIDTHS = {np.float32: ("f", "float", np.int32), np.float64: ("d", "double", np.i
 
 
 def declared():
-    """(symbol, types of its operands, type of its result) of every function that Triton declares."""
+    """Yield (symbol, operand types, result type) of every function that Triton declares."""
     tables = [
         node for node in ast.walk(ast.parse(Path(triton_libdevice.__file__).read_text())) if type(node) is ast.Dict
     ]
@@ -50,22 +52,22 @@ def call(name, *args):
 
 
 def same(got, expected):
-    """Equal to the bit, but for the bits of a NaN."""
+    """Return whether the results are bit-identical, except for the payload of NaN."""
     expected = np.asarray(expected, got.dtype)
     return got.shape == expected.shape and bool(
         np.all((got == expected) & (np.signbit(got) == np.signbit(expected)) | np.isnan(got) & np.isnan(expected))
     )
 
 
-def test_triton_declares_what_it_did():
+def test_triton_declares_the_expected_functions():
     assert len(DECLARED) > 250
     assert ("__nv_tanhf", (np.float32,), np.float32) in DECLARED
     assert ("__nv_umulhi", (np.int32, np.int32), np.int32) in DECLARED
 
 
 @pytest.mark.parametrize(("symbol", "operands", "result"), DECLARED, ids=[symbol for symbol, *_ in DECLARED])
-def test_every_function_of_triton_is_there_and_returns_the_type_it_declares(symbol, operands, result):
-    counts = [0, 1, 2, 5, -1, 3, 4]  # orders of Bessel functions are gone through one by one
+def test_every_declared_function_exists_and_returns_its_declared_type(symbol, operands, result):
+    counts = [0, 1, 2, 5, -1, 3, 4]  # small orders, since Bessel functions recur over them
     args = [
         np.array(counts if symbol[5:7] in ("jn", "yn") and each is np.int32 else SAMPLES[each], each)
         for each in operands
@@ -76,7 +78,7 @@ def test_every_function_of_triton_is_there_and_returns_the_type_it_declares(symb
     assert libdevice.evaluate(symbol, [arg[:0] for arg in args]).shape == (0,)
 
 
-def test_operands_broadcast_and_keep_their_values():
+def test_operands_broadcast_and_are_not_modified():
     column, row = np.array([[1.0], [2.0]], np.float32), np.array([3.0, 4.0, 5.0], np.float32)
     assert same(call("fadd_rn", column, row), [[4, 5, 6], [5, 6, 7]])
     assert same(call("fabsf", np.array(-2.0, np.float32)), 2.0)
@@ -93,7 +95,7 @@ def test_an_unknown_symbol_is_a_key_error(symbol):
 
 
 def rounded(exact, mode, dtype):
-    """The float that an exact number rounds to, found by looking at both floats next to it."""
+    """Return the float that an exact number rounds to, found among its two neighbours."""
     limit = Fraction(float(np.finfo(dtype).max))
     if abs(exact) > limit:
         half_step = (limit - Fraction(float(np.nextafter(dtype(limit), dtype(0))))) / 2
@@ -111,7 +113,7 @@ def rounded(exact, mode, dtype):
 
 
 def root(x):
-    """A square root to a thousand bits, the last of which says whether there are more."""
+    """Return a square root to a thousand bits, the last of which is sticky."""
     scaled = x * 2**2100
     floor = math.isqrt(int(scaled))
     return Fraction(2 * floor + (floor * floor != scaled), 2**1051)
@@ -137,13 +139,13 @@ EXACT = {
 
 def agree(got, exact, mode, dtype):
     expected = np.array([rounded(each, mode, dtype) if each else 0 for each in exact], dtype)
-    np.testing.assert_array_equal(got, expected)  # leaves out the sign of zero
+    np.testing.assert_array_equal(got, expected)  # ignores the sign of zero
     assert got.dtype == dtype
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("operation", EXACT)
-def test_arithmetic_rounds_as_its_name_says(operation, dtype):
+def test_arithmetic_uses_the_rounding_mode_in_its_name(operation, dtype):
     values = edges(dtype)
     if operation == "sqrt":
         values = np.abs(values)
@@ -174,12 +176,12 @@ def test_fma_rounds_once(dtype, name):
 
 def test_fp32_fma_is_not_rounded_in_fp64_first():
     a, b = np.float32(1 + 2**-12), np.float32(1 + 2**-12)
-    c = np.float32(2**-80)  # a * b is half way between two floats
+    c = np.float32(2**-80)  # a * b is halfway between two floats
     assert call("fmaf", a, b, c) > call("fmaf", a, b, -c)
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
-def test_what_cancels_leaves_a_negative_zero_only_when_rounded_down(dtype):
+def test_cancellation_gives_negative_zero_only_when_rounding_down(dtype):
     letter, fma = WIDTHS[dtype][0], "fmaf" if dtype is np.float32 else "fma"
     one, zero = dtype(1), dtype(0)
     for mode in MODES:
@@ -198,7 +200,7 @@ def test_what_cancels_leaves_a_negative_zero_only_when_rounded_down(dtype):
 
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("mode", MODES)
-def test_infinities_and_nans_are_exact_in_every_mode(dtype, mode):
+def test_infinities_and_nans_in_every_mode(dtype, mode):
     letter, fma = WIDTHS[dtype][0], "fmaf" if dtype is np.float32 else "fma"
     a, b = (
         np.array(each, dtype) for each in zip((INF, 1), (INF, -INF), (1, 0), (-1, 0), (0, 0), (NAN, 1), strict=True)
@@ -223,7 +225,7 @@ def as_signed(value, bits):
 
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("target", INTEGERS)
-def test_floats_become_integers_of_the_nearest_value_there_is(dtype, target):
+def test_float_to_integer_conversion_clamps(dtype, target):
     bits, signed = INTEGERS[target]
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     powers = [2.0**e + d for e in (0, 1, 23, 31, 32, 52, 63, 64, 100) for d in (0, -0.5, 0.5, 1.5)]
@@ -234,16 +236,16 @@ def test_floats_become_integers_of_the_nearest_value_there_is(dtype, target):
         name = f"{WIDTHS[dtype][1]}2{target}_{mode}"
         assert call(name, values).tolist() == expected
         assert call(name, np.array([INF, -INF], dtype)).tolist() == [as_signed(high, bits), low]
-        nan = 0 if dtype is np.float32 and bits == 32 else -(2 ** (bits - 1))  # as PTX has it for cvt
+        nan = 0 if dtype is np.float32 and bits == 32 else -(2 ** (bits - 1))  # as specified for cvt in PTX
         assert call(name, np.array(NAN, dtype)).item() == nan
 
 
 @pytest.mark.parametrize("source", INTEGERS)
 @pytest.mark.parametrize("dtype", WIDTHS)
-def test_integers_become_floats_rounded_as_the_name_says(source, dtype):
+def test_integer_to_float_conversion_uses_the_rounding_mode_in_its_name(source, dtype):
     bits, signed = INTEGERS[source]
     wanted = [2**e + d for e in range(0, bits, 3) for d in (-3, -1, 0, 1, 7)]
-    wanted += [2**62 + 2**38 + d for d in (-1, 0, 1)] + [2**62 + 2**9 + d for d in (-1, 0, 1)]  # ties of both widths
+    wanted += [2**62 + 2**38 + d for d in (-1, 0, 1)] + [2**62 + 2**9 + d for d in (-1, 0, 1)]  # ties in fp32 and fp64
     patterns = np.array([as_signed(sign * each, bits) for each in wanted for sign in (1, -1)], f"i{bits // 8}")
     exact = [Fraction(each if signed else each % 2**bits) for each in patterns.tolist()]
     for mode in MODES if bits == 64 or dtype is np.float32 else ("rn",):
@@ -253,20 +255,20 @@ def test_integers_become_floats_rounded_as_the_name_says(source, dtype):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_doubles_become_floats(mode):
+def test_double_to_float_conversion(mode):
     values = np.concatenate([edges(np.float64), edges(np.float32), [1 + 2**-24, 1 + 3 * 2**-24, 3.4028235677973366e38]])
     agree(call(f"double2float_{mode}", values), [Fraction(each) for each in values.tolist()], mode, np.float32)
     assert same(call(f"double2float_{mode}", np.array([0, -0.0, INF, -INF, NAN])), [0, -0.0, INF, -INF, NAN])
 
 
-def test_halves_convert_by_their_bits():
+def test_half_conversion():
     values = np.array([1.5, -0.0, 65520, 1e-8, 2**-24], np.float32)
     bits = call("float2half_rn", values)
     assert bits.dtype == np.int16
     assert same(call("half2float", bits), [1.5, -0.0, INF, 0, 2**-24])
 
 
-def test_bits_are_read_as_another_type():
+def test_bitcasts():
     float_bits, double_bits = (
         struct.unpack("<i", struct.pack("<f", -1.1))[0],
         struct.unpack("<q", struct.pack("<d", -1.1))[0],
@@ -295,7 +297,7 @@ def patterns(bits):
     return np.array([*edge, *drawn.tolist()], drawn.dtype)
 
 
-# Of integers, signed or not as their names say; results are taken modulo 2**bits.
+# (bits, signed, exact function); results are taken modulo 2**bits.
 PAIRS = {
     "hadd": (32, True, lambda a, b: (a + b) >> 1),
     "rhadd": (32, True, lambda a, b: (a + b + 1) >> 1),
@@ -319,7 +321,7 @@ PAIRS = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_integer_arithmetic_knows_its_sign(name):
+def test_integer_arithmetic(name):
     bits, signed, exact = PAIRS[name]
     pairs = list(itertools.product(patterns(bits).tolist(), repeat=2))
     a, b = np.array(pairs, patterns(bits).dtype).T
@@ -338,19 +340,19 @@ BITS = {
     "popc": lambda x, bits: bin(x % 2**bits).count("1"),
     "clz": lambda x, bits: bits - (x % 2**bits).bit_length(),
     "ffs": lambda x, bits: (x & -x).bit_length(),
-    "brev": lambda x, bits: as_signed(int(f"{x % 2**bits:0{bits}b}"[::-1], 2), bits),
+    "brev": lambda x, bits: as_signed(reversed_bits(x, bits), bits),
 }
 
 
 @pytest.mark.parametrize(("bits", "suffix", "absolute"), [(32, "", "abs"), (64, "ll", "llabs")])
-def test_bits_are_counted_and_turned_around(bits, suffix, absolute):
+def test_bit_counting_and_reversal(bits, suffix, absolute):
     values = patterns(bits)
     for name, exact in BITS.items():
         assert call(name + suffix, values).tolist() == [exact(each, bits) for each in values.tolist()]
     assert call(absolute, values).tolist() == [as_signed(abs(each), bits) for each in values.tolist()]
 
 
-def test_bytes_are_picked_by_three_bits_each():
+def test_byte_perm():
     a, b = np.int32(0x33221100), np.int32(0x77665544)
     selectors = {0x3210: 0x33221100, 0x7654: 0x77665544, 0x0246: 0x00224466, 0x8888: 0, 0x5A7135: 0x77113355}
     for selector, expected in selectors.items():
@@ -361,7 +363,7 @@ def test_bytes_are_picked_by_three_bits_each():
 
 
 def mean(function, points=400):
-    """An integral over one period, by the trapezoidal rule, which is exact for these."""
+    """Return the mean over one period by the trapezoidal rule, which converges exponentially for these functions."""
     return math.fsum(function(2 * math.pi * k / points) for k in range(points)) / points
 
 
@@ -441,14 +443,14 @@ FAST = ("sin", "cos", "tan", "exp", "exp10", "log", "log2", "log10")
 def close(name, dtype, expected, args):
     got = call(name, *(np.array(arg, dtype) for arg in zip(*args, strict=True)))
     values = [expected(*map(float, np.array(each, dtype))) for each in args]
-    if dtype is np.float32:  # worked out in fp64, so off by one bit at most, and that only next to a tie
+    if dtype is np.float32:  # computed in fp64, so at most one ulp off, next to a tie
         np.testing.assert_array_max_ulp(got, np.array(values, np.float32), 1)
     else:
         np.testing.assert_allclose(got, values, rtol=5e-14)
 
 
 @pytest.mark.parametrize("name", UNARY)
-def test_functions_agree_with_pythons(name):
+def test_unary_functions_match_python(name):
     expected, inputs = UNARY[name]
     args = [(each,) for each in inputs]
     close(name, np.float64, expected, args)
@@ -458,7 +460,7 @@ def test_functions_agree_with_pythons(name):
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_functions_of_several_operands_agree_with_pythons(name):
+def test_functions_of_several_operands_match_python(name):
     close(name, np.float64, *MORE[name])
     close(name + "f", np.float32, *MORE[name])
 
@@ -496,7 +498,7 @@ def test_bessel_functions_of_the_second_kind_at_known_points():
         )
 
 
-def test_whole_numbers_keep_the_sign_of_zero():
+def test_rounding_to_integers_keeps_the_sign_of_zero():
     values = np.array([0.5, 1.5, 2.5, -0.5, -2.5, -0.3, 0.49999999999999994, 2.0**52 + 1, -0.0, INF, NAN])
     even = [0, 2, 2, -0.0, -2, -0.0, 0, 2.0**52 + 1, -0.0, INF, NAN]
     away = [1, 2, 3, -1, -3, -0.0, 0, 2.0**52 + 1, -0.0, INF, NAN]
@@ -514,7 +516,7 @@ def test_whole_numbers_keep_the_sign_of_zero():
         ]
 
 
-def test_scaling_rounds_once():
+def test_ldexp_rounds_once():
     x = np.array([1.5, -0.75, 1 + 2**-23, 1, 0, -INF], np.float32)
     powers = np.array([-149, 3, -149, 2**31 - 1, 7, -5], np.int32)
     for name in ("ldexp", "scalbn"):
@@ -522,21 +524,21 @@ def test_scaling_rounds_once():
         assert same(call(name, np.array([3.0, 1.0]), np.array([-1075, 1023], np.int32)), [1e-323, 2.0**1023])
 
 
-def test_powers_of_whole_exponents():
+def test_powers_with_integer_exponents():
     assert same(
         call("powi", np.array([-2.0, 10.0, 0.0, -1.0]), np.array([3, -2, 0, -(2**31)], np.int32)), [-8, 0.01, 1, 1]
     )
     assert same(call("powif", np.array([-2.0, 3.0], np.float32), np.array([-1, 4], np.int32)), [-0.5, 81])
 
 
-def test_next_floats():
+def test_nextafter():
     for dtype, name in ((np.float32, "nextafterf"), (np.float64, "nextafter")):
         tiny = np.finfo(dtype).smallest_subnormal
         assert same(call(name, np.array([0, 1], dtype), np.array([-1, 2], dtype)), [-tiny, 1 + np.finfo(dtype).eps])
 
 
 SPECIAL = [0.0, -0.0, INF, -INF, NAN]
-AT_SPECIAL = {  # what each function is at the numbers above
+AT_SPECIAL = {  # results for the values in SPECIAL
     "exp": [1, 1, INF, 0, NAN],
     "exp10": [1, 1, INF, 0, NAN],
     "expm1": [0, -0.0, INF, -1, NAN],
@@ -576,7 +578,7 @@ def test_special_values(name):
     assert same(call(name + "f", np.array(SPECIAL, np.float32)), AT_SPECIAL[name])
 
 
-BY_HAND = [  # name, operands, result
+KNOWN = [  # name, operands, result
     ("acoshf", [0.5], NAN),
     ("atanhf", [1.0], INF),
     ("erfinv", [1.0], INF),
@@ -596,7 +598,7 @@ BY_HAND = [  # name, operands, result
     ("fast_powf", [-2.0, 2.0], NAN),  # it is exp2(y * log2(x))
     ("fast_powf", [2.0, 10.0], 1024.0),
     ("fast_fdividef", [3.0, 2.0], 1.5),
-    ("fast_fdividef", [3.0, 1e38], 0.0),  # where CUDA says it delivers zero
+    ("fast_fdividef", [3.0, 1e38], 0.0),  # documented to return zero
     ("fast_fdividef", [INF, 1e38], NAN),
     ("saturatef", [0.25], 0.25),
     ("saturatef", [7.0], 1.0),
@@ -642,13 +644,13 @@ BY_HAND = [  # name, operands, result
 SINGLE = {symbol[5:] for symbol, operands, _ in DECLARED if operands[0] is np.float32} | {"fmaxf"}
 
 
-@pytest.mark.parametrize(("name", "operands", "expected"), BY_HAND)
-def test_values_known_by_hand(name, operands, expected):
+@pytest.mark.parametrize(("name", "operands", "expected"), KNOWN)
+def test_known_values(name, operands, expected):
     value = call(name, *(np.array(each, np.float32 if name in SINGLE else np.float64) for each in operands))
     assert same(value, expected)
 
 
-def test_the_reciprocal_of_a_high_word_has_no_low_word():
+def test_rcp64h_clears_the_low_word():
     x = np.array([3.0, -0.7, 1e10])
     value = call("rcp64h", x)
     np.testing.assert_allclose(value, 1 / x, rtol=2e-6)

@@ -1,7 +1,7 @@
-"""Every operation of triton.language, over the dtypes, against exact arithmetic or torch.
+"""Every operation of triton.language on every dtype, compared with exact arithmetic or torch.
 
-Rows are data: an expression, its inputs and what it gives, to the last bit unless a tolerance stands there. Without a
-GPU the rows are interpreted; with one they are compiled, and say of the hardware what they say of the interpreter.
+A case is an expression, its inputs and the expected result, bit-exact unless it has a tolerance. The cases are
+interpreted on a machine without a GPU and compiled on one with a GPU, which validates the expectations.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ def larger_and_total(largest_a, total_a, largest_b, total_b):
 @triton.jit
 def welford(mean_a, square_a, weight_a, mean_b, square_b, weight_b):
     weight = weight_a + weight_b
-    share = tl.where(weight == 0, 0.0, weight_b / weight)
-    apart = mean_b - mean_a
-    return mean_a + apart * share, square_a + square_b + apart * apart * weight_a * share, weight
+    fraction = tl.where(weight == 0, 0.0, weight_b / weight)
+    delta = mean_b - mean_a
+    return mean_a + delta * fraction, square_a + square_b + delta * delta * weight_a * fraction, weight
 
 
 @triton.jit
@@ -102,7 +102,7 @@ def kernel({parameters}):
 @dataclass(frozen=True, eq=False)
 class Case:
     expression: str
-    inputs: tuple[Any, ...]  # x, y, z and w: tensors are loaded, numbers are arguments
+    inputs: tuple[Any, ...]  # x, y, z and w: tensors are loaded, numbers are passed as arguments
     expected: Tensor | tuple[Tensor, ...]
     rtol: float = 0.0
     atol: float = 0.0
@@ -114,8 +114,8 @@ class Case:
 
 
 @pytest.fixture(scope="session")
-def written(tmp_path_factory) -> Callable[[str, str], Any]:
-    """A kernel from its parameters and body: the source of a kernel is read from a file."""
+def make_kernel(tmp_path_factory) -> Callable[[str, str], Any]:
+    """Return a function that creates a kernel from its parameters and body, in a file, as Triton requires."""
     folder = tmp_path_factory.mktemp("kernels")
 
     @functools.cache
@@ -131,8 +131,8 @@ def written(tmp_path_factory) -> Callable[[str, str], Any]:
 
 
 @pytest.fixture
-def check(written, device) -> Callable[[Case], None]:
-    """Compute a case in one program and compare: types, shapes and values."""
+def check(make_kernel, device) -> Callable[[Case], None]:
+    """Return a function that computes a case in one program and compares dtypes, shapes and values."""
 
     def run(case: Case) -> None:
         expected = case.expected if isinstance(case.expected, tuple) else (case.expected,)
@@ -146,7 +146,7 @@ def check(written, device) -> Callable[[Case], None]:
             lines.append(
                 f"tl.store(out_{r}" + (f" + tl.arange(0, {e.numel()}), tl.ravel({r}))" if e.ndim else f", {r})")
             )
-        kernel = written(", ".join([*names, *(f"out_{r}" for r in results)]), "\n".join(lines))
+        kernel = make_kernel(", ".join([*names, *(f"out_{r}" for r in results)]), "\n".join(lines))
         inputs = [i.contiguous().to(device) if isinstance(i, Tensor) else i for i in case.inputs]
         kernel[(1,)](*inputs, *outs)
         for out, e in zip(outs, expected, strict=True):
@@ -162,12 +162,12 @@ def _load(name: str, tensor: Tensor) -> str:
     return f"{name} = {flat}" if tensor.ndim == 1 else f"{name} = tl.reshape({flat}, {list(tensor.shape)})"
 
 
-def parametrised(cases: Iterator[Case] | list[Case]) -> Any:
+def parametrize(cases: Iterator[Case] | list[Case]) -> Any:
     return pytest.mark.parametrize("case", list(cases), ids=lambda case: case.name)
 
 
 def over(dtypes, expression, reference, result: Any = None, rtol: float = 0.0, **inputs: Any) -> Iterator[Case]:
-    """One case a dtype; inputs that are not given as functions of the dtype are samples."""
+    """Yield one case per dtype; inputs are samples unless given as functions of the dtype."""
     count = max("xyz".index(n) for n in re.findall(r"\b[xyz]\b", expression)) + 1
     for dtype in dtypes:
         given = tuple(inputs[n](dtype) if n in inputs else sample(dtype, i) for i, n in enumerate("xyz"[:count]))
@@ -176,28 +176,28 @@ def over(dtypes, expression, reference, result: Any = None, rtol: float = 0.0, *
             yield Case(expression, given, narrow(reference(*map(wide, given)), to), rtol)
 
 
-def each(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
+def elementwise(function: Callable[..., Any]) -> Callable[..., np.ndarray]:
     return np.frompyfunc(function, function.__code__.co_argcount, 1)
 
 
-@each
+@elementwise
 def quotient(a, b):
     return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
 
-@each
-def least(a, b):
+@elementwise
+def smaller(a, b):
     return b if a != a else a if b != b else min(a, b, key=lambda v: (v, math.copysign(1, v)))
 
 
-@each
-def most(a, b):
+@elementwise
+def larger(a, b):
     return b if a != a else a if b != b else max(a, b, key=lambda v: (v, math.copysign(1, v)))
 
 
-@each
+@elementwise
 def fused(a, b, c):
-    """a * b + c, rounded once."""
+    """Return a * b + c, rounded once."""
     exact = all(map(math.isfinite, (a, b, c))) and Fraction(a) * Fraction(b) + Fraction(c)
     return rounded(exact, F64) if exact else a * b + c
 
@@ -221,12 +221,12 @@ def propagating(function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray
 
 
 def clamped(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
-    return least(most(x, y), z).astype(float)
+    return smaller(larger(x, y), z).astype(float)
 
 
-def plain(which: int, change: Callable[[np.ndarray], Any] = lambda v: v) -> Callable[[torch.dtype], Tensor]:
-    """A sample without special numbers, changed."""
-    return lambda dtype: narrow(change(wide(sample(dtype, which, special=False))), dtype)
+def plain(which: int, transform: Callable[[np.ndarray], Any] = lambda v: v) -> Callable[[torch.dtype], Tensor]:
+    """Return an input function: a sample without special values, transformed."""
+    return lambda dtype: narrow(transform(wide(sample(dtype, which, special=False))), dtype)
 
 
 def divisors(dtype: torch.dtype) -> Tensor:
@@ -271,31 +271,33 @@ def arithmetic() -> Iterator[Case]:
     result = lambda dtype: F32 if dtype == BF16 else dtype
     everywhere = "propagate_nan=tl.PropagateNan.ALL"
     limits: Any = dict(y=plain(1, lambda v: -1 - np.abs(v)), z=plain(2, np.abs))
-    for name, of in {"minimum": least, "maximum": most}.items():
+    for name, of in {"minimum": smaller, "maximum": larger}.items():
         yield from over((F16, BF16, F32, *INTEGERS), f"tl.{name}(x, y)", of, result)
-        yield from over((F64,), f"tl.{name}(x, y)", of, x=plain(0), y=plain(1))  # of zeros it gives either
+        yield from over((F64,), f"tl.{name}(x, y)", of, x=plain(0), y=plain(1))  # the sign of zero is unspecified
         yield from over(FLOATS, f"tl.{name}(x, y, {everywhere})", propagating(of), result)
     yield from over(FLOATS, "tl.clamp(x, y, z)", clamped, result, **limits)
     yield from over(FLOATS, f"tl.clamp(x, y, z, {everywhere})", propagating(clamped), result, **limits)
-    # one instruction, which gives the limit where there is no number
+    # compiles to one instruction, which returns the limit for NaN
     unit = lambda x: np.where(np.isnan(x), 1, np.clip(x, -1, 1))
     yield from over((F16, F32), "tl.clamp(x, -1.0, 1.0)", unit, F32)
     yield from over((*numbers, BOOL), "tl.where(x == y, x, y)", lambda x, y: np.where(x == y, x, y))
-    high = each(lambda a, b, width: (a % 2**width) * (b % 2**width) >> width)
+    high = elementwise(lambda a, b, width: (a % 2**width) * (b % 2**width) >> width)
     for dtype in (I32, I64, U32, U64):
         width = torch.iinfo(dtype).bits
         yield from over((dtype,), "tl.umulhi(x, y)", lambda x, y, width=width: high(x, y, width))
-    some = plain(0, lambda v: v % 1000 + 1)
-    yield from over((I32, I64, U32), "tl.cdiv(x, y)", lambda x, y: -(-x // y), x=some, y=plain(1, lambda v: v % 9 + 1))
+    dividends = plain(0, lambda v: v % 1000 + 1)
+    yield from over(
+        (I32, I64, U32), "tl.cdiv(x, y)", lambda x, y: -(-x // y), x=dividends, y=plain(1, lambda v: v % 9 + 1)
+    )
 
 
-@parametrised(arithmetic())
+@parametrize(arithmetic())
 def test_arithmetic(case, check):
     check(case)
 
 
 def functions() -> Iterator[Case]:
-    """As near as the approximating instructions are; fp64 nearer."""
+    """Yield math functions, with the tolerance of the approximate instructions; fp64 is more accurate."""
     ranges: dict[str, tuple[Callable[..., Any], float, float]] = {
         "exp": (np.exp, -10, 10),
         "exp2": (np.exp2, -10, 10),
@@ -338,13 +340,13 @@ def functions() -> Iterator[Case]:
     yield Case("libdevice.fma_rz(x, y, z)", (a, b, c), narrow([rounded(e, F32, True) for e in exact], F32))
 
 
-@parametrised(functions())
+@parametrize(functions())
 def test_functions(case, check):
     check(case)
 
 
 def promotions() -> Iterator[Case]:
-    """Which dtype two make, and that the values are computed in it."""
+    """Yield operations on two dtypes, whose values are computed in the promoted dtype."""
     pairs = [
         (F16, F32, F32), (BF16, F32, F32), (BF16, F16, F16), (F16, F64, F64), (I32, F32, F32), (I64, F16, F16),
         (I32, BF16, F32), (I8, I32, I32), (I8, U8, U8), (I16, U8, I16), (I32, U32, U32), (I64, U32, I64),
@@ -362,13 +364,13 @@ def promotions() -> Iterator[Case]:
         yield Case("0.1 + x", (x,), narrow(wide(narrow([0.1], dtype)) + wide(x), dtype))
         yield Case("1 - x", (x,), narrow(1 - wide(x), dtype))
         yield Case("x > 0.1", (x,), narrow(wide(x) > float(torch.tensor(0.1)), BOOL))
-        # arguments and what a condition chooses are fp32, not Python's numbers
+        # float arguments and the result of a tensor condition are fp32, not Python numbers
         to = at_least_fp32(dtype)
         scalar = float(torch.tensor(0.1))
         yield Case("x * y", (x, 0.1), narrow(wide(x) * scalar, to))
         yield Case("x * (0.1 if y > 2 else 0.5)", (x, 3), narrow(wide(x) * scalar, to))
         yield Case("x * y", (x, 3), narrow(wide(x) * 3, F32 if dtype == BF16 else dtype))
-        yield Case("x * y", (x, 1), narrow(wide(x), dtype))  # a 1 is compiled in
+        yield Case("x * y", (x, 1), narrow(wide(x), dtype))  # Triton specializes on 1
         yield Case("1 / x", (x,), narrow(1 / wide(x), to), 3e-7)
     for dtype in (I8, U8, I32, U64):
         x = sample(dtype)
@@ -378,13 +380,13 @@ def promotions() -> Iterator[Case]:
     yield Case("x + 4000000000", (sample(U32),), narrow(wide(sample(U32)) + 4000000000, U32))
 
 
-@parametrised(promotions())
+@parametrize(promotions())
 def test_promotions(case, check):
     check(case)
 
 
 def between(dtype: torch.dtype) -> np.ndarray:
-    """Halfway between neighbours of a float type: ties."""
+    """Return numbers halfway between neighbours of a float type, where rounding breaks ties."""
     codes = np.arange(2**7 - 1) if dtype in FP8 else np.random.default_rng(0).integers(0, 2**15, 64)
     code = torch.from_numpy(codes.astype(f"u{dtype.itemsize}"))
     lower, upper = (narrow(wide(code) + i, code.dtype).view(dtype).double().numpy() for i in (0, 1))
@@ -392,11 +394,11 @@ def between(dtype: torch.dtype) -> np.ndarray:
 
 
 def float_sample(dtype: torch.dtype) -> Tensor:
-    """Numbers that are hard to convert."""
+    """Return numbers that are hard to convert."""
     rng = np.random.default_rng(0)
     if dtype in FP8:
         codes = torch.arange(256)
-        if dtype == E5M2:  # compiled, infinity and NaN become large numbers in bf16
+        if dtype == E5M2:  # the compiled conversion turns infinity and NaN into large bf16 numbers
             codes = torch.where(codes & 0x7C == 0x7C, 0, codes)
         return codes.to(U8).view(dtype)
     if dtype.itemsize == 2:
@@ -422,7 +424,7 @@ def converted(value: Any, source: torch.dtype, to: torch.dtype) -> Any:
         return rounded(value, to)
     if not source.is_floating_point:
         return value
-    width = max(torch.iinfo(to).bits, 16)  # int8 is what is left of int16
+    width = max(torch.iinfo(to).bits, 16)  # int8 is the low half of int16
     low, high = (0, 2**width - 1) if to in UNSIGNED else (-(2 ** (width - 1)), 2 ** (width - 1) - 1)
     if math.isnan(value):
         return 2 ** (width - 1) if width == 64 or source == F64 else 0
@@ -434,20 +436,20 @@ def casts() -> Iterator[Case]:
         x = float_sample(source) if source.is_floating_point else sample(source)
         targets = [F16, BF16, F32] if source in FP8 else [*FLOATS, *INTEGERS, BOOL]
         targets += [d for d in FP8 if source in (F16, BF16, F32)]
-        made = [narrow([converted(v, source, to) for v in wide(x).tolist()], to) for to in targets if to != source]
+        results = [narrow([converted(v, source, to) for v in wide(x).tolist()], to) for to in targets if to != source]
         expression = ", ".join(f"x.to(tl.{name_of(to)})" for to in targets if to != source)
-        yield Case(expression, (x,), tuple(made))
+        yield Case(expression, (x,), tuple(results))
     x = float_sample(F32)
     for to in (F16, BF16, E5M2):
-        kept = [v if math.isinf(v) else rounded(v, to, toward_zero=True) for v in wide(x).tolist()]
-        yield Case(f"x.to(tl.{name_of(to)}, fp_downcast_rounding='rtz')", (x,), narrow(kept, to))
+        truncated = [v if math.isinf(v) else rounded(v, to, toward_zero=True) for v in wide(x).tolist()]
+        yield Case(f"x.to(tl.{name_of(to)}, fp_downcast_rounding='rtz')", (x,), narrow(truncated, to))
     for one, two in ((F32, I32), (F32, U32), (F16, I16), (BF16, U16), (F64, I64), (E4M3, U8), (E5M2, I8), (I32, U32)):
         raw = torch.from_numpy(np.random.default_rng(0).integers(0, 256, 64 * one.itemsize).astype(np.uint8))
         for source, to in ((one, two), (two, one)):
             yield Case(f"x.to(tl.{name_of(to)}, bitcast=True)", (raw.view(source),), raw.view(to))
 
 
-@parametrised(casts())
+@parametrize(casts())
 def test_casts(case, check):
     check(case)
 
@@ -477,7 +479,7 @@ def shapes() -> Iterator[Case]:
     yield Case("tl.flip(x, 0)", (line,), line.flip(0))
     yield Case("tl.flip(x, 1)", (x.int(),), x.int().flip(1))
     yield Case("x.flip(1)", (cube.half(),), cube.half().flip(1))
-    # what may reorder is sorted
+    # the result may be reordered, so it is sorted
     yield Case("tl.sort(tl.cat(x, y, can_reorder=True))", (line, other), torch.cat([line, other]).sort().values)
     yield Case("tl.sort(tl.view(x, 64))", (x,), x.ravel().sort().values)
     yield Case("tl.sum(x, 0, keep_dims=True).item()", (line,), line.sum())
@@ -487,14 +489,14 @@ def shapes() -> Iterator[Case]:
     yield Case("tl.full((8,), x, tl.float16)", (0.1,), torch.full((8,), 0.1, dtype=F16))
     yield Case("tl.arange(8, 24)", (), torch.arange(8, 24, dtype=I32))
     yield Case("tl.cast(x, tl.int8)", (x,), x.to(I8))
-    apart = torch.where(line[:, None] > other, line[:, None], 0)
-    yield Case("tl.where(x[:, None] > y[None, :], x[:, None], 0)", (line, other), apart)
+    selected = torch.where(line[:, None] > other, line[:, None], 0)
+    yield Case("tl.where(x[:, None] > y[None, :], x[:, None], 0)", (line, other), selected)
     for axis, dtype in ((1, I32), (0, I64)):
         index = block(4, 16, dtype=dtype, low=0, high=x.shape[axis])
         yield Case(f"tl.gather(x, y, {axis})", (x, index), x.gather(axis, index.long()))
     steps = [0, 0, 1, 7, 2, 5, 8, 16, 3, 19, 6, 14, 9, 9, 17, 17]
     yield Case("tl.map_elementwise(collatz, x)", (torch.arange(16, dtype=I32),), torch.tensor(steps, dtype=I32))
-    # four bits a number, the lower half first
+    # two 4-bit numbers per byte, the lower half first
     packed = sample(I8)
     halves = [wide(packed) % 16, wide(packed) % 256 // 16]
     yield Case("tl.interleave(x & 15, (x >> 4) & 15)", (packed,), narrow(np.stack(halves, -1).ravel(), I8))
@@ -509,7 +511,7 @@ def shapes() -> Iterator[Case]:
 
 
 @pytest.mark.filterwarnings("ignore:view is deprecated")
-@parametrised(shapes())
+@parametrize(shapes())
 def test_shapes(case, check):
     check(case)
 
@@ -566,7 +568,7 @@ def reductions() -> Iterator[Case]:
     yield Case("tl.softmax(x, 1, keep_dims=True)", (z,), z.softmax(1), 2e-6)
 
 
-@parametrised(reductions())
+@parametrize(reductions())
 def test_reductions(case, check):
     check(case)
 
@@ -600,7 +602,7 @@ def scans() -> Iterator[Case]:
     yield Case("tl.associative_scan(x, 0, least_positive)", (lows,), found)
 
 
-@parametrised(scans())
+@parametrize(scans())
 def test_scans(case, check):
     check(case)
 
@@ -622,7 +624,7 @@ def sorts() -> Iterator[Case]:
     yield Case("tl.histogram(x, 32, mask=y > 0)", (counted, block(256, seed=1)), masked)
 
 
-@parametrised(sorts())
+@parametrize(sorts())
 def test_sorts(case, check):
     check(case)
 
@@ -662,7 +664,7 @@ def four_of(seed: int, offsets: Tensor) -> list[Tensor]:
     return [narrow(column, U32) for column in zip(*[philox(seed, o) for o in offsets.tolist()], strict=True)]
 
 
-@parametrised(randoms())
+@parametrize(randoms())
 def test_random_numbers(case, check):
     check(case)
 
@@ -692,13 +694,13 @@ def dots() -> Iterator[Case]:
     yield Case("tl.dot(x, y)", (a.to(BF16), b.to(BF16)), a.to(BF16).float() @ b.to(BF16).float(), 1e-5, 1e-5)
 
 
-@parametrised(dots())
+@parametrize(dots())
 def test_dot(case, check):
     check(case)
 
 
 def scaled_dots() -> Iterator[Case]:
-    """Blocks of 32 along K share a power of two."""
+    """Yield scaled products; blocks of 32 elements along K share a power-of-two scale."""
     rows, depth = 64, 128
     rng = np.random.default_rng(0)
     codes = [torch.from_numpy(rng.integers(0, 256, (rows, depth // 2)).astype(np.uint8)) for _ in range(2)]
@@ -725,7 +727,7 @@ def scaled_dots() -> Iterator[Case]:
     yield Case("tl.dot_scaled(x, z, 'e2m1', y, None, 'bf16')", (x, y, scales[0]), product.float())
 
 
-@parametrised(scaled_dots())
+@parametrize(scaled_dots())
 def test_dot_scaled(case, check):
     check(case)
 
@@ -745,7 +747,7 @@ UPDATES: dict[str, tuple[Callable[..., Any], tuple[torch.dtype, ...]]] = {
 UPDATE = """
 i = tl.program_id(0) * 32 + tl.arange(0, 32)
 value = tl.load(x + i)
-old = tl.atomic_{name}(apart + i, value, mask=i % 32 != 5)
+old = tl.atomic_{name}(separate + i, value, mask=i % 32 != 5)
 tl.store(before + i, old, mask=i % 32 != 5)
 {shared}"""
 
@@ -753,19 +755,19 @@ tl.store(before + i, old, mask=i % 32 != 5)
 @pytest.mark.parametrize(
     ("name", "dtype"), [(name, d) for name, (_, dtypes) in UPDATES.items() for d in dtypes], ids=str
 )
-def test_atomics(name, dtype, written, device):
-    """Four programs: each lane its own element, and all of them four elements."""
-    change, _ = UPDATES[name]
-    x, start, together = block(128, dtype=dtype), block(128, dtype=dtype, seed=1), block(4, dtype=dtype, seed=2)
-    shared = f'tl.atomic_{name}(together + i % 4, value, mask=value != 3, sem="relaxed")' if name != "xchg" else ""
-    given = [t.clone().to(device) for t in (x, start, torch.zeros_like(x), together)]
-    written("x, apart, before, together", UPDATE.format(name=name, shared=shared))[(4,)](*given)
+def test_atomics(name, dtype, make_kernel, device):
+    """Four programs update separate elements, one per lane, and four shared elements."""
+    update, _ = UPDATES[name]
+    x, start, common = block(128, dtype=dtype), block(128, dtype=dtype, seed=1), block(4, dtype=dtype, seed=2)
+    shared = f'tl.atomic_{name}(common + i % 4, value, mask=value != 3, sem="relaxed")' if name != "xchg" else ""
+    given = [t.clone().to(device) for t in (x, start, torch.zeros_like(x), common)]
+    make_kernel("x, separate, before, common", UPDATE.format(name=name, shared=shared))[(4,)](*given)
     on = np.arange(128) % 32 != 5
     olds, news = wide(start), wide(x)
-    updated = [change(old, new) if this else old for old, new, this in zip(olds, news, on, strict=True)]
+    updated = [update(old, new) if active else old for old, new, active in zip(olds, news, on, strict=True)]
     assert_near(given[1].cpu(), narrow(updated, dtype))
     assert_near(given[2].cpu(), narrow(np.where(on, olds, 0), dtype))
     if shared:
         columns = [[v for v in news[k::4] if v != 3] for k in range(4)]
-        folded = [functools.reduce(change, column, old) for column, old in zip(columns, wide(together), strict=True)]
+        folded = [functools.reduce(update, column, old) for column, old in zip(columns, wide(common), strict=True)]
         assert_near(given[3].cpu(), narrow(folded, dtype))

@@ -13,7 +13,6 @@ from triton._C.libtriton import ir
 from tilewright.interpreter.memory import ACQUIRE, RELEASE, Access, Argument, Memory
 from tilewright.interpreter.results import RACE, READ_BEFORE_WRITE, WARP, Finding, Traffic
 
-
 CHUNK = 2**20  # units; distinct elements are counted only in chunks with an access, not in all of a large tensor
 
 
