@@ -96,8 +96,8 @@ def main(record: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python scripts/flaws.py FILE.jsonl")
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
     if not hardware.has_gpu():
         sys.exit("no GPU found; run this on a machine with one")
     main(Path(sys.argv[1]))

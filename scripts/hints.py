@@ -1,9 +1,9 @@
-"""What it is worth to a kernel, and to what runs next, that lines it has read stay in the L2. See docs/speed.md.
+"""Measure L2 eviction hints: the time of a call, and of a kernel after it, with and without them.
 
-python scripts/hints.py results/h200/hints.jsonl     appends a record for each call
+python scripts/hints.py results/h200/hints.jsonl     append a record for each call
 
-Two processes take turns on the GPU in hand: one has the package as it is, one a copy of it whose loads carry no hint.
-What a call leaves in the cache is there when the next begins, as in a model.
+Two processes alternate on this GPU: one imports the package, the other a copy whose loads have no hint. Between a call
+and the next one the L2 is not flushed, as in a model. See docs/lab-notes.md.
 """
 
 import functools
@@ -34,30 +34,30 @@ CALLS = (
     ("layer_norm", "M=4096,N=32768,affine=same"),
     *(("softmax", f"M={M},N={N}") for M, N in ((32768, 1024), (16384, 8192), (8192, 32768))),
 )
-WITHOUT = {".py": ('"evict_last"', '""'), ".cuh": ("L2::evict_last", "L2::evict_normal")}
+REPLACED = {".py": ('"evict_last"', '""'), ".cuh": ("L2::evict_last", "L2::evict_normal")}
 DTYPE = "bfloat16"
 SERVE = "--serve"
-SIDE = 4096  # of the square matrices that are multiplied
+GEMM_SIZE = 4096
 TURNS, PAIRS = 9, 6
-INPUTS = 3  # in turn, so that what is read is not still in the cache
+INPUTS = 3  # used in turn, so that the input of a call is no longer in the L2
 
 
-def parsed(name: str, text: str) -> Case:
+def parse_case(name: str, text: str) -> Case:
     return Case.parse(text, registry.load(name).benched(DTYPE)[0]).with_dtype(DTYPE)
 
 
-def called(name: str, text: str) -> Callable[[], torch.Tensor]:
-    op, case = registry.load(name), parsed(name, text)
+def make_call(name: str, text: str) -> Callable[[], torch.Tensor]:
+    op, case = registry.load(name), parse_case(name, text)
     assert op.shipped
     fn, inputs = op.shipped.fn, cycle([op.make(case, "cuda", seed) for seed in range(INPUTS)])
     return lambda: fn(*next(inputs))
 
 
-def paired(clock: Clock, call: Callable[[], torch.Tensor], following: Callable[[torch.Tensor], Any]) -> Lane:
-    """A call and what follows it, one such pair after the other."""
+def pair_lane(clock: Clock, call: Callable[[], torch.Tensor], follower: Callable[[torch.Tensor], Any]) -> Lane:
+    """Return a lane that times pairs of the call and its follower, back to back."""
 
     def pair() -> None:
-        following(call())
+        follower(call())
 
     def before() -> None:
         for _ in range(INPUTS):
@@ -67,50 +67,52 @@ def paired(clock: Clock, call: Callable[[], torch.Tensor], following: Callable[[
 
 
 def pair_us(lane: Lane) -> float:
-    taken = lane.sample()
-    return taken.us if taken.is_queued else sys.exit("the GPU began before all was queued: is the host busy?")
+    sample = lane.sample()
+    return (
+        sample.us if sample.is_queued else sys.exit("the GPU started before all launches were queued; is the CPU busy?")
+    )
 
 
-def served() -> None:
-    """Answers to each line, an operation and a case, with microseconds by what runs next."""
+def serve() -> None:
+    """Answer every line of stdin, an operation and a case, with the microseconds per follower."""
     clock = Timer(flush="none")
-    a, b = torch.randn(2, SIDE, SIDE, device="cuda", dtype=getattr(torch, DTYPE))
-    nexts: dict[str, Callable[[torch.Tensor], Any]] = {
+    a, b = torch.randn(2, GEMM_SIZE, GEMM_SIZE, device="cuda", dtype=getattr(torch, DTYPE))
+    followers: dict[str, Callable[[torch.Tensor], Any]] = {
         "nothing": lambda y: None,
         "sum of the result": torch.sum,
         "matrix product": lambda y: a @ b,
     }
 
-    @functools.lru_cache(1)  # what is asked for again in the next turn
+    @functools.lru_cache(1)
     def lanes(name: str, text: str) -> dict[str, Lane]:
-        call = called(name, text)
-        found = {what: paired(clock, call, following) for what, following in nexts.items()}
+        call = make_call(name, text)
+        found = {name: pair_lane(clock, call, follower) for name, follower in followers.items()}
         for lane in found.values():
             lane.warm_up()
         return found
 
     for line in sys.stdin:
-        print(json.dumps({what: pair_us(lane) for what, lane in lanes(*line.split()).items()}), flush=True)
+        print(json.dumps({name: pair_us(lane) for name, lane in lanes(*line.split()).items()}), flush=True)
 
 
-def server(package: Path) -> subprocess.Popen[str]:
+def start_server(package: Path) -> subprocess.Popen[str]:
     path = os.pathsep.join([str(package.parent), os.environ.get("PYTHONPATH", "")])
     pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
     return subprocess.Popen([sys.executable, __file__, SERVE], env=os.environ | {"PYTHONPATH": path}, **pipes)
 
 
-def asked(one: subprocess.Popen[str], name: str, text: str) -> dict[str, float]:
+def query(one: subprocess.Popen[str], name: str, text: str) -> dict[str, float]:
     assert one.stdin
     assert one.stdout
     print(name, text, file=one.stdin)
-    return json.loads(one.stdout.readline() or sys.exit("a process ended; its error is above"))
+    return json.loads(one.stdout.readline() or sys.exit("a process ended; see its error above"))
 
 
 def without_hints(package: Path, folder: Path) -> Path:
     copy = Path(shutil.copytree(package, folder / package.name))
-    for path in (copy / "ops").rglob("*"):
-        if path.suffix in WITHOUT:
-            path.write_text(path.read_text().replace(*WITHOUT[path.suffix]))
+    for path in copy.rglob("*"):
+        if path.suffix in REPLACED:
+            path.write_text(path.read_text().replace(*REPLACED[path.suffix]))
     return copy
 
 
@@ -118,24 +120,29 @@ def main(record: Path) -> None:
     about = {"device": hardware.in_hand(), "versions": hardware.versions()}
     package = Path(tilewright.__file__).parent
     with tempfile.TemporaryDirectory() as folder:
-        sides = {"kept": server(package), "plain": server(without_hints(package, Path(folder)))}
+        sides = {"kept": start_server(package), "plain": start_server(without_hints(package, Path(folder)))}
         for name, text in CALLS:
             for one in sides.values():
-                asked(one, name, text)  # which compiles
-            turns = [{side: asked(one, name, text) for side, one in sides.items()} for _ in range(TURNS)]
-            taken = {what: {side: [turn[side][what] for turn in turns] for side in sides} for what in turns[0]["kept"]}
-            content = {"case": dict(parsed(name, text).point), "dtype": DTYPE, "us": taken}
+                query(one, name, text)  # compiles
+            turns = [{side: query(one, name, text) for side, one in sides.items()} for _ in range(TURNS)]
+            times = {
+                follower: {side: [turn[side][follower] for turn in turns] for side in sides}
+                for follower in turns[0]["kept"]
+            }
+            content = {"case": dict(parse_case(name, text).point), "dtype": DTYPE, "us": times}
             code = source.kernel_hash(name, source.PUBLIC) or ""
             append(record, [stamp("hint", name, source.PUBLIC, code, **content, **about)])
-            cells = [f"{what} {median(us['kept']):.1f} / {median(us['plain']):.1f}" for what, us in taken.items()]
-            print(f"{name} {text}: {', '.join(cells)} us", flush=True)
+            cells = [
+                f"{follower} {median(us['kept']):.1f} / {median(us['plain']):.1f}" for follower, us in times.items()
+            ]
+            print(f"{name} {text}, hint / no hint: {', '.join(cells)} us", flush=True)
         for one in sides.values():
             one.communicate()
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python scripts/hints.py FILE.jsonl")
+    if len(sys.argv) != 2 or (sys.argv[1].startswith("-") and sys.argv[1] != SERVE):
+        sys.exit(__doc__)
     if not hardware.has_gpu():
-        sys.exit("this machine has no GPU to measure on")
-    served() if sys.argv[1] == SERVE else main(Path(sys.argv[1]))
+        sys.exit("no GPU found; run this on a machine with one")
+    serve() if sys.argv[1] == SERVE else main(Path(sys.argv[1]))

@@ -1,10 +1,10 @@
-"""Times that users feel, measured on whole processes. Not tests: machines differ, and a test must not.
+"""Measure the time of whole commands. These are not tests, because the times depend on the machine.
 
-python scripts/measure.py start-up    how long the command line takes to answer
-python scripts/measure.py make-test   `make test` in a fresh clone, installation included
-python scripts/measure.py check       `tilewright check` of one file for softmax, at each depth
-python scripts/measure.py interpreter our interpreter with all its checks against Triton's own, on the same launches
-python scripts/measure.py site        the report site of 10 000 records: built by the command, opened in Chromium
+python scripts/measure.py start-up     start-up time of the command line
+python scripts/measure.py make-test    `make test` in a fresh clone, including the installation
+python scripts/measure.py check        `tilewright check` of one softmax file, at each depth
+python scripts/measure.py interpreter  Tilewright's interpreter with all checks, and Triton's, on the same launches
+python scripts/measure.py site         `tilewright report` of 10 000 records: build time, and load time in Chromium
 """
 
 import itertools
@@ -32,7 +32,7 @@ def start_up() -> None:
     quiet = {"stdout": subprocess.DEVNULL, "env": os.environ | {"PYTHONPATH": str(ROOT / "src")}}
     for words in ("--help", "--version", "ops", "gpu h200"):
         command = [sys.executable, "-m", "tilewright", *words.split()]
-        seconds(command, **quiet)  # fills the bytecode and file caches
+        seconds(command, **quiet)  # warm the bytecode and file caches
         taken = sorted(1e3 * seconds(command, **quiet) for _ in range(RUNS))
         print(f"tilewright {words:10} median {statistics.median(taken):4.0f} ms, {taken[0]:.0f} to {taken[-1]:.0f} ms")
 
@@ -52,7 +52,7 @@ def make_test() -> None:
         print(f"make test in a fresh clone: {seconds(['make', '-C', folder, 'test']):.0f} s")
 
 
-# Op, kernel and case; float32, which Triton's own interpreter computes rightly (with numpy before 2.4).
+# Op, kernel and case, in float32: Triton's own interpreter is wrong in bfloat16 (and needs numpy before 2.4).
 INTERPRETED = (
     ("softmax", "triton-three-pass", {"M": 64, "N": 1000}),
     ("softmax", "triton", {"M": 64, "N": 1000}),
@@ -93,8 +93,8 @@ def interpreter() -> None:
             taken[how] = float(done.stdout)
         case = ",".join(f"{k}={v}" for k, v in point.items())
         print(
-            f"{name + ' ' + kernel:26} {case:48} Triton's {taken['stock']:7.3f} s, ours with the audit "
-            f"{taken['audited']:6.3f} s: {taken['stock'] / taken['audited']:5.1f}x as fast"
+            f"{name + ' ' + kernel:26} {case:48} Triton {taken['stock']:7.3f} s, Tilewright with audit "
+            f"{taken['audited']:6.3f} s: speedup {taken['stock'] / taken['audited']:5.1f}"
         )
 
 
@@ -107,11 +107,11 @@ def site() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         records, out = Path(folder) / "records.jsonl", Path(folder) / "site"
-        records.write_text("".join(json.dumps(r) + "\n" for r in itertools.islice(fabricated(), SITE)))
+        records.write_text("".join(json.dumps(r) + "\n" for r in itertools.islice(synthetic_records(), SITE)))
         quiet = {"stdout": subprocess.DEVNULL, "env": os.environ | {"PYTHONPATH": str(ROOT / "src")}}
         command = [sys.executable, "-m", "tilewright", "report", str(records), "--out", str(out)]
         taken = sorted(seconds(command, **quiet) for _ in range(3))
-        print(f"report of {SITE} records: built in {taken[0]:.1f} to {taken[-1]:.1f} s, the process included")
+        print(f"report of {SITE} records: built in {taken[0]:.1f} to {taken[-1]:.1f} s, including process start")
         options = webdriver.ChromeOptions()
         options.binary_location = shutil.which("chromium") or ""
         for flag in ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"):
@@ -120,13 +120,17 @@ def site() -> None:
             for name in ("index", "softmax", "roofline"):
                 times = []
                 for _ in range(5):
-                    browser.get((out / f"{name}.html").as_uri())  # returns when it is loaded, its charts drawn
+                    browser.get(
+                        (out / f"{name}.html").as_uri()
+                    )  # returns after the load event, when the charts are drawn
                     times.append(browser.execute_script(OPENED))
-                print(f"{name}.html: opened in {min(times) / 1e3:.2f} to {max(times) / 1e3:.2f} s, with its charts")
+                print(
+                    f"{name}.html: loaded in {min(times) / 1e3:.2f} to {max(times) / 1e3:.2f} s, including the charts"
+                )
 
 
-def fabricated():
-    """Timings as of a long campaign: all ops and kernels, in every direction and dtype, on two GPUs."""
+def synthetic_records():
+    """Yield timings of all ops and kernels, in every direction and dtype, on two GPUs."""
     from tilewright import record, source
 
     ceilings = {"copy": 4.2e12, "read": 4.4e12, "write": 4.1e12, "l2": 9e12, "fp32": 5.2e13, "special": 4e12}
@@ -165,5 +169,5 @@ def fabricated():
 if __name__ == "__main__":
     wanted = {"start-up": start_up, "make-test": make_test, "check": check, "interpreter": interpreter, "site": site}
     if len(sys.argv) != 2 or sys.argv[1] not in wanted:
-        sys.exit(f"usage: python scripts/measure.py {' | '.join(wanted)}")
+        sys.exit(__doc__)
     wanted[sys.argv[1]]()

@@ -1,6 +1,6 @@
-"""The pictures of the docs: pages of `tilewright audit` and of `tilewright report`, photographed in Chromium.
+"""Take the screenshots in docs/pictures: pages of `tilewright audit` and `tilewright report`, in Chromium.
 
-python scripts/pictures.py [audit | site]
+python scripts/pictures.py [audit | site]     only those; all without an argument
 """
 
 import shutil
@@ -14,12 +14,12 @@ from selenium.webdriver.common.by import By
 
 ROOT = Path(__file__).parent.parent
 OUT = ROOT / "docs" / "pictures"
-AUDITED = {  # what to audit, and which part of the page
+AUDITED = {  # arguments of `tilewright audit`, and a selector of the page
     "tiles": (["linear", "--case", "M=256,N=192,K=96,relu=True"], ".tensors > :last-child"),
     "halos": (["examples/windows.py", "--input", "96x176"], ".tensors"),
     "gaps": (["examples/unwritten.py", "--input", "150x200"], ".tensors"),
 }
-SITE = {  # the page, the colours, and how much of it
+SITE = {  # page, colour scheme, width and height
     "index": ("index", "light", 1280, 1000),
     "softmax": ("softmax", "light", 1280, 1300),
     "softmax-dark": ("softmax", "dark", 1280, 1300),
@@ -54,7 +54,7 @@ def site(browser: webdriver.Chrome, folder: Path) -> None:
 def main() -> None:
     wanted = {"audit": audit, "site": site}
     if any(name not in wanted for name in sys.argv[1:]):
-        sys.exit(f"usage: python scripts/pictures.py [{' | '.join(wanted)}]")
+        sys.exit(__doc__)
     options = webdriver.ChromeOptions()
     for flag in (*QUIET, "--hide-scrollbars"):
         options.add_argument(flag)

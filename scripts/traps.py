@@ -1,6 +1,6 @@
-"""Ways to measure wrongly, measured: each the wrong way and the right way, on the GPU in hand. See docs/measuring.md.
+"""Time a workload with and without four measuring mistakes on this GPU. See docs/measuring.md.
 
-python scripts/traps.py results/h200/traps.jsonl     appends a record for each
+python scripts/traps.py results/h200/traps.jsonl     append a record for each mistake
 """
 
 import sys
@@ -17,8 +17,8 @@ from tilewright.timer import Timer
 from tilewright.workbench.bench import intervals
 
 SAMPLES = 101
-SIZE = 8192  # of a square matrix
-STREAKS = 3  # of the same values, as a benchmark that never changes them would have it
+SIZE = 8192  # rows and columns of the matrices
+STREAKS = 3  # each with the same values, like a benchmark that never changes its inputs
 
 
 def measured(timer: Timer, call: Callable[[], Any]) -> list[float]:
@@ -26,7 +26,7 @@ def measured(timer: Timer, call: Callable[[], Any]) -> list[float]:
 
 
 def zeros() -> dict[str, Any]:
-    """The same product of matrices of zeros and of random numbers: fewer bits flip, less power, a higher clock."""
+    """Multiply zeros instead of random numbers: fewer bits flip, so the GPU needs less power and clocks higher."""
     timer = Timer()
     taken: dict[str, list[float]] = {"zeros": [], "random": []}
     for _ in range(STREAKS):
@@ -40,7 +40,7 @@ def zeros() -> dict[str, Any]:
 
 
 def warm_cache() -> dict[str, Any]:
-    """The same input again and again: it comes out of the L2."""
+    """Reuse one input for every call: it is read from the L2."""
     x = torch.randn(2**23, device="cuda")
     call = lambda: x.sum()
     return {
@@ -52,7 +52,7 @@ def warm_cache() -> dict[str, Any]:
 
 
 def dirty_flush() -> dict[str, Any]:
-    """A cache emptied by writing to it: those lines go out to memory while the call is timed."""
+    """Flush the L2 by writing to it: the dirty lines are written back during the timed call."""
     x = torch.randn(2**24, device="cuda")
     call = lambda: x.sum()
     return {
@@ -64,7 +64,7 @@ def dirty_flush() -> dict[str, Any]:
 
 
 def unqueued() -> dict[str, Any]:
-    """An idle GPU waits for the host between the two events."""
+    """Time on an idle GPU: it waits for the host between the two events."""
     x = torch.randn(256, 1024, device="cuda")
     call = lambda: torch.softmax(x, -1)
     return {
@@ -94,6 +94,8 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python scripts/traps.py FILE.jsonl")
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    if not hardware.has_gpu():
+        sys.exit("no GPU found; run this on a machine with one")
     main(Path(sys.argv[1]))

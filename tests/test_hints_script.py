@@ -1,4 +1,4 @@
-"""scripts/hints.py: the copy of the package that it compares with, and the calls it makes."""
+"""scripts/hints.py: the copy of the package without hints, and the timed calls."""
 
 from pathlib import Path
 
@@ -10,34 +10,35 @@ from tilewright.timer import Sample
 
 
 @pytest.fixture(scope="module")
-def tool():
+def script():
     return registry.load_module(Path(__file__).parent.parent / "scripts" / "hints.py")
 
 
-def ops_text(package):
-    return {p.name: p.read_text() for p in (package / "ops").rglob("*") if p.suffix in (".py", ".cu", ".cuh")}
+def sources(package):
+    kernels = (path for path in package.rglob("*") if path.suffix in (".py", ".cu", ".cuh"))
+    return {path.relative_to(package): path.read_text() for path in kernels}
 
 
-def test_the_copy_has_the_same_code_without_the_hint(tool, tmp_path):
+def test_the_copy_differs_only_in_the_hints(script, tmp_path):
     package = Path(tilewright.__file__).parent
-    copy = tool.without_hints(package, tmp_path)
-    before, after = ops_text(package), ops_text(copy)
-    changed = {name for name in before if before[name] != after[name]}
-    assert {"_activation.py", "_norm_triton.py", "_softmax.py", "dtypes.cuh"} <= changed
-    assert not [name for name, text in after.items() if "evict_last" in text]
-    assert all(before[name].count("\n") == after[name].count("\n") for name in before)
+    copy = script.without_hints(package, tmp_path)
+    before, after = sources(package), sources(copy)
+    changed = {str(path.parent) for path in before if before[path] != after[path]}
+    assert {"ops/activation", "ops/include", "ops/norm", "ops/softmax"} <= changed
+    assert not [path for path, text in after.items() if "evict_last" in text]
+    assert all(before[path].count("\n") == after[path].count("\n") for path in before)
 
 
-def test_calls_are_cases_of_operations(tool):
-    for name, text in tool.CALLS:
-        assert str(tool.parsed(name, text)) == text
+def test_calls_are_cases_of_operations(script):
+    for name, text in script.CALLS:
+        assert str(script.parse_case(name, text)) == text
 
 
-def test_pairs_follow_each_other_and_those_that_were_not_queued_in_time_have_no_time(tool):
+def test_pairs_run_back_to_back_and_a_sample_that_was_not_queued_is_an_error(script):
     done = []
 
-    class Written:
-        """A clock that writes down what it is to time."""
+    class RecordingClock:
+        """A clock that records the order of calls."""
 
         def __init__(self, is_queued):
             self.is_queued = is_queued
@@ -53,7 +54,7 @@ def test_pairs_follow_each_other_and_those_that_were_not_queued_in_time_have_no_
         done.append("call")
         return "result"
 
-    assert tool.pair_us(tool.paired(Written(True), call, done.append)) == 7.0
-    assert done == ["call", "result"] * tool.INPUTS + ["start"] + ["call", "result"] * tool.PAIRS
-    with pytest.raises(SystemExit, match="before all was queued"):
-        tool.pair_us(tool.paired(Written(False), call, done.append))
+    assert script.pair_us(script.pair_lane(RecordingClock(True), call, done.append)) == 7.0
+    assert done == ["call", "result"] * script.INPUTS + ["start"] + ["call", "result"] * script.PAIRS
+    with pytest.raises(SystemExit, match="before all launches were queued"):
+        script.pair_us(script.pair_lane(RecordingClock(False), call, done.append))

@@ -1,4 +1,4 @@
-"""scripts/records.py: what is to be measured again, and where its records go."""
+"""scripts/records.py: which commands are needed, and where their records go."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ OPS = ("gelu", "adamw", "cross_entropy", "unique")
 
 
 @pytest.fixture(scope="module")
-def tool():
+def script():
     return registry.load_module(Path(__file__).parent.parent / "scripts" / "records.py")
 
 
@@ -22,8 +22,8 @@ def ops():
     return [registry.load(name) for name in OPS]
 
 
-def commands(tool, step, ops, found=()):
-    return [str(one) for one in tool.lacking(step, ops, found)]
+def commands(script, step, ops, found=()):
+    return [str(one) for one in script.missing(step, ops, found)]
 
 
 def made(kind, op, kernel, **more):
@@ -34,58 +34,58 @@ def timing(op, kernel, case, direction="forward", **more):
     return made("timing", op, kernel, case=dict(case.point), dtype="bfloat16", direction=direction, **more)
 
 
-def test_without_records_everything_is_lacking(tool, ops):
-    assert commands(tool, "verdicts", ops) == [
+def test_without_records_everything_is_missing(script, ops):
+    assert commands(script, "verdicts", ops) == [
         "tilewright check gelu -k triton -k cuda",
         "tilewright check adamw -k triton",
         "tilewright check cross_entropy -k triton -k cuda",
         "tilewright check unique -k triton",
     ]
-    assert commands(tool, "timings", ops) == [
+    assert commands(script, "timings", ops) == [
         "tilewright bench gelu,unique -k eager -k compile -k tilewright --direction forward --samples 25",
         "tilewright bench gelu -k eager -k compile -k tilewright --direction backward --samples 25",
         "tilewright bench adamw -k eager -k compile -k fused -k triton --direction forward --samples 25",
         "tilewright bench cross_entropy -k eager -k compile -k tilewright --direction both --samples 25",
     ]
-    assert commands(tool, "counters", ops) == [
+    assert commands(script, "counters", ops) == [
         "tilewright profile gelu,cross_entropy,unique -s ncu --direction forward",
         "tilewright profile gelu,cross_entropy -s ncu --direction backward",
     ]
-    assert commands(tool, "sizes", ops) == [
+    assert commands(script, "sizes", ops) == [
         "tilewright bench gelu --sizes --direction forward --samples 15",
         "tilewright bench cross_entropy --sizes --direction both --samples 15",
     ]
 
 
-def test_what_is_fresh_is_left_alone(tool, ops):
+def test_fresh_records_are_not_measured_again(script, ops):
     op, one = ops[0], "tilewright bench gelu -k {} --direction forward --samples 25"
     fresh = [timing(op.name, kernel, case) for case in op.bench for kernel in ("eager", "compile", "tilewright")]
-    assert commands(tool, "timings", [op], fresh)[0].endswith("--direction backward --samples 25")
-    assert commands(tool, "timings", [op], fresh[:-1])[0] == one.format("tilewright")
-    assert len(commands(tool, "timings", [op], [r | {"sized": True} for r in fresh])) == 2
+    assert commands(script, "timings", [op], fresh)[0].endswith("--direction backward --samples 25")
+    assert commands(script, "timings", [op], fresh[:-1])[0] == one.format("tilewright")
+    assert len(commands(script, "timings", [op], [r | {"sized": True} for r in fresh])) == 2
     both = [op, ops[-1]]
-    assert commands(tool, "timings", both, fresh[:-1])[::2] == [
+    assert commands(script, "timings", both, fresh[:-1])[::2] == [
         one.format("tilewright"),
         "tilewright bench unique -k eager -k compile -k tilewright --direction forward --samples 25",
     ]
     fresh[0]["source"] = "older"
-    assert commands(tool, "timings", [op], fresh)[0] == one.format("eager")
+    assert commands(script, "timings", [op], fresh)[0] == one.format("eager")
 
 
-def test_only_right_verdicts_count(tool, ops):
+def test_only_right_verdicts_count(script, ops):
     right = made("verdict", "gelu", "triton", verdict="right", labels=[])
     wrong = made("verdict", "gelu", "cuda", verdict="wrong", labels=[])
-    assert commands(tool, "verdicts", ops[:1], [right, wrong]) == ["tilewright check gelu -k cuda"]
+    assert commands(script, "verdicts", ops[:1], [right, wrong]) == ["tilewright check gelu -k cuda"]
 
 
-def test_checks_that_found_no_room_are_done_again(tool, ops):
+def test_checks_that_lacked_memory_are_repeated(script, ops):
     cramped = made("verdict", "gelu", "cuda", verdict="right", labels=[f"1 left out: not in the 1 GiB {OTHERS}"])
     other = made("verdict", "adamw", "triton", verdict="right", labels=["3 left out: they do not fit in the 139 GiB"])
     two = [op for op in ops if op.name in ("gelu", "adamw")]
-    assert commands(tool, "verdicts", two, [cramped, other]) == ["tilewright check gelu -k triton -k cuda"]
+    assert commands(script, "verdicts", two, [cramped, other]) == ["tilewright check gelu -k triton -k cuda"]
 
 
-def test_records_go_to_the_file_of_their_operation(tool, tmp_path, monkeypatch):
+def test_records_go_to_the_file_of_their_operation(script, tmp_path, monkeypatch):
     gelu, unique = (
         record.read(settings.results_dir() / "h200" / f"{op}.jsonl").records[0] for op in ("gelu", "unique")
     )
@@ -94,20 +94,20 @@ def test_records_go_to_the_file_of_their_operation(tool, tmp_path, monkeypatch):
         Path(command[-1]).write_text("".join(json.dumps(one) + "\n" for one in (gelu, unique, gelu)))
         return type("Done", (), {"returncode": 0})
 
-    monkeypatch.setattr(tool.subprocess, "run", run)
-    assert tool.perform(tool.Step(("bench", "gelu,unique")), tmp_path)
+    monkeypatch.setattr(script.subprocess, "run", run)
+    assert script.perform(script.Step(("bench", "gelu,unique")), tmp_path)
     assert len(record.read(tmp_path / "gelu.jsonl").records) == 2
     assert len(record.read(tmp_path / "unique.jsonl").records) == 1
-    assert tool.perform(tool.Step(("profile", "gelu"), "counters.jsonl"), tmp_path)
+    assert script.perform(script.Step(("profile", "gelu"), "counters.jsonl"), tmp_path)
     assert len(record.read(tmp_path / "counters.jsonl").records) == 3
 
     def interrupted(command, **_):
         run(command)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tool.subprocess, "run", interrupted)
+    monkeypatch.setattr(script.subprocess, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        tool.perform(tool.Step(("bench", "gelu,unique")), tmp_path)
+        script.perform(script.Step(("bench", "gelu,unique")), tmp_path)
     assert len(record.read(tmp_path / "gelu.jsonl").records) == 4
 
 
@@ -116,25 +116,25 @@ def test_records_go_to_the_file_of_their_operation(tool, tmp_path, monkeypatch):
     [
         (("plan", "h20"), "did you mean"),
         (("plan", "--ops", "sum,sofmax"), "no operation named 'sofmax'; did you mean 'softmax'?"),
-        (("run", "timings", "nonsense"), "'nonsense' is none of verdicts, timings"),
-        (("run",), "this machine has no GPU"),
+        (("run", "timings", "nonsense"), "unknown step 'nonsense'; choose from verdicts, timings"),
+        (("run",), "no GPU found"),
         ((), "required: command"),
     ],
     ids=("GPU", "operation", "step", "no GPU", "nothing"),
 )
-def test_bad_input_is_told_in_one_line(tool, words, said, monkeypatch, capsys):
+def test_bad_arguments_are_an_error_of_one_line(script, words, said, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["records.py", *words])
-    monkeypatch.setattr(tool.hardware, "has_gpu", lambda: False)
+    monkeypatch.setattr(script.hardware, "has_gpu", lambda: False)
     with pytest.raises(SystemExit) as left:
-        tool.main()
+        script.main()
     assert left.value.code == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_timing_of_another_dtype_is_another(tool, ops):
-    """AdamW is benched with parameters of two."""
+def test_each_dtype_needs_its_own_timing(script, ops):
+    """AdamW is benched with parameters of two dtypes."""
     adamw = ops[1]
     found = [timing("adamw", name, case) for name in adamw.kernels for case in adamw.bench]
-    assert "bench adamw" in commands(tool, "timings", [adamw], found)[0]
+    assert "bench adamw" in commands(script, "timings", [adamw], found)[0]
     found += [one | {"dtype": "float32"} for one in found]
-    assert commands(tool, "timings", [adamw], found) == []
+    assert commands(script, "timings", [adamw], found) == []
