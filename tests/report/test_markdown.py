@@ -48,6 +48,17 @@ def test_cases_show_our_fastest_kernel_beside_eager_compile_and_the_fastest_othe
     assert "| 3.00 | 1.00 | 2.00 | 50 | 0.50 | compile-max, liger, ours: triton |" in filled
 
 
+def test_cases_of_a_family_leave_out_other_families():
+    records = [timing("triton", 2.0), timing("triton", 3.0) | {"op": "rms_norm"}]
+    for family, shown, left_out in (
+        ("softmax", "| softmax |", "| rms_norm |"),
+        ("norm", "| rms_norm |", "| softmax |"),
+    ):
+        filled = table_of(f"cases forward {family}", records)
+        assert shown in filled
+        assert left_out not in filled
+
+
 def test_the_public_function_is_shown_though_another_kernel_of_ours_is_faster():
     ours = [timing("triton", 2.0), timing(source.PUBLIC, 2.5)]
     assert "| 4.00 |  |  | 2.50 | 40 | 1.60 |  |" in table_of("cases forward", [timing("eager", 4.0), *ours])
@@ -187,7 +198,11 @@ def test_each_gpu_has_a_table_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "name", ["sofmax forward", "softmax", "softmax up", "summary", "summary sofmax", "cases", "audit softmax"]
+    "name",
+    [
+        *("sofmax forward", "softmax", "softmax up", "summary", "summary sofmax", "cases", "audit softmax"),
+        *("cases forward nowhere", "softmax forward norm", "largest forward norm"),
+    ],
 )
 def test_an_unknown_block_is_refused(name):
     with pytest.raises(markdown.BlockError, match=f"no block is named '{name}'"):

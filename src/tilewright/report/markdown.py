@@ -43,8 +43,8 @@ class BlockError(ValueError):
 def fill(page: str, records: Records) -> str:
     """Return the page with every marked block filled from the records.
 
-    A block is named `summary OP,OP,…`, `bank-conflicts OP`, a key of BLOCKS, or a direction after an op, `cases` or
-    `largest`.
+    A block is named `summary OP,OP,…`, `bank-conflicts OP`, a key of BLOCKS, a direction after an op, `cases` or
+    `largest`, or `cases DIRECTION FAMILY`.
     """
     if not BLOCK.search(page):
         raise BlockError("it has no block of records")
@@ -61,8 +61,10 @@ def _block(full_name: str, records: Records) -> str:
     timings = [r for r in records if r["kind"] == "timing" and not r.get("sized")]
     if name == "summary" and all(op in ops for op in option.split(",")):
         return _summary(timings, option.split(","))
-    if option in DIRECTIONS and name in (*ALL_OPS, *ops):
-        chosen = [r for r in timings if r["direction"] == option and name in (r["op"], *ALL_OPS)]
+    direction, _, family = option.partition(" ")
+    members = [op for op, path in ops.items() if family in ("", path.parent.name) and name in (op, *ALL_OPS)]
+    if direction in DIRECTIONS and members and (name == "cases" or not family):
+        chosen = [r for r in timings if r["direction"] == direction and r["op"] in members]
         gpus = dict.fromkeys(r["device"]["name"] for r in chosen)
         tables = [_timings(name, [r for r in chosen if r["device"]["name"] == gpu]) for gpu in gpus]
         return "\n".join(tables) or NO_RECORDS
