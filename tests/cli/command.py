@@ -1,4 +1,4 @@
-"""The command line in a process of its own, forked from one that has imported all it may need: that takes seconds."""
+"""Run the command line in its own process, forked from one that has imported torch, which takes seconds."""
 
 import atexit
 import functools
@@ -9,14 +9,19 @@ import sys
 import tempfile
 from pathlib import Path
 from subprocess import PIPE, CompletedProcess
+from types import SimpleNamespace
 
-NURSERY = Path(__file__).with_name("nursery.py")
+import pytest
+
+from tilewright import cli
+
+FORK_SERVER = Path(__file__).with_name("fork_server.py")
 
 
 @functools.cache
-def _nursery() -> subprocess.Popen[str]:
-    started = subprocess.Popen([sys.executable, NURSERY], stdin=PIPE, stdout=PIPE, text=True)
-    atexit.register(started.__exit__, None, None, None)  # closes its pipes, at which it ends
+def _fork_server() -> subprocess.Popen[str]:
+    started = subprocess.Popen([sys.executable, FORK_SERVER], stdin=PIPE, stdout=PIPE, text=True)
+    atexit.register(started.__exit__, None, None, None)  # closes its stdin, which ends it
     return started
 
 
@@ -31,10 +36,23 @@ def run(*args, cwd=None, **env):
             "out": str(out),
             "err": str(err),
         }
-        nursery = _nursery()
-        print(json.dumps(request), file=nursery.stdin, flush=True)
-        code = int(nursery.stdout.readline())
+        server = _fork_server()
+        print(json.dumps(request), file=server.stdin, flush=True)
+        code = int(server.stdout.readline())
         return CompletedProcess(args, code, out.read_text(), err.read_text())
+
+
+def in_process(name, monkeypatch, capsys):
+    """Return a function that runs a command in this process, where a test can replace what it calls."""
+
+    def call(*args):
+        monkeypatch.setattr(sys, "argv", ["tilewright", name, *map(str, args)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        printed = capsys.readouterr()
+        return SimpleNamespace(returncode=end.value.code, stdout=printed.out, stderr=printed.err)
+
+    return call
 
 
 def assert_one_line(done, code: int, *words: str):

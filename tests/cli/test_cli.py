@@ -227,9 +227,8 @@ def test_bench_without_a_gpu_checks_and_shows_records(recorded):
     assert done.returncode == 0, done.stderr
     assert "No GPU found" in done.stdout
     assert "recorded on NVIDIA H200" in done.stdout
-    assert "200.0 us" in done.stdout
-    assert "0%" in done.stdout
-    assert "80.0 us" not in done.stdout, "the time of a kernel that was not selected"
+    assert " 200 " in done.stdout
+    assert " 80.0 " not in done.stdout, "the time of a kernel that was not selected"
     assert "stale" not in done.stdout
 
 
@@ -241,7 +240,7 @@ def test_stale_timings_are_marked_and_broken_lines_are_reported(recorded):
         out.write("not a record\n")
     done = run("bench", "softmax", "-k", "eager", *ONE_CASE, TILEWRIGHT_RESULTS=str(recorded.parent.parent))
     assert done.returncode == 2
-    assert "170.0 us" in done.stdout
+    assert " 170 " in done.stdout
     assert "right, stale" in done.stdout
     first, second = done.stderr.strip().splitlines()
     assert "line 4 is incomplete" in first
@@ -250,12 +249,12 @@ def test_stale_timings_are_marked_and_broken_lines_are_reported(recorded):
 
 def test_report_updates_the_tables_of_a_page(recorded, tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# Softmax\n<!-- records: softmax forward -->\nold\n<!-- end -->\nafter\n")
+    page.write_text("# Softmax\n<!-- records: softmax forward -->\nplaceholder\n<!-- end -->\nafter\n")
     done = run("report", "--fill", page, TILEWRIGHT_RESULTS=str(recorded.parent.parent))
     assert done.returncode == 0, done.stderr
     text = page.read_text()
-    assert "old" not in text
-    assert "**80.0 us, 1%**" in text
+    assert "placeholder" not in text
+    assert "| M=3,N=50 float32 | 200 | **80.0** |" in text
     assert "NVIDIA H200" in text
     assert text.endswith("after\n")
     done = run("report", "--fill", page, "--json", TILEWRIGHT_RESULTS=str(recorded.parent.parent))

@@ -29,7 +29,7 @@ def explain(capsys, monkeypatch, tmp_path):
 def test_a_good_kernel(explain):
     done = explain(*SMALL)
     assert done.returncode == 0, done.stderr
-    for words in ("Binds: memory bandwidth", "Time: 160.0 us, measured", "of the ceiling", "Predicted:", "pass"):
+    for words in ("Bottleneck: memory bandwidth", "Time: 160.0 us, measured", "of the ceiling", "Predicted:", "pass"):
         assert words in done.stdout
     assert "fail" not in done.stdout
     assert "Next: tilewright inspect relu -k triton --case N=67108864 --sass" in done.stdout
@@ -38,8 +38,8 @@ def test_a_good_kernel(explain):
 def test_a_flawed_kernel(explain):
     done = explain(FLAW, "-f", "slow", "-i", "67108864:bf16")
     assert done.returncode == 1, done.stderr
-    assert "2.00 times the least bytes (audited)" in done.stdout
-    assert "Next: one launch for _scale and _cut" in done.stdout
+    assert "DRAM traffic is 2.00 times the minimum (audited)" in done.stdout
+    assert "Next: fuse _scale and _cut into one launch" in done.stdout
 
 
 def test_json(explain):
@@ -57,7 +57,7 @@ def test_predictions_are_recorded(explain, tmp_path):
     path = tmp_path / "predictions.jsonl"
     done = explain("--predict", "--record", path)
     assert done.returncode == 0, done.stderr
-    assert "Bound by memory: predicted over measured" in done.stdout
+    assert "Memory-bound calls (1): predicted / measured" in done.stdout
     (one,) = record.read(path).records
     assert (one["kind"], one["op"], one["measured"]["us"]) == ("prediction", "relu", 160.0)
     done = explain("relu", "--predict", "--json")
@@ -66,7 +66,7 @@ def test_predictions_are_recorded(explain, tmp_path):
 
 def test_a_replacement_of_cuda_is_reported(explain):
     done = explain("softmax", "-k", "cuda", "-c", "M=64,N=256", "--gpu", "mi300x")
-    assert ": CUDA C++ does not run on mi300x; this is what a call launches there instead." in done.stdout
+    assert "_online_fwd: CUDA C++ does not run on mi300x; the call launches this kernel instead." in done.stdout
 
 
 def test_a_failed_compilation_is_reported(explain):

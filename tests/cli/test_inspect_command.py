@@ -1,34 +1,23 @@
-"""`tilewright inspect` as a user types it."""
+"""Tests of `tilewright inspect`."""
 
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from cli.command import assert_one_line, run
+from cli.command import assert_one_line, in_process, run
 from tilewright import record, source
-from tilewright.cli import main
 
-KERNELS = Path(__file__).parent.parent / "workbench" / "inspected.py"
+KERNELS = Path(__file__).parent.parent / "workbench" / "inspect_kernels.py"
 SMALL = ("relu", "-k", "triton", "--case", "N=4096")
 
 
 @pytest.fixture
 def inspect(capsys, monkeypatch):
-    """The command in this process, where torch is loaded."""
-
-    def call(*args):
-        monkeypatch.setattr(sys, "argv", ["tilewright", "inspect", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            main()
-        said = capsys.readouterr()
-        return SimpleNamespace(returncode=end.value.code, stdout=said.out, stderr=said.err)
-
-    return call
+    """The command in this process, which has imported torch."""
+    return in_process("inspect", monkeypatch, capsys)
 
 
 def test_an_op_for_two_gpus_as_json():
@@ -41,7 +30,7 @@ def test_an_op_for_two_gpus_as_json():
     assert nvidia["spills"] == 0
     assert set(nvidia["instructions"]) >= {"global load", "global store", "branch"}
     assert 0 < nvidia["idle"] < 1
-    assert nvidia["work"]["intensity"] < nvidia["work"]["ridge"]
+    assert nvidia["roofline"]["intensity"] < nvidia["roofline"]["ridge"]
 
 
 def test_a_table_and_code_beside_its_source(inspect):
@@ -58,17 +47,17 @@ def words_of(done):
     return " ".join(done.stdout.split())
 
 
-def test_the_least_work_is_said_or_why_it_is_not(inspect):
-    said = words_of(inspect("softmax", "-k", "triton"))
-    assert "8.2 KB and 10.2 K operations a program; 0.25 operations a byte" in said
-    said = words_of(inspect("sum", "-k", "triton"))
-    assert said.count("The call on h200: at least 536.9 MB and 268.4 M operations, of which the share") == 1
+def test_minimum_work(inspect):
+    output = words_of(inspect("softmax", "-k", "triton"))
+    assert "8.2 KB and 10.2 KFLOP per program; 0.25 FLOP/byte" in output
+    output = words_of(inspect("sum", "-k", "triton"))
+    assert output.count("The call on h200: at least 536.9 MB and 268.4 MFLOP for all launches together") == 1
     assert "The backward call on h200" in words_of(inspect("linear", "-k", "triton", "--direction", "backward"))
-    assert "and no operations a program; memory binds." in words_of(inspect("transpose", "-k", "triton"))
-    assert "a file does not say what it computes" in words_of(inspect(KERNELS, "-f", "copy", "-i", "64:fp32"))
+    assert "and no FLOP per program; memory-bound." in words_of(inspect("transpose", "-k", "triton"))
+    assert "a file does not define its cost" in words_of(inspect(KERNELS, "-f", "copy", "-i", "64:fp32"))
 
 
-def test_other_gpus_go_on_where_one_compiler_refuses(inspect):
+def test_a_failed_compilation_does_not_stop_other_gpus(inspect):
     done = inspect(KERNELS, "-f", "for_nvidia", "-i", "128:fp32", "--gpu", "mi300x,h200")
     assert done.returncode == 1, done.stderr
     assert "does not compile for gfx942" in done.stdout
@@ -80,15 +69,18 @@ def test_other_gpus_go_on_where_one_compiler_refuses(inspect):
     assert "_from_hopper_on  h200" in done.stdout
 
 
-def test_what_runs_instead_of_cuda_is_said(inspect):
+def test_a_replacement_of_cuda_is_reported(inspect):
     done = inspect("softmax", "-k", "cuda", "--gpu", "mi300x")
     assert done.returncode == 0, done.stderr
-    assert "CUDA C++ does not run on mi300x; this is what a call launches there instead." in done.stdout
+    assert "CUDA C++ does not run on mi300x; the call launches this kernel instead." in done.stdout
     assert "does not run" not in inspect("softmax", "-k", "cuda", "--gpu", "h200").stdout
-    assert "does not compile for gfx942: CUDA C++ is NVIDIA's" in inspect("add", "-k", "cuda", "--gpu", "mi300x").stdout
+    assert (
+        "does not compile for gfx942: CUDA C++ compiles for NVIDIA GPUs only"
+        in inspect("add", "-k", "cuda", "--gpu", "mi300x").stdout
+    )
 
 
-def test_a_stack_is_shown_where_there_is_one(inspect):
+def test_the_stack_column_appears_if_a_kernel_uses_the_stack(inspect):
     def columns(name):
         done = inspect(KERNELS, "-f", name, "-i", "1024:fp32")
         header, row = (re.split(r" {2,}", line) for line in done.stdout.splitlines()[1:3])
@@ -103,7 +95,7 @@ def last_line(done) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_the_next_command_repeats_what_was_given(inspect, tmp_path):
+def test_the_next_command_repeats_the_arguments(inspect, tmp_path):
     inspected = f"tilewright inspect {KERNELS}"
     done = inspect(KERNELS, "-f", "copy", "-i", "4096:fp16", "--gpu", "h200,mi300x")
     others = "--sass  (or --ttgir, --llir, --ptx)"
@@ -113,16 +105,16 @@ def test_the_next_command_repeats_what_was_given(inspect, tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
-def test_a_cuda_file_has_no_code_of_triton(inspect, tmp_path):
+def test_a_cuda_file_has_no_triton_ir(inspect, tmp_path):
     file = tmp_path / "my file.cu"
     file.write_text("__global__ void one(float* x) { x[0] = 1; }\n")
     assert last_line(inspect(file)) == f"Next: tilewright inspect '{file}' --sass  (or --ptx)"
     file.write_text("int one() { return 1; }\n")
-    assert_one_line(inspect(file), 2, "compiles to no kernel; mark one with __global__")
+    assert_one_line(inspect(file), 2, "contains no kernel; declare one with __global__")
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
-def test_a_kernel_of_a_cuda_file_by_its_name(inspect, tmp_path):
+def test_select_a_kernel_of_a_cuda_file(inspect, tmp_path):
     file = tmp_path / "some.cu"
     file.write_text(
         "namespace { __global__ void first(float* x) { x[0] = 1; } }\n"
@@ -145,38 +137,38 @@ def test_a_kernel_of_a_cuda_file_by_its_name(inspect, tmp_path):
     assert_one_line(inspect(file, "-f", "second", "--ttgir"), 2, "second has no ttgir; it has ptx, sass")
 
 
-def test_a_file_cannot_end_the_process(inspect, tmp_path):
+def test_a_file_cannot_exit_the_process(inspect, tmp_path):
     file = tmp_path / "leaves.py"
     file.write_text("import os\ndef f():\n    os._exit(0)\n")
-    assert_one_line(inspect(file), 2, "f fails before it launches", "it ends the process by os._exit(0)")
+    assert_one_line(inspect(file), 2, "f fails before it launches", "it calls os._exit(0)")
     file.write_text(
         "import os\nif not (child := os.fork()):\n    os._exit(7)\nassert os.waitpid(child, 0)[1] >> 8 == 7\n"
     )
     assert_one_line(inspect(file), 2, "define one that launches the kernels")
     file.write_text("import os\nos._exit(0)\n")
-    assert_one_line(inspect(file), 2, "leaves.py, line 2", "it ends the process by os._exit(0)")
+    assert_one_line(inspect(file), 2, "leaves.py, line 2", "it calls os._exit(0)")
 
 
-def test_a_grid_is_shown_as_it_is(inspect):
+def test_empty_and_invalid_grids(inspect):
     call = (KERNELS, "-f", "copy_on_grid", "-i", "1024:fp32", "-i")
     done = inspect(*call, "0")
     assert done.returncode == 0, done.stderr
-    assert "_copy on h200: its grid is empty, so nothing is launched." in done.stdout
+    assert "_copy on h200: the grid is empty; nothing is launched." in done.stdout
     assert "_copy   h200     0" in done.stdout
     done = inspect(*call, "1", "-i", "70000")
     assert done.returncode == 1, done.stderr
-    assert "cannot be launched: a grid with 70000 blocks in y" in done.stdout
+    assert "cannot be launched: 70000 blocks in grid dimension y" in done.stdout
     assert "1x70000" in done.stdout
 
 
-def test_a_difference(inspect):
+def test_diff(inspect):
     done = inspect("relu", "--case", "N=4096", "--diff", "triton", "triton:num_warps=8")
     assert done.returncode == 0, done.stderr
     assert any(line.split() == ["num_warps", "4", "8"] for line in done.stdout.splitlines()), done.stdout
-    assert "relu, N=4096 bfloat16, h200: what differs" in done.stdout
+    assert "relu, N=4096 bfloat16, h200: differences" in done.stdout
 
 
-def test_a_kernel_of_the_operation_and_one_of_a_file_differ(inspect, tmp_path):
+def test_diff_with_a_kernel_in_a_file(inspect, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(KERNELS.read_text() + "relu = copy\n")
     done = inspect("relu", file, "--case", "N=4096", "--diff", "triton", "mine.py", "--sass")
@@ -191,13 +183,13 @@ def test_mistakes_are_one_line(inspect, tmp_path):
     assert_one_line(inspect("relu", "--gpu", "h200,h20"), 2, "did you mean 'h200'?")
     assert_one_line(inspect(KERNELS, "-f", "of_values", "-i", "9x9"), 2, "of_values fails before it launches")
     assert_one_line(inspect(tmp_path / "no.cu"), 2, "no file at")
-    assert_one_line(inspect("relu", "-k", "triton", "-k", "eager"), 2, "eager of relu is torch's own")
-    assert_one_line(inspect("add", "-k", "numba"), 2, "numba of add is compiled by numba")
-    assert_one_line(inspect("relu", "-k", "compile-max"), 2, "found by a search on the GPU")
+    assert_one_line(inspect("relu", "-k", "triton", "-k", "eager"), 2, "eager of relu is part of torch")
+    assert_one_line(inspect("add", "-k", "numba"), 2, "numba of add is compiled by Numba")
+    assert_one_line(inspect("relu", "-k", "compile-max"), 2, "the result of an autotuning search on the GPU")
     assert_one_line(inspect("argmax", "--direction", "backward"), 2, "argmax has no gradient")
     assert_one_line(inspect("relu", "--diff", "triton", "triton:BLOK=8"), 2, "did you mean 'BLOCK")
-    assert_one_line(inspect(KERNELS, "-k", "triton"), 2, "for an OP")
-    assert_one_line(inspect("relu", "--direction", "up"), 2, "none of forward, backward, both")
+    assert_one_line(inspect(KERNELS, "-k", "triton"), 2, "only for an OP")
+    assert_one_line(inspect("relu", "--direction", "up"), 2, "not one of forward, backward, both")
     assert_one_line(inspect(KERNELS, "-f", "copy"), 2, "copy(x) cannot be called", "'x'", "with --input")
     assert_one_line(inspect(tmp_path, "-i", "8:fp32"), 2, "is a directory; name a .py or .cu file in it")
     (tmp_path / "x.ptx").touch()
@@ -206,43 +198,48 @@ def test_mistakes_are_one_line(inspect, tmp_path):
     assert_one_line(inspect("relu", "--gpu", "GFX942"), 2, "GPUs of this architecture are: mi300x")
 
 
-def test_a_file_that_launches_nothing_is_told_of_its_own_options(inspect, tmp_path):
+def test_a_file_that_launches_nothing(inspect, tmp_path):
     file = tmp_path / "plain.py"
     file.write_text("def launch(x):\n    return x + 1\n")
-    assert_one_line(inspect(file, "-i", "64:fp32"), 2, "launched; try another --function or --input")
+    assert_one_line(
+        inspect(file, "-i", "64:fp32"), 2, "launched no Triton or CUDA C++ kernel; try another --function or --input"
+    )
 
 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("relu", "--threads", "256"), "--threads: for a .cu FILE"),
-        ((KERNELS, "-f", "copy", "-i", "64:fp32", "--shared", "1"), "--shared: for a .cu FILE"),
-        ((KERNELS, "-f", "copy", "-i", "64:fp32", "--direction", "backward"), "--direction: for an OP; a .py FILE has"),
-        (("x.cu", "-i", "64:fp32"), "--input: for a .py FILE"),
-        (("x.cu", "-k", "one"), "--kernel: for an OP; a .cu FILE has --function"),
+        (("relu", "--threads", "256"), "--threads: only for a .cu FILE"),
+        ((KERNELS, "-f", "copy", "-i", "64:fp32", "--shared", "1"), "--shared: only for a .cu FILE"),
+        (
+            (KERNELS, "-f", "copy", "-i", "64:fp32", "--direction", "backward"),
+            "--direction: only for an OP; a .py FILE takes",
+        ),
+        (("x.cu", "-i", "64:fp32"), "--input: only for a .py FILE"),
+        (("x.cu", "-k", "one"), "--kernel: only for an OP; a .cu FILE takes --function"),
         ((*SMALL, "--json", "--sass"), "--sass: not with --json"),
         ((*SMALL, "--diff", "triton", "cuda"), "--kernel: not with --diff"),
-        (("relu", "-c", "N=64", "-c", "N=128", "--diff", "triton", "cuda"), "--diff is of one call"),
+        (("relu", "-c", "N=64", "-c", "N=128", "--diff", "triton", "cuda"), "--diff compares one call"),
         (("--everywhere", "--gpu", "h200", "--sass"), "--gpu, --sass: not with --everywhere"),
     ],
 )
-def test_what_would_not_be_heeded_is_refused(inspect, args, words):
+def test_options_without_effect_are_refused(inspect, args, words):
     assert_one_line(inspect(*args), 2, words)
 
 
-def test_a_gpu_named_twice_is_shown_once(inspect):
+def test_a_repeated_gpu_is_shown_once(inspect):
     done = inspect(*SMALL, "--gpu", "h200,H200", "--json")
     assert len(done.stdout.splitlines()) == 1, done.stderr
 
 
-def test_every_kernel_everywhere_is_recorded(inspect, monkeypatch, tmp_path):
+def test_everywhere_is_recorded(inspect, monkeypatch, tmp_path):
     only = {"dot": source.op_files()["dot"]}
     monkeypatch.setattr("tilewright.source.op_files", lambda: only)
     monkeypatch.setattr("tilewright.workbench.inspect.portability.TARGETS", ("a100-80gb", "mi300x"))
     path = tmp_path / "r.jsonl"
     done = inspect("--everywhere", "--record", path)
     assert done.returncode == 0, done.stderr
-    assert "kernels for 2 GPUs: 6 fit, 0 do not." in done.stdout
+    assert "3 kernels, 2 GPUs: 6 fit, 0 do not." in done.stdout
     found = {r["kernel"]: r for r in record.read(path).records}
     assert set(found) == {"_dot_chunk", "_dot_bwd", "_reduce_pieces"}
     assert found["_dot_chunk"]["gpus"].keys() == {"a100-80gb", "mi300x"}
@@ -253,7 +250,7 @@ def test_every_kernel_everywhere_is_recorded(inspect, monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "args", [(), ("dot", "--everywhere"), ("--everywhere", "-k", "triton"), ("dot", "--record", "x")]
 )
-def test_everywhere_is_of_all_operations(inspect, args):
+def test_everywhere_covers_all_operations(inspect, args):
     done = inspect(*args)
     assert done.returncode == 2
     assert "--everywhere" in done.stderr

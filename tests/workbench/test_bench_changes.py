@@ -1,4 +1,4 @@
-"""What `bench --compare` says of two files of records, and how it ends."""
+"""Tests of `tilewright compare` and of the comparison behind it."""
 
 import json
 
@@ -7,7 +7,7 @@ import typer
 
 from sample_records import timing_record
 from tilewright import record
-from tilewright.cli.compare import compare_files
+from tilewright.cli.compare import compare as compare_files
 from tilewright.errors import CannotRead, CorruptRecords, NewerRecords, NoCommonTimings, NoTimings
 from tilewright.workbench.bench.changes import compare
 
@@ -121,7 +121,7 @@ def test_a_regression_is_shown_first_and_exits_with_1(files, capsys):
     assert "triton" in first
     assert "1.500" in first
     assert "slower" in first
-    assert "0 no longer right, 1 slower, 0 faster, 1 same, 0 unlike, 0 gone, 0 new" in lines
+    assert "0 no longer correct, 1 slower, 0 faster, 1 same, 0 unlike, 0 gone, 0 new" in lines
     assert lines[-1].startswith("Next: tilewright bench softmax -k triton --case M=3,N=50")
 
 
@@ -130,7 +130,7 @@ def test_without_a_regression_it_returns(files, capsys):
     compare_files(old, new, 0.02, as_json=False)
     said = capsys.readouterr()
     assert "1 faster" in said.out
-    assert said.err == "tilewright: only one of the files has timings of l4; not compared\n"
+    assert said.err == "tilewright: only one of the files has timings on l4; not compared\n"
 
 
 def test_json_lines(files, capsys):

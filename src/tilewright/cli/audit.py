@@ -122,9 +122,9 @@ def _run(jobs: list[Job], measure: bool, path: Path | None, as_json: bool) -> tu
 
 
 def _count_bytes(job: Job) -> dict[str, int]:
-    from tilewright.workbench.audit.dram_counters import count
+    from tilewright.workbench.audit.dram_counters import count_dram_bytes
 
-    return count(job.call)
+    return count_dram_bytes(job.call)
 
 
 def _record(path: Path, job: Job, found: Audit, counted: dict[str, int] | None) -> None:
@@ -168,7 +168,7 @@ def _audit_case(op: Any, kernel: Any, case: Any, title: str, limits: Any) -> Aud
 
     elements = tool.case_elements(op, case)
     if elements > tool.ELEMENTS:
-        raise TooLarge(elements, tool.ELEMENTS, f"try --case {tool.shrunk(op, case)}")
+        raise TooLarge(elements, tool.ELEMENTS, f"try --case {tool.shrink_case(op, case)}")
     args = op.make(case)
     return _reporting_errors(
         kernel.name, lambda: tool.audit(kernel.fn, *args, cost=op.cost(*args), title=title, **limits)
@@ -188,11 +188,11 @@ def _reporting_errors(name: str, run: Callable[[], Audit]) -> Audit:
 def _file_jobs(path: Path, options: CallOptions, limits: Any) -> Iterator[Job]:
     from tilewright import registry
     from tilewright.workbench import audit as tool
-    from tilewright.workbench.audit.inputs import make
+    from tilewright.workbench.audit.inputs import make_input
 
     given = options.inputs or []
     fn = registry.launcher(path, options.function)
-    args = [make(text) for text in given]
+    args = [make_input(text) for text in given]
     title = f"{path.name}, {fn.__name__}({', '.join(given)})"
 
     try:

@@ -193,7 +193,7 @@ def check_and_print(
 
     device = "cuda" if hardware.has_gpu() else "cpu"
     kernels = registry.pick(op, kernel_names) if kernel_names or not files else []
-    total = case_count(op, kernels, files, cases, dtypes, depth, device)
+    total = case_count(op, kernels, files, cases, dtypes, depth, device, is_problem=problem is not None)
     found = []
     with progress(f"checking {op.name}", total) as advance:
         for verdict in run_check(

@@ -184,14 +184,14 @@ def _inspect_kernel(selection: OpSelection, kernel: Kernel, gpu: GPU) -> Found:
 
 def _inspect_python_file(path: Path, options: CompileOptions, gpu: GPU) -> Found:
     from tilewright import registry
-    from tilewright.workbench.audit.inputs import make
+    from tilewright.workbench.audit.inputs import make_input
     from tilewright.workbench.inspect import inspect_launch
     from tilewright.workbench.inspect.launches import call_launches
 
     given = options.inputs or []
 
     def load() -> tuple[Callable[..., Any], list[Any]]:
-        return registry.launcher(path, options.function), [make(text, "meta") for text in given]
+        return registry.launcher(path, options.function), [make_input(text, "meta") for text in given]
 
     title = f"{path.name}({', '.join(given)})"
     return [inspect_launch(launch, title) for launch in call_launches(load, gpu)]

@@ -174,9 +174,7 @@ def _print_comparison(found: list[Comparison], contradictions: list[Comparison])
             shown.add_row(one.record["op"], one.record["kernel"], call_key(one.record), state)
         console().print(shown)
     same = len(with_fingerprint) - len(changed)
-    print(
-        f"{len(with_fingerprint)} records compared: {same} with the launches of the current code, {len(changed)} without."
-    )
+    print(f"{len(with_fingerprint)} records compared: {same} with the same launches, {len(changed)} with others.")
     if contradictions:
         print(f"{len(contradictions)} of them count as fresh; mark them stale with: tilewright records verify --update")
 

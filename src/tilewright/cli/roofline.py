@@ -284,7 +284,8 @@ def _show_sweep(taken: dict[str, Any], say: Callable[..., None]) -> None:
     seen = f"The time starts to grow at k = {bends}" if bends else "The time never grows"
     say(
         f"{seen}; the ceilings predict it at k = {ridge:.0f}. "
-        f"A multiplication is half of a fused multiply-add, so its ceiling is half of fp32: {_tera(ceiling)}."
+        f"A multiplication is half of a fused multiply-add, so its ceiling is half of fp32: {_tera(ceiling)}.",
+        soft_wrap=True,
     )
 
 

@@ -1,11 +1,11 @@
-"""Forks a child for every request on standard input, after importing once what commands import for seconds."""
+"""Fork a child for every request on stdin, after importing once the modules that take seconds to import."""
 
 import atexit
 import json
 import os
 import sys
 
-sys.path.pop(0)  # this folder: a command has none of its own there
+sys.path.pop(0)  # this folder is not on the path of a command
 
 import torch._dynamo  # noqa: F401
 import triton  # noqa: F401
@@ -20,24 +20,24 @@ from tilewright.worker import process
 
 
 def become(args: list[str], cwd: str, env: dict[str, str], out: str, err: str) -> None:
-    """The command, as if it had been started."""
+    """Run the command as if this process had been started for it."""
     for file, number in ((os.devnull, 0), (out, 1), (err, 2)):
         os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     sys.argv = ["tilewright", *args]
-    process.Nursery.is_alive = True  # that of this process serves all commands, one after another
+    process.ForkServer.is_alive = True  # the one of the parent process serves all commands
     try:
         main()
     except SystemExit as end:
         atexit._run_exitfuncs()
         sys.stdout.flush()
-        os._exit(end.code if isinstance(end.code, int) else bool(end.code))  # to take torch apart takes a second
+        os._exit(end.code if isinstance(end.code, int) else bool(end.code))  # tearing down torch takes a second
 
 
 def serve() -> None:
-    process.nursery("cpu")
+    process.fork_server("cpu")
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
