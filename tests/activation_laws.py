@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from support import LAYOUTS, assert_compiles, assert_gradients_match, assert_right, laid_out
+from tilewright.ops.activation import _gated
 from tilewright.ops.activation import _unary as _activation
 from tilewright.runtime import elementwise as _flat
-from tilewright.ops.activation import _gated
 
 inf, nan = float("inf"), float("nan")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -35,73 +35,73 @@ class PlainLaws:
         """The public function takes our kernels however small the input."""
         monkeypatch.setattr(self.module, "SMALLEST", 0)
 
-    def mine(self, x, **options):
+    def ours(self, x, **options):
         return type(self).call(x, **options)
 
-    def torchs(self, x):
+    def expected(self, x):
         return type(self).formula(x)
 
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
     def test_extreme_values_and_their_gradients(self, dtype, device):
         x = torch.tensor(EXTREMES, device=device).to(dtype)
-        assert_right(_activation.activation(x, self.act), self.torchs, x)
+        assert_right(_activation.activation(x, self.act), self.expected, x)
         dx = _activation.activation_backward(x, torch.full_like(x, 3), self.act)
         wide = x.double().requires_grad_()
-        (truth,) = torch.autograd.grad(self.torchs(wide), wide, torch.full_like(wide, 3))
+        (truth,) = torch.autograd.grad(self.expected(wide), wide, torch.full_like(wide, 3))
         torch.testing.assert_close(dx, truth.to(dtype), equal_nan=True)
 
     @pytest.mark.parametrize("N", [2**13, 2**13 + 1])
     @pytest.mark.parametrize("layout", ["contiguous", "offset"])
-    def test_whole_blocks_and_their_rest(self, N, layout, device):
+    def test_even_and_uneven_tiles(self, N, layout, device):
         x = laid_out((N,), layout, device=device, dtype=torch.float16)
-        assert_right(self.mine(x), self.torchs, x)
+        assert_right(self.ours(x), self.expected, x)
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     @pytest.mark.parametrize("shape", [(1,), (7, 1, 9), (6, 33)])
     def test_any_shape_and_layout(self, shape, layout, device):
         x = laid_out(shape, layout, device=device)
-        got = self.mine(x)
-        assert_right(got, self.torchs, x)
-        assert got.stride() == self.torchs(x).stride()
-        assert_gradients_match(self.mine, self.torchs, x)
-        assert_gradients_match(lambda x: _activation.activation(x, self.act), self.torchs, x)
+        got = self.ours(x)
+        assert_right(got, self.expected, x)
+        assert got.stride() == self.expected(x).stride()
+        assert_gradients_match(self.ours, self.expected, x)
+        assert_gradients_match(lambda x: _activation.activation(x, self.act), self.expected, x)
 
     @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3, 4)])
-    def test_whatever_torch_takes(self, shape, device):
+    def test_accepts_what_torch_accepts(self, shape, device):
         x = torch.randn(shape, device=device)
-        torch.testing.assert_close(self.mine(x), self.torchs(x))
-        torch.testing.assert_close(self.mine(x.double()), self.torchs(x.double()))
+        torch.testing.assert_close(self.ours(x), self.expected(x))
+        torch.testing.assert_close(self.ours(x.double()), self.expected(x.double()))
         assert _activation.activation(x, self.act).shape == shape
 
-    def test_a_bias_is_added_before(self, device):
+    def test_bias_is_added_first(self, device):
         x, bias = torch.randn(5, 40, device=device), torch.randn(40, device=device)
-        torch.testing.assert_close(self.mine(x, bias=bias), self.torchs(x + bias))
-        torch.testing.assert_close(self.mine(x.double(), bias=bias.double()), self.torchs(x.double() + bias.double()))
+        torch.testing.assert_close(self.ours(x, bias=bias), self.expected(x + bias))
+        torch.testing.assert_close(self.ours(x.double(), bias=bias.double()), self.expected(x.double() + bias.double()))
         with pytest.raises(ValueError, match=r"last dimension, \[40\], not \[41\]"):
-            self.mine(x, bias=torch.randn(41, device=device))
+            self.ours(x, bias=torch.randn(41, device=device))
         with pytest.raises(TypeError, match="bias is a tensor, not float"):
-            self.mine(x, bias=1.0)
+            self.ours(x, bias=1.0)
 
-    def test_gradients_of_gradients(self, device):
+    def test_double_backward(self, device):
         x = torch.randn(3, 5, device=device, requires_grad=True)
         found = []
-        for fn in (self.mine, self.torchs):
+        for fn in (self.ours, self.expected):
             (dx,) = torch.autograd.grad(fn(x).square().sum(), x, create_graph=True)
             found.append(torch.autograd.grad(dx.square().sum(), x))
         torch.testing.assert_close(*found)
 
-    def test_autocast_and_functional_transforms_as_torch(self, device):
+    def test_autocast_and_functional_transforms_match_torch(self, device):
         x = torch.randn(4, 8, device=device)
         with torch.autocast(device, dtype=torch.bfloat16):
-            assert self.mine(x).dtype == self.torchs(x).dtype
-        torch.testing.assert_close(torch.func.vmap(self.mine)(x), self.torchs(x))
-        torch.testing.assert_close(torch.func.jvp(self.mine, (x,), (x,)), torch.func.jvp(self.torchs, (x,), (x,)))
+            assert self.ours(x).dtype == self.expected(x).dtype
+        torch.testing.assert_close(torch.func.vmap(self.ours)(x), self.expected(x))
+        torch.testing.assert_close(torch.func.jvp(self.ours, (x,), (x,)), torch.func.jvp(self.expected, (x,), (x,)))
 
     def test_small_inputs_go_to_torch(self, device, monkeypatch):
         monkeypatch.setattr(self.module, "SMALLEST", 9)
         forbid_launches(monkeypatch)
         x = torch.randn(8, device=device)
-        torch.testing.assert_close(self.mine(x), self.torchs(x), rtol=0, atol=0)
+        torch.testing.assert_close(self.ours(x), self.expected(x), rtol=0, atol=0)
 
     def test_registered_operators(self, device):
         x = torch.randn(4, 33, device=device)
@@ -109,18 +109,18 @@ class PlainLaws:
         torch.library.opcheck(_activation.activation_backward.registered, (x.t(), x.t(), self.act))
         assert_compiles(lambda x: _activation.activation(x, self.act), x)
 
-    def test_compiled_it_is_torchs_own(self, device):
+    def test_compiled_code_calls_torch(self, device):
         x = torch.randn(4, 33, device=device)
-        compiled = torch.compile(self.mine, fullgraph=True, dynamic=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(x), self.torchs(x), rtol=0, atol=0)
+        compiled = torch.compile(self.ours, fullgraph=True, dynamic=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), self.expected(x), rtol=0, atol=0)
 
     @pytest.mark.gpu
     def test_more_than_2_31_elements(self, device):
         x = torch.zeros(2**31 + 9, device=device, dtype=torch.float16)
         x[-9:] = torch.arange(9)
         end = x[-20:].detach().requires_grad_()
-        torch.testing.assert_close(_activation.activation(x, self.act)[-20:], self.torchs(end).detach())
-        (slope,) = torch.autograd.grad(self.torchs(end), end, end.detach())
+        torch.testing.assert_close(_activation.activation(x, self.act)[-20:], self.expected(end).detach())
+        (slope,) = torch.autograd.grad(self.expected(end), end, end.detach())
         torch.testing.assert_close(_activation.activation_backward(x, x, self.act)[-20:], slope)
 
 
@@ -130,24 +130,24 @@ class InplaceLaws(PlainLaws):
     def test_in_place(self, device):
         for bias in (None, torch.randn(9, device=device)):
             x = torch.randn(4, 9, device=device)
-            wanted = self.torchs(x if bias is None else x + bias)
+            wanted = self.expected(x if bias is None else x + bias)
             version = x._version
-            got = self.mine(x, inplace=True, bias=bias)
+            got = self.ours(x, inplace=True, bias=bias)
             assert got is x
             assert x._version > version
             torch.testing.assert_close(x, wanted)
 
-    def test_in_place_with_gradients_is_torchs_own(self, device, monkeypatch):
+    def test_in_place_with_gradients_goes_to_torch(self, device, monkeypatch):
         forbid_launches(monkeypatch)
         x = torch.randn(4, 9, device=device, requires_grad=True)
-        (ours,) = torch.autograd.grad(self.mine(x * 2, inplace=True).sum(), x)
-        torch.testing.assert_close(ours, torch.autograd.grad(self.torchs(x * 2).sum(), x)[0])
+        (ours,) = torch.autograd.grad(self.ours(x * 2, inplace=True).sum(), x)
+        torch.testing.assert_close(ours, torch.autograd.grad(self.expected(x * 2).sum(), x)[0])
         with pytest.raises(RuntimeError, match="leaf Variable"):
-            self.mine(x, inplace=True)
+            self.ours(x, inplace=True)
         with torch.inference_mode():
             kept = torch.randn(4, device=device)
         with pytest.raises(RuntimeError, match="inference tensor"):
-            self.mine(kept, inplace=True)
+            self.ours(kept, inplace=True)
 
 
 class GatedLaws:
@@ -162,25 +162,25 @@ class GatedLaws:
     def fast_path(self, monkeypatch):
         monkeypatch.setattr(self.module, "SMALLEST", 0)
 
-    def mine(self, gate, up=None):
+    def ours(self, gate, up=None):
         return type(self).call(gate, up)
 
-    def torchs(self, gate, up=None):
+    def expected(self, gate, up=None):
         gate, up = gate.chunk(2, -1) if up is None else (gate, up)
         return type(self).formula(gate) * up
 
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
     def test_extreme_gates(self, dtype, device):
         gate = torch.tensor(EXTREMES, device=device).to(dtype)
-        assert_right(self.mine(gate, torch.ones_like(gate)), self.torchs, gate, torch.ones_like(gate))
+        assert_right(self.ours(gate, torch.ones_like(gate)), self.expected, gate, torch.ones_like(gate))
 
     def test_up_is_linear_and_packing_changes_nothing(self, device):
         gate, up = torch.randn(2, 7, 24, device=device).unbind()
-        torch.testing.assert_close(self.mine(gate, 4 * up), 4 * self.mine(gate, up), rtol=0, atol=0)
+        torch.testing.assert_close(self.ours(gate, 4 * up), 4 * self.ours(gate, up), rtol=0, atol=0)
         packed = torch.cat([gate, up], -1)
-        assert torch.equal(self.mine(packed), self.mine(gate, up))
-        assert torch.equal(self.mine(*packed.chunk(2, -1)), self.mine(gate, up))
-        assert_gradients_match(lambda packed: self.mine(*packed.chunk(2, -1)), self.torchs, packed)
+        assert torch.equal(self.ours(packed), self.ours(gate, up))
+        assert torch.equal(self.ours(*packed.chunk(2, -1)), self.ours(gate, up))
+        assert_gradients_match(lambda packed: self.ours(*packed.chunk(2, -1)), self.expected, packed)
 
     @pytest.mark.parametrize("layout", LAYOUTS)
     @pytest.mark.parametrize("shape", [(1,), (5, 1), (3, 2, 9), (6, 32)])
@@ -189,33 +189,33 @@ class GatedLaws:
         up = laid_out(shape, "transposed", device=device, seed=1)
         packed = laid_out((*shape[:-1], 2 * shape[-1]), layout, device=device)
         for args in ((gate, gate.flip(0)), (gate, up), (packed,)):
-            got = self.mine(*args)
+            got = self.ours(*args)
             assert got.is_contiguous()
-            assert_right(got, self.torchs, *args)
-            assert_gradients_match(self.mine, self.torchs, *args)
+            assert_right(got, self.expected, *args)
+            assert_gradients_match(self.ours, self.expected, *args)
 
     @pytest.mark.parametrize("M", [16, 21])
-    def test_more_rows_than_a_grid_is_high(self, M, device, monkeypatch):
+    def test_more_rows_than_the_grid_limit(self, M, device, monkeypatch):
         """Tiles of two rows, three of which a launch takes in a step."""
         monkeypatch.setattr(_flat, "MOST_DOWN", 3)
         packed = torch.randn(M, 520, device=device)
-        assert_right(self.mine(packed), self.torchs, packed)
-        assert_gradients_match(self.mine, self.torchs, packed)
+        assert_right(self.ours(packed), self.expected, packed)
+        assert_gradients_match(self.ours, self.expected, packed)
 
-    def test_a_gradient_alone(self, device):
+    def test_gradient_of_one_input(self, device):
         gate, up = torch.randn(2, 5, 8, device=device)
         for fixed in (0, 1):
             args = [gate.clone(), up.clone()]
             args[1 - fixed].requires_grad_()
-            self.mine(*args).sum().backward()
+            self.ours(*args).sum().backward()
             assert args[fixed].grad is None
             assert args[1 - fixed].grad is not None
 
-    def test_gradients_of_gradients(self, device):
+    def test_double_backward(self, device):
         tensors = [torch.randn(3, 6, device=device, requires_grad=True) for _ in range(2)]
         for args in (tensors, tensors[:1]):
             found = []
-            for fn in (self.mine, self.torchs):
+            for fn in (self.ours, self.expected):
                 first = torch.autograd.grad(fn(*args).square().sum(), args, create_graph=True)
                 found.append(torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), args))
             torch.testing.assert_close(*found)
@@ -224,24 +224,24 @@ class GatedLaws:
     def test_empty(self, shape, device):
         x = torch.randn(shape, device=device, requires_grad=True)
         for args in ((x, x), (x,)):
-            y = self.mine(*args)
-            assert y.shape == self.torchs(*args).shape
+            y = self.ours(*args)
+            assert y.shape == self.expected(*args).shape
             assert torch.autograd.grad(y.sum(), x)[0].shape == shape
 
-    def test_what_our_kernels_do_not_take_goes_to_torch(self, device):
+    def test_ineligible_inputs_go_to_torch(self, device):
         gate, up = torch.randn(2, 4, 8, device=device, dtype=torch.float64)
-        torch.testing.assert_close(self.mine(gate, up), self.torchs(gate, up))
-        torch.testing.assert_close(self.mine(gate.float(), up.half()), self.torchs(gate.float(), up.half()))
-        torch.testing.assert_close(self.mine(gate.float(), up[0].float()), self.torchs(gate.float(), up[0].float()))
-        torch.testing.assert_close(torch.func.vmap(self.mine)(gate, up), self.torchs(gate, up))
+        torch.testing.assert_close(self.ours(gate, up), self.expected(gate, up))
+        torch.testing.assert_close(self.ours(gate.float(), up.half()), self.expected(gate.float(), up.half()))
+        torch.testing.assert_close(self.ours(gate.float(), up[0].float()), self.expected(gate.float(), up[0].float()))
+        torch.testing.assert_close(torch.func.vmap(self.ours)(gate, up), self.expected(gate, up))
         with torch.autocast(device, dtype=torch.bfloat16):
-            assert self.mine(gate.float(), up.float()).dtype == self.torchs(gate.float(), up.float()).dtype
+            assert self.ours(gate.float(), up.float()).dtype == self.expected(gate.float(), up.float()).dtype
 
     def test_errors(self, device):
         with pytest.raises(ValueError, match=r"last dimension of gate holds both: it is even, not that of \[4, 7\]"):
-            self.mine(torch.randn(4, 7, device=device))
+            self.ours(torch.randn(4, 7, device=device))
         with pytest.raises(RuntimeError, match="must match the size"):
-            self.mine(torch.randn(4, 7, device=device), torch.randn(4, 8, device=device))
+            self.ours(torch.randn(4, 7, device=device), torch.randn(4, 8, device=device))
 
     def test_registered_operators(self, device):
         gate, up = torch.randn(2, 4, 34, device=device)
@@ -251,14 +251,14 @@ class GatedLaws:
         torch.library.opcheck(_gated.gated_backward.registered, (gate, None, gate[:, ::2], self.act))
         assert_compiles(lambda gate: _gated.gated(gate, None, self.act), gate)
 
-    def test_compiled_it_is_torchs_own(self, device):
+    def test_compiled_code_calls_torch(self, device):
         gate = torch.randn(4, 34, device=device)
-        compiled = torch.compile(self.mine, fullgraph=True, dynamic=True, backend="aot_eager")
-        torch.testing.assert_close(compiled(gate), self.torchs(gate), rtol=0, atol=0)
+        compiled = torch.compile(self.ours, fullgraph=True, dynamic=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(gate), self.expected(gate), rtol=0, atol=0)
 
     @pytest.mark.gpu
     def test_more_than_2_31_elements(self, device):
         x = torch.zeros(2**16 + 1, 2**15 + 16, device=device, dtype=torch.float16)
         x[-1] = torch.linspace(-3, 3, x.shape[1])
-        torch.testing.assert_close(self.mine(x)[-1], self.torchs(x[-1]))
-        torch.testing.assert_close(self.mine(x, x)[-1], self.torchs(x[-1], x[-1]))
+        torch.testing.assert_close(self.ours(x)[-1], self.expected(x[-1]))
+        torch.testing.assert_close(self.ours(x, x)[-1], self.expected(x[-1], x[-1]))

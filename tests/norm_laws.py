@@ -11,8 +11,8 @@ import triton
 from torch import Tensor
 
 from support import assert_compiles, assert_gradients_match, assert_right, laid_out
-from tilewright.ops.norm import _operators as _norm
 from tilewright.ops.norm import _cuda as _norm_cuda
+from tilewright.ops.norm import _operators as _norm
 from tilewright.ops.norm import _triton as _norm_triton
 from tilewright.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from tilewright.runtime.configs import forget_plans
@@ -39,10 +39,10 @@ class NormLaws:
     weights: int
     is_rms: bool
 
-    def mine(self, *tensors: Tensor | None, dims: int = 1, **options: Any):
+    def ours(self, *tensors: Tensor | None, dims: int = 1, **options: Any):
         return self._by(type(self).call, tensors, dims, options)
 
-    def torchs(self, *tensors: Tensor | None, dims: int = 1, **options: Any):
+    def expected(self, *tensors: Tensor | None, dims: int = 1, **options: Any):
         return self._by(type(self).formula, tensors, dims, options)
 
     def _by(self, fn, tensors, dims, options):
@@ -62,25 +62,25 @@ class NormLaws:
     @pytest.mark.parametrize("shape", [(7, 1, 9), (6, 33)])
     def test_any_shape_and_layout(self, shape, layout, device):
         tensors = self.tensors(shape, device, layout)
-        assert_right(self.mine(*tensors), self.torchs, *tensors)
-        assert_gradients_match(self.mine, self.torchs, *tensors)
+        assert_right(self.ours(*tensors), self.expected, *tensors)
+        assert_gradients_match(self.ours, self.expected, *tensors)
 
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-    def test_weights_of_the_same_type_in_fp32_and_none(self, dtype, device):
+    def test_weight_dtypes(self, dtype, device):
         for tensors in (
             self.tensors((5, 40), device, dtype=dtype),
             self.tensors((5, 40), device, dtype=dtype, wide=True),
             self.tensors((5, 40), device, dtype=dtype)[: self.inputs],
         ):
-            assert self.mine(*tensors).dtype == dtype
-            assert_right(self.mine(*tensors), self.torchs, *tensors)
-            assert_gradients_match(self.mine, self.torchs, *tensors)
+            assert self.ours(*tensors).dtype == dtype
+            assert_right(self.ours(*tensors), self.expected, *tensors)
+            assert_gradients_match(self.ours, self.expected, *tensors)
 
-    def test_several_dimensions_at_once(self, device):
+    def test_several_normalized_dimensions(self, device):
         tensors = self.tensors((5, 3, 7), device, dims=2)
         fit = {"dims": 2}
-        assert_right(self.mine(*tensors, **fit), lambda *t: self.torchs(*t, **fit), *tensors)
-        assert_gradients_match(lambda *t: self.mine(*t, **fit), lambda *t: self.torchs(*t, **fit), *tensors)
+        assert_right(self.ours(*tensors, **fit), lambda *t: self.expected(*t, **fit), *tensors)
+        assert_gradients_match(lambda *t: self.ours(*t, **fit), lambda *t: self.expected(*t, **fit), *tensors)
 
     @pytest.mark.parametrize("shape", [(37, 200), (3, 8192), (3, 8200)], ids=str)
     def test_every_configuration(self, shape, device, monkeypatch):
@@ -92,7 +92,7 @@ class NormLaws:
             y = norm(*tensors)
             return y, *torch.autograd.grad(y, tensors, torch.cos(y.detach()))
 
-        expected = run(self.torchs)
+        expected = run(self.expected)
         for direction in ("forward", "backward"):
             key = (self.module.op.name, direction, 4, triton.next_power_of_2(shape[1]))
             alike = {"PROGRAMS": 2} | (
@@ -104,10 +104,10 @@ class NormLaws:
             ]
             for config in (c for n, c in enumerate(choices) if c not in choices[:n]):
                 with _norm_triton.CONFIG.trying(key, config):
-                    torch.testing.assert_close(run(self.mine), expected, rtol=1e-4, atol=1e-4)
+                    torch.testing.assert_close(run(self.ours), expected, rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("is_turned", [False, True])
-    def test_gradients_of_gradients(self, is_turned, device):
+    def test_double_backward(self, is_turned, device):
         shape = (2, 3, 5)
         tensors = self.tensors(shape, device)
         if is_turned:  # rows that lie apart, in an order that no view can undo
@@ -119,50 +119,50 @@ class NormLaws:
             first = torch.autograd.grad(norm(*tensors).square().sum(), tensors, create_graph=True)
             return torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), tensors)
 
-        for ours, theirs in zip(twice(self.mine), twice(self.torchs), strict=True):
+        for ours, theirs in zip(twice(self.ours), twice(self.expected), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
-    def test_only_the_gradients_that_are_needed(self, device):
+    def test_only_required_gradients_are_computed(self, device):
         for number in range(self.inputs + self.weights):
             tensors = self.tensors((4, 9), device)
             tensors[number].requires_grad_()
-            self.mine(*tensors).square().sum().backward()
+            self.ours(*tensors).square().sum().backward()
             expected = [t.detach().clone() for t in tensors]
             expected[number].requires_grad_()
-            self.torchs(*expected).square().sum().backward()
+            self.expected(*expected).square().sum().backward()
             assert [t.grad is not None for t in tensors] == [n == number for n in range(len(tensors))]
             torch.testing.assert_close(tensors[number].grad, expected[number].grad, rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 4), (5,)])
     def test_empty_tensors_and_single_rows(self, shape, device):
         tensors = [t.requires_grad_() for t in self.tensors(shape, device)]
-        got = self.mine(*tensors)
-        torch.testing.assert_close(got, self.torchs(*tensors))
+        got = self.ours(*tensors)
+        torch.testing.assert_close(got, self.expected(*tensors))
         gradients = torch.autograd.grad(got.sum(), tensors)
         assert [g.shape for g in gradients] == [t.shape for t in tensors]
         assert shape == (5,) or all(not g.any() for g in gradients)
 
-    def test_double_precision_as_torch(self, device):
+    def test_double_precision_matches_torch(self, device):
         tensors = self.tensors((4, 9), device, dtype=torch.float64)
-        torch.testing.assert_close(self.mine(*tensors), self.torchs(*tensors), rtol=0, atol=0)
+        torch.testing.assert_close(self.ours(*tensors), self.expected(*tensors), rtol=0, atol=0)
 
     @pytest.mark.parametrize("value", [nan, inf, -inf])
-    def test_one_bad_number_spoils_its_row_alone(self, value, device):
+    def test_nan_and_infinity_stay_in_their_row(self, value, device):
         tensors = self.tensors((4, 30), device)
         tensors[0][1, 3] = value
-        expected = self.torchs(*[t.cpu() for t in tensors])  # torch's kernel for CUDA has NaN all over the row
-        torch.testing.assert_close(self.mine(*tensors).cpu(), expected, equal_nan=True, rtol=1e-5, atol=1e-5)
+        expected = self.expected(*[t.cpu() for t in tensors])  # torch's kernel for CUDA has NaN all over the row
+        torch.testing.assert_close(self.ours(*tensors).cpu(), expected, equal_nan=True, rtol=1e-5, atol=1e-5)
 
-    def test_same_bits_every_time(self, device):
+    def test_results_are_deterministic(self, device):
         def once():
             tensors = [t.requires_grad_() for t in self.tensors((1000, 24), device)]
-            return torch.autograd.grad(self.mine(*tensors).square().sum(), tensors)
+            return torch.autograd.grad(self.ours(*tensors).square().sum(), tensors)
 
         for one, other in zip(once(), once(), strict=True):
             assert torch.equal(one, other)
 
     @pytest.mark.filterwarnings("ignore:Mismatch dtype")
-    def test_weights_of_a_narrower_or_another_kind_are_torchs(self, device, monkeypatch):
+    def test_other_weight_dtypes_go_to_torch(self, device, monkeypatch):
         monkeypatch.setattr(_norm, "_plan_forward", lambda *_: pytest.fail("our kernel was launched"))
         forget_plans()
         for dtype, other in ((torch.float32, torch.float16), (torch.float16, torch.bfloat16)):
@@ -172,7 +172,7 @@ class NormLaws:
             with contextlib.suppress(RuntimeError):  # torch's own, of some of these
                 type(self).call(*inputs, (9,), *weights)
 
-    def test_errors_are_torchs_own(self, device):
+    def test_errors_match_torch(self, device):
         tensors = self.tensors((4, 8), device)
         inputs, weights = tensors[: self.inputs], tensors[self.inputs :]
         bad = [
@@ -191,19 +191,19 @@ class NormLaws:
                 type(self).call(*args)
             assert str(ours.value) == str(theirs.value)
 
-    def test_autocast_and_functional_transforms_as_torch(self, device):
+    def test_autocast_and_functional_transforms_match_torch(self, device):
         tensors = self.tensors((4, 8), device)
         with torch.autocast(device, dtype=torch.bfloat16):
-            assert self.mine(*tensors).dtype == self.torchs(*tensors).dtype
+            assert self.ours(*tensors).dtype == self.expected(*tensors).dtype
         inputs = tuple(tensors[: self.inputs])
-        torch.testing.assert_close(torch.func.vmap(self.mine)(*inputs), torch.func.vmap(self.torchs)(*inputs))
-        ours, theirs = (torch.func.jvp(norm, inputs, inputs) for norm in (self.mine, self.torchs))
+        torch.testing.assert_close(torch.func.vmap(self.ours)(*inputs), torch.func.vmap(self.expected)(*inputs))
+        ours, theirs = (torch.func.jvp(norm, inputs, inputs) for norm in (self.ours, self.expected))
         torch.testing.assert_close(ours, theirs)
 
     def test_small_inputs_go_to_torch(self, device, monkeypatch):
         monkeypatch.setattr(self.module, "SMALLEST", 33)
         tensors = self.tensors((4, 8), device)
-        torch.testing.assert_close(self.mine(*tensors), self.torchs(*tensors), rtol=0, atol=0)
+        torch.testing.assert_close(self.ours(*tensors), self.expected(*tensors), rtol=0, atol=0)
 
     def test_registered_operators(self, device):
         operator = _norm.normalize if self.inputs == 1 else _norm.add_normalize
@@ -228,7 +228,7 @@ class NormLaws:
 
     @pytest.mark.parametrize("form", ["triton", pytest.param("cuda", marks=pytest.mark.gpu)])
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-    def test_forward_leaves_the_mean_and_scale_of_each_row(self, dtype, form, device):
+    def test_forward_saves_mean_and_rstd(self, dtype, form, device):
         for shape in ((0, 8), (1, 1), (37, 200), (5, 781), (3, 4096), (2, 40000)):
             tensors = self.tensors(shape, device, dtype=dtype)
             stats = self.stats_of(tensors, form)
@@ -237,14 +237,14 @@ class NormLaws:
             scale = ((x - mean[:, None]).square().mean(1) + 1e-5).rsqrt()
             torch.testing.assert_close(stats.double(), torch.stack([mean, scale], 1), rtol=1e-5, atol=1e-6)
 
-    def test_nothing_is_kept_without_gradients(self, device, monkeypatch):
+    def test_nothing_is_saved_without_gradients(self, device, monkeypatch):
         plan = _norm._plan_forward
 
         def kept(*tensors):
             found = []
             monkeypatch.setattr(_norm, "_plan_forward", lambda *facts: found.append(facts[-1]) or plan(*facts))
             forget_plans()
-            self.mine(*tensors)
+            self.ours(*tensors)
             return found
 
         tensors = self.tensors((4, 9), device)
@@ -255,21 +255,21 @@ class NormLaws:
             with_gradient = tensors[number].clone().requires_grad_()
             assert kept(*tensors[:number], with_gradient, *tensors[number + 1 :]) == [True]
 
-    def test_what_is_kept_is_no_result_with_gradients(self, device):
+    def test_saved_statistics_have_no_gradient(self, device):
         tensors = self.tensors((4, 9), device)
         tensors[0].requires_grad_()
         assert not self.stats_of(tensors, "triton").requires_grad
         results = type(self).call(*tensors[: self.inputs], (9,), *tensors[self.inputs :])
         assert isinstance(results, Tensor) if self.inputs == 1 else len(results) == 2
 
-    def test_compiled_it_is_the_same(self, device):
+    def test_compiled_results_are_equal(self, device):
         tensors = self.tensors((4, 33), device)
-        assert_compiles(self.mine, *tensors)
-        compiled = torch.compile(self.mine, fullgraph=True, dynamic=True, backend="aot_eager")
+        assert_compiles(self.ours, *tensors)
+        compiled = torch.compile(self.ours, fullgraph=True, dynamic=True, backend="aot_eager")
         for rows in (5, 6):
             leaves = [t.requires_grad_() for t in self.tensors((rows, 33), device)]
             gradients = torch.autograd.grad(compiled(*leaves).square().sum(), leaves)
-            expected = torch.autograd.grad(self.mine(*leaves).square().sum(), leaves)
+            expected = torch.autograd.grad(self.ours(*leaves).square().sum(), leaves)
             torch.testing.assert_close(gradients, expected)
 
     @pytest.mark.gpu
@@ -278,7 +278,7 @@ class NormLaws:
         x[-1] = torch.arange(2048)
         tensors = [*[x] * self.inputs, *(torch.ones(2048, device=device, dtype=x.dtype) for _ in range(self.weights))]
         last = [*[x[-1:]] * self.inputs, *tensors[self.inputs :]]
-        torch.testing.assert_close(self.mine(*tensors)[..., -1:, :], self.torchs(*last))
+        torch.testing.assert_close(self.ours(*tensors)[..., -1:, :], self.expected(*last))
         weights = [*tensors[self.inputs :], None][:2]
         for form in ("triton", "cuda"):
             stats = self.stats_of(tensors, form)
@@ -307,11 +307,11 @@ class NormLaws:
             for wide in (False, True):
                 tensors = self.tensors((M, N), device, dtype=dtype, wide=wide)
                 for given in (tensors, tensors[: self.inputs]):
-                    expected = lambda *t: self.torchs(*t, eps=1e-5)
+                    expected = lambda *t: self.expected(*t, eps=1e-5)
                     assert_right(self.by_clusters(*given), expected, *given)
                     assert_gradients_match(self.by_clusters, expected, *given)
         tensors = self.tensors((M, 64), device, "offset", dtype=dtype)
-        assert_right(self.by_clusters(*tensors), lambda *t: self.torchs(*t, eps=1e-5), *tensors)
+        assert_right(self.by_clusters(*tensors), lambda *t: self.expected(*t, eps=1e-5), *tensors)
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("N", [500, 512, 1024, 8192, 12288, 32768])
@@ -322,7 +322,7 @@ class NormLaws:
             y = norm(*tensors)
             return y, *torch.autograd.grad(y, tensors, torch.cos(y.detach()))
 
-        expected = run(lambda *t: self.torchs(*t, eps=1e-5))
+        expected = run(lambda *t: self.expected(*t, eps=1e-5))
         for direction in ("cuda-forward", "cuda-backward"):
             key = (self.module.op.name, direction, 4, triton.next_power_of_2(N // 4))
             for config in _norm_cuda.CLUSTER.choices(*key):
@@ -337,14 +337,14 @@ class AddLaws(NormLaws):
     alone: Callable[..., Any]  # tw.<norm>
 
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-    def test_it_is_the_norm_of_the_rounded_sum(self, dtype, device):
+    def test_equals_the_norm_of_the_rounded_sum(self, dtype, device):
         x, residual, *weights = self.tensors((5, 40), device, dtype=dtype)
         normed, total = type(self).call(x, residual, (40,), *weights)
         assert torch.equal(total, x + residual)
         assert torch.equal(normed, type(self).alone(x + residual, (40,), *weights))
 
     @pytest.mark.parametrize("used", [(0,), (1,), (0, 1)], ids=str)
-    def test_gradients_of_each_result_alone(self, used, device):
+    def test_gradients_of_each_output(self, used, device):
         tensors = [t.requires_grad_() for t in self.tensors((4, 9), device)]
 
         def gradients(fn):
@@ -358,7 +358,7 @@ class AddLaws(NormLaws):
         for mine, torchs in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine, torchs, rtol=1e-4, atol=1e-4)
 
-    def test_inputs_must_be_alike(self, device):
+    def test_inputs_must_have_one_shape_and_dtype(self, device):
         x = torch.randn(4, 8, device=device)
         for residual, error, what in (
             (x[:1], ValueError, "shape"),

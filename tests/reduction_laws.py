@@ -72,10 +72,10 @@ class ReductionLaws:
         """The public function takes our kernels however small the input."""
         monkeypatch.setattr(self.module, "SMALLEST", 0)
 
-    def mine(self, x, *args, **kwargs):
+    def ours(self, x, *args, **kwargs):
         return type(self).call(x, *args, **kwargs)
 
-    def torchs(self, x, *args, **kwargs):
+    def expected(self, x, *args, **kwargs):
         return type(self).formula(x, *args, **kwargs)
 
     def values(self, x):
@@ -83,9 +83,9 @@ class ReductionLaws:
 
     def close(self, got, x, *args):
         if got.is_floating_point():
-            assert_right(got, lambda x: self.torchs(x, *args), x)
+            assert_right(got, lambda x: self.expected(x, *args), x)
         else:
-            same(got, self.torchs(x, *args))
+            same(got, self.expected(x, *args))
 
     @pytest.mark.parametrize(
         ("shape", "dim", "programs"),
@@ -105,21 +105,21 @@ class ReductionLaws:
         few_programs(programs)
         for layout, dtype in (("contiguous", torch.float32), ("offset", torch.bfloat16)):
             x = self.values(laid_out(shape, layout, device=device)).to(dtype)
-            self.close(self.mine(x, dim), x, dim)
+            self.close(self.ours(x, dim), x, dim)
 
-    def test_the_same_bits_every_time(self, device, few_programs):
+    def test_results_are_deterministic(self, device, few_programs):
         few_programs(16)
         x = self.values(laid_out((2, 5003), "contiguous", device=device))
-        same(self.mine(x, 1), self.mine(x.clone(), 1))
+        same(self.ours(x, 1), self.ours(x.clone(), 1))
 
     @pytest.mark.parametrize("programs", [2, 4224])
     def test_extreme_values(self, programs, device, few_programs):
         few_programs(programs)
         x = torch.tensor(EXTREMES, device=device)
-        torch.testing.assert_close(self.mine(x, -1), self.torchs(x, -1), equal_nan=True)
-        torch.testing.assert_close(self.mine(x.t(), 0), self.torchs(x.t(), 0), equal_nan=True)
+        torch.testing.assert_close(self.ours(x, -1), self.expected(x, -1), equal_nan=True)
+        torch.testing.assert_close(self.ours(x.t(), 0), self.expected(x.t(), 0), equal_nan=True)
         long = torch.cat((x, x[:, 1:2].expand(-1, 1100)), dim=-1)
-        torch.testing.assert_close(self.mine(long, -1), self.torchs(long, -1), equal_nan=True)
+        torch.testing.assert_close(self.ours(long, -1), self.expected(long, -1), equal_nan=True)
 
     @few_of_each
     @given(shape=shapes, layout=layouts, data=st.data())
@@ -130,12 +130,12 @@ class ReductionLaws:
         one = st.integers(-rank, rank - 1)
         dim = data.draw(one if self.dims == "one" else one | some.map(tuple))
         keepdim = data.draw(st.booleans())
-        got = self.mine(x, dim, keepdim=keepdim)
-        assert got.shape == self.torchs(x, dim, keepdim=keepdim).shape
+        got = self.ours(x, dim, keepdim=keepdim)
+        assert got.shape == self.expected(x, dim, keepdim=keepdim).shape
         self.close(got, x, dim, keepdim)
         if self.has_gradients:
             assert_gradients_match(
-                lambda x: self.mine(x, dim, keepdim=keepdim), lambda x: self.torchs(x, dim, keepdim=keepdim), x
+                lambda x: self.ours(x, dim, keepdim=keepdim), lambda x: self.expected(x, dim, keepdim=keepdim), x
             )
 
     def test_gradients_of_long_rows_and_columns(self, device):
@@ -143,39 +143,39 @@ class ReductionLaws:
             pytest.skip("it has none")
         for shape, dim in (((2, 5001), 1), ((2, 601, 9), 1)):
             x = self.values(laid_out(shape, "contiguous", device=device))
-            assert_gradients_match(lambda x, dim=dim: self.mine(x, dim), lambda x, dim=dim: self.torchs(x, dim), x)
+            assert_gradients_match(lambda x, dim=dim: self.ours(x, dim), lambda x, dim=dim: self.expected(x, dim), x)
 
     @pytest.mark.parametrize("dim", [(0, 2), (3, 0, 1)])
-    def test_dimensions_that_lie_apart(self, dim, device):
+    def test_non_adjacent_dimensions(self, dim, device):
         if self.dims == "one":
             pytest.skip("it takes one")
         x = self.values(laid_out((2, 3, 4, 5), "contiguous", device=device, dtype=torch.bfloat16))
         for keepdim in (True, False):
-            got = self.mine(x, dim, keepdim=keepdim)
-            assert (got.shape, got.dtype) == (self.torchs(x, dim, keepdim=keepdim).shape, x.dtype)
+            got = self.ours(x, dim, keepdim=keepdim)
+            assert (got.shape, got.dtype) == (self.expected(x, dim, keepdim=keepdim).shape, x.dtype)
             self.close(got, x, dim, keepdim)
         x = x.float().requires_grad_()
         found = []
-        for fn in (self.mine, self.torchs):
+        for fn in (self.ours, self.expected):
             (dx,) = torch.autograd.grad(fn(x, dim).square().sum(), x)
             (again,) = torch.autograd.grad(fn(x, dim).square().sum(), x, create_graph=True)
             found.append((dx, again.detach(), *torch.autograd.grad(again.square().sum(), x)))
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
-    def test_gradients_of_gradients(self, device):
+    def test_double_backward(self, device):
         if not self.has_gradients:
             pytest.skip("it has none")
         x = self.values(laid_out((3, 4, 5), "contiguous", device=device)).requires_grad_()
         for dim in (-1, 1):
             found = []
-            for fn in (self.mine, self.torchs):
+            for fn in (self.ours, self.expected):
                 (dx,) = torch.autograd.grad(fn(x.pow(3), dim).square().sum(), x, create_graph=True)
                 found.append(torch.autograd.grad(dx.square().sum(), x))
             torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 4), (2, 3, 4)])
     @pytest.mark.parametrize("dim", [-1, 0, (), None])
-    def test_whatever_torch_takes(self, shape, dim, device):
+    def test_accepts_what_torch_accepts(self, shape, dim, device):
         if self.dims == "one" and self.has_dtype and dim in ((), None):
             pytest.skip("torch takes these only where they are not said")
         x = torch.ones(shape, device=device)
@@ -186,7 +186,7 @@ class ReductionLaws:
             self.alike(lambda fn, dtype=dtype: fn(x.half(), dim, dtype=dtype))
             self.alike(lambda fn, dtype=dtype: fn(x, dim, dtype=dtype))
 
-    def test_errors_are_torchs_own(self, device):
+    def test_errors_match_torch(self, device):
         x = torch.randn(4, 3, device=device)
         for bad in ((x, 2), (x, -3), (x, (0, 0)), (x, (-1, 1)), (x, "rows"), (x, 0.5), (3, 0)):
             self.alike(lambda fn, bad=bad: fn(*bad))
@@ -194,52 +194,52 @@ class ReductionLaws:
     def alike(self, ask) -> None:
         """The same result, or the same error."""
         try:
-            wanted = ask(self.torchs)
+            wanted = ask(self.expected)
         except (RuntimeError, TypeError, IndexError) as theirs:
             with pytest.raises(type(theirs)) as ours:
-                ask(self.mine)
+                ask(self.ours)
             # Of a call that fits no overload torch prints the arguments, and we name them all.
             assert str(ours.value) == str(theirs) or type(theirs) is TypeError  # noqa: PT017
         else:
-            torch.testing.assert_close(ask(self.mine), wanted, equal_nan=True)
+            torch.testing.assert_close(ask(self.ours), wanted, equal_nan=True)
 
-    def test_autocast_and_functional_transforms_as_torch(self, device):
+    def test_autocast_and_functional_transforms_match_torch(self, device):
         x = self.values(torch.randn(4, 8, device=device))
         with torch.autocast(device, dtype=torch.bfloat16):
-            assert self.mine(x.half(), -1).dtype == self.torchs(x.half(), -1).dtype
-        torch.testing.assert_close(torch.func.vmap(lambda x: self.mine(x, 0))(x), self.torchs(x, -1))
+            assert self.ours(x.half(), -1).dtype == self.expected(x.half(), -1).dtype
+        torch.testing.assert_close(torch.func.vmap(lambda x: self.ours(x, 0))(x), self.expected(x, -1))
         if self.has_gradients:
-            ours = torch.func.jvp(lambda x: self.mine(x, -1), (x,), (x,))
-            torch.testing.assert_close(ours, torch.func.jvp(lambda x: self.torchs(x, -1), (x,), (x,)))
+            ours = torch.func.jvp(lambda x: self.ours(x, -1), (x,), (x,))
+            torch.testing.assert_close(ours, torch.func.jvp(lambda x: self.expected(x, -1), (x,), (x,)))
 
     def test_small_inputs_go_to_torch(self, device, monkeypatch):
         monkeypatch.setattr(self.module, "SMALLEST", 33)
         x = self.values(torch.randn(4, 8, device=device))
-        same(self.mine(x, -1), self.torchs(x, -1))
+        same(self.ours(x, -1), self.expected(x, -1))
 
-    def test_out_as_torch(self, device):
+    def test_out_argument_matches_torch(self, device):
         if "out" not in inspect.signature(type(self).call).parameters:
             pytest.skip("torch's has none")
         x = self.values(torch.randn(4, 8, device=device))
         place = torch.empty(0, device=device)
-        assert self.mine(x, -1, out=place) is place
-        same(place, self.torchs(x, -1))
+        assert self.ours(x, -1, out=place) is place
+        same(place, self.expected(x, -1))
 
     def test_compiles(self, device):
         x = self.values(torch.randn(4, 33, device=device))
         if not self.has_gradients:
-            assert_compiles(lambda x: self.mine(x, -1), x)
+            assert_compiles(lambda x: self.ours(x, -1), x)
         else:
             torch._dynamo.reset()
-            compiled = torch.compile(lambda x: self.mine(x, 0), fullgraph=True, dynamic=True, backend="aot_eager")
-            assert_gradients_match(compiled, lambda x: self.torchs(x, 0), x)
+            compiled = torch.compile(lambda x: self.ours(x, 0), fullgraph=True, dynamic=True, backend="aot_eager")
+            assert_gradients_match(compiled, lambda x: self.expected(x, 0), x)
 
     @pytest.mark.gpu
     @pytest.mark.parametrize(("M", "N"), [(1, 2**31 + 9), (2**25 + 1, 65), (2**16 + 1, 2**15 + 1)])
     def test_more_than_2_31_elements(self, M, N, device):
         x = torch.ones(M, N, device=device, dtype=torch.float16)
         x[-1, -9:] = torch.arange(9) / 8
-        torch.testing.assert_close(self.mine(x, -1)[-1], self.torchs(x[-1].float(), -1).to(self.mine(x, -1).dtype))
+        torch.testing.assert_close(self.ours(x, -1)[-1], self.expected(x[-1].float(), -1).to(self.ours(x, -1).dtype))
 
 
 def registered(kind: str, device: str, p: float = 0.0) -> None:

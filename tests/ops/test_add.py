@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import tilewright as tw
 from support import LAYOUTS, assert_compiles, assert_gradients_match, few_examples, laid_out, layouts, shapes
 from tilewright.errors import MissingPackage
-from tilewright.ops import _numba
 from tilewright.ops import add as module
+from tilewright.runtime import numba as _numba
 
 FORMS = ["eager", "triton", pytest.param("cuda", marks=pytest.mark.gpu), "numba"]
 EXTREMES = (1e38, -3e38, float("inf"), -float("inf"), float("nan"), 1e-42, 0.0, -0.0)
@@ -48,7 +48,7 @@ def test_extreme_values(form, device):
 
 @pytest.mark.parametrize("form", ["triton", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("N", [2**13, 2**13 + 1, 2**14 - 3])
-def test_whole_blocks_and_their_rest(form, N, device):
+def test_even_and_uneven_tiles(form, N, device):
     """Both paths of the kernels, also where memory is not aligned to 16 bytes."""
     for layout in ("contiguous", "offset"):
         x, y = (laid_out((N,), layout, device=device, dtype=torch.float16, seed=seed) for seed in (0, 1))
@@ -67,7 +67,7 @@ def test_any_shape_and_layout(shape, first, second, device, fast_path):
 
 @few_examples
 @given(shape=shapes, dropped=st.integers(0, 2), data=st.data())
-def test_broadcasts_as_torch(shape, dropped, data, device, fast_path):
+def test_broadcasting_matches_torch(shape, dropped, data, device, fast_path):
     """The same number of elements is not the same shape."""
     other = [data.draw(st.sampled_from((1, size))) for size in shape][dropped:]
     x, y = torch.randn(shape, device=device), torch.randn(other, device=device)
@@ -84,7 +84,7 @@ def test_gradients(layout, device, fast_path):
     assert_gradients_match(lambda x, y: module.add_forward(x, y, "triton"), torch.add, x, y)
 
 
-def test_gradients_of_gradients(device, fast_path):
+def test_double_backward(device, fast_path):
     x = torch.randn(3, 5, device=device, requires_grad=True)
     y = torch.randn(3, 5, device=device, requires_grad=True)
     ours = torch.autograd.grad(tw.add(x * x, y).pow(3).sum(), (x, y), create_graph=True)
@@ -94,7 +94,7 @@ def test_gradients_of_gradients(device, fast_path):
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3, 4)])
-def test_whatever_torch_takes(shape, device, fast_path):
+def test_accepts_what_torch_accepts(shape, device, fast_path):
     x, y = torch.randn(shape, device=device), torch.randn(shape, device=device)
     same(tw.add(x, y), x + y)
     same(tw.add(x, y, alpha=-0.5), torch.add(x, y, alpha=-0.5))
@@ -110,7 +110,7 @@ def test_whatever_torch_takes(shape, device, fast_path):
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls both prototypes
 @pytest.mark.parametrize("kind", ["sparse", "csr", "nested"])
-def test_other_kinds_of_tensor_as_torch(kind, device, fast_path):
+def test_sparse_and_nested_tensors_match_torch(kind, device, fast_path):
     x = torch.eye(4, device=device)
     if kind == "nested":
         pair = torch.nested.nested_tensor([x, x])
@@ -120,7 +120,7 @@ def test_other_kinds_of_tensor_as_torch(kind, device, fast_path):
         same(tw.add(pair, pair).to_dense(), x + x)
 
 
-def test_errors_are_torchs_own(device, fast_path):
+def test_errors_match_torch(device, fast_path):
     x = torch.randn(4, device=device)
     for bad, arguments in (((x, x[:3]), {}), ((x, x), {"alpha": True}), ((x, "one"), {}), (([1.0], x), {})):
         with pytest.raises((RuntimeError, TypeError)) as theirs:
@@ -130,7 +130,7 @@ def test_errors_are_torchs_own(device, fast_path):
         assert str(ours.value) == str(theirs.value)
 
 
-def test_autocast_and_functional_transforms_as_torch(device, fast_path):
+def test_autocast_and_functional_transforms_match_torch(device, fast_path):
     x = torch.randn(4, 8, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         assert tw.add(x, x).dtype == torch.add(x, x).dtype
@@ -139,7 +139,7 @@ def test_autocast_and_functional_transforms_as_torch(device, fast_path):
     torch.testing.assert_close(ours, torch.func.jvp(torch.add, (x, x), (x, 2 * x)))
 
 
-def test_without_numba_says_what_to_install(monkeypatch):
+def test_missing_numba_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "numba", None)
     with pytest.raises(MissingPackage, match="pip install numba-cuda"):
         _numba.numba_cuda()

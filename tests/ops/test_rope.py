@@ -28,7 +28,7 @@ def reference(q, k, cos, sin, positions=None, *, interleaved):
 
 
 @both
-def test_lengths_are_kept_and_the_first_token_is_not_turned(interleaved, device):
+def test_norms_are_preserved_and_position_zero_is_not_rotated(interleaved, device):
     q, (cos, sin) = torch.randn(2, 9, 3, 16, device=device), tables(9, 8, device)
     turned, nothing = tw.rope(q, None, cos, sin, interleaved=interleaved)
     assert nothing is None
@@ -37,7 +37,7 @@ def test_lengths_are_kept_and_the_first_token_is_not_turned(interleaved, device)
 
 
 @both
-def test_products_depend_on_distances_alone(interleaved, device):
+def test_dot_products_depend_on_relative_positions(interleaved, device):
     """What the embedding is for."""
     q, k = torch.randn(2, 1, 1, 1, 16, device=device)
     cos, sin = tables(50, 8, device)
@@ -48,7 +48,7 @@ def test_products_depend_on_distances_alone(interleaved, device):
 
 
 @both
-def test_turning_back_undoes_it(interleaved, device):
+def test_the_inverse_rotation_restores_the_input(interleaved, device):
     q, k = torch.randn(2, 5, 4, 24, device=device), torch.randn(2, 5, 2, 24, device=device)
     cos, sin = tables(5, 8, device)
     turned = tw.rope(q, k, cos, sin, interleaved=interleaved)
@@ -57,7 +57,7 @@ def test_turning_back_undoes_it(interleaved, device):
     assert torch.equal(turned[0][..., 16:], q[..., 16:])
 
 
-def test_interleaved_is_the_other_form_of_other_places(device):
+def test_interleaved_equals_half_split_after_a_permutation(device):
     q, (cos, sin) = torch.randn(1, 6, 2, 16, device=device), tables(6, 8, device)
     places = torch.arange(16, device=device).view(2, 8).T.flatten()  # of the pairs (i, i + 8), side by side
     halves = tw.rope(q, None, cos, sin)[0]
@@ -66,7 +66,7 @@ def test_interleaved_is_the_other_form_of_other_places(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_tables_may_be_finer_than_heads(dtype, device):
+def test_tables_of_higher_precision_than_heads(dtype, device):
     q = torch.randn(1, 7, 2, 16, device=device, dtype=dtype)
     k = torch.randn(1, 7, 1, 16, device=device, dtype=dtype)
     for table in (torch.float32, dtype):
@@ -133,7 +133,7 @@ def test_in_place_with_gradients(device):
         tw.rope(x.detach().expand(3, 5, 2, 8), None, cos, sin, inplace=True)
 
 
-def test_gradients_of_gradients(device):
+def test_double_backward(device):
     q, (cos, sin) = torch.randn(1, 3, 2, 6, device=device, requires_grad=True), tables(3, 3, device)
     found = []
     for fn in (first(False), first(False, reference)):
@@ -142,7 +142,7 @@ def test_gradients_of_gradients(device):
     torch.testing.assert_close(*found)
 
 
-def test_tables_get_no_gradient(device):
+def test_tables_have_no_gradient(device):
     q, (cos, sin) = torch.randn(1, 3, 2, 6, device=device, requires_grad=True), tables(3, 3, device)
     cos.requires_grad_()
     tw.rope(q, None, cos, sin)[0].sum().backward()
@@ -155,7 +155,7 @@ def test_empty(shape, device):
     assert [t.shape for t in tw.rope(q, q, cos, sin) if t is not None] == [shape, shape]
 
 
-def test_what_our_kernels_do_not_take_goes_to_torch(device):
+def test_ineligible_inputs_go_to_torch(device):
     q, (cos, sin) = torch.randn(2, 3, 2, 4, device=device), tables(3, 2, device)
     wide = first(False)(q.double(), q.double(), cos.double(), sin.double())
     torch.testing.assert_close(wide, first(False, reference)(q, q, cos, sin).double(), rtol=1e-5, atol=1e-5)
@@ -193,7 +193,7 @@ def test_registered_operator(device):
     assert_compiles(lambda q: module.rotated(q, q, cos, sin, None, False, False), q)
 
 
-def test_compiled_it_is_torchs_own(device):
+def test_compiled_code_calls_torch(device):
     q, (cos, sin) = torch.randn(2, 5, 3, 12, device=device), tables(5, 4, device)
     compiled = torch.compile(tw.rope, fullgraph=True, dynamic=True, backend="aot_eager")
     torch.testing.assert_close(compiled(q, q, cos, sin), module.reference(q, q, cos, sin, None, False))

@@ -13,7 +13,7 @@ FORMS = ["triton", *CUDA]
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 70), (70, 1), (64, 64), (67, 130), (0, 3)])
-def test_every_element_goes_to_its_place(form, dtype, shape, device):
+def test_elements_are_transposed(form, dtype, shape, device):
     x = laid_out(shape, "contiguous", device=device, dtype=dtype)
     y = module.transpose_forward(x, form)
     assert y.is_contiguous()
@@ -22,7 +22,7 @@ def test_every_element_goes_to_its_place(form, dtype, shape, device):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_layout_and_twice_is_the_same_again(form, layout, device):
+def test_transposing_twice_restores_any_layout(form, layout, device):
     x = laid_out((35, 66), layout, device=device)
     once = module.transpose_forward(x, form)
     torch.testing.assert_close(once, x.t(), rtol=0, atol=0)

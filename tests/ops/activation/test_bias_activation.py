@@ -16,7 +16,7 @@ every = pytest.mark.parametrize("act", _activation.FORMULAS)
 
 @every
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_the_sum_is_not_rounded_on_the_way(act, dtype, device):
+def test_the_sum_is_not_rounded_before_the_activation(act, dtype, device):
     x = torch.full((3, 20), 1.0, device=device, dtype=dtype)
     bias = torch.full((20,), torch.finfo(dtype).eps / 4, device=device, dtype=dtype)
     assert_right(module.public(x, bias, act), module.reference, x, bias, act)
@@ -25,7 +25,7 @@ def test_the_sum_is_not_rounded_on_the_way(act, dtype, device):
 
 
 @every
-def test_zero_bias_changes_nothing_and_nan_stays_in_its_column(act, device):
+def test_zero_bias_is_neutral_and_nan_stays_in_its_column(act, device):
     x, bias = torch.randn(5, 33, device=device), torch.zeros(33, device=device)
     assert torch.equal(module.public(x, bias, act), _activation.activation(x, act))
     bias[7] = nan
@@ -36,7 +36,7 @@ def test_zero_bias_changes_nothing_and_nan_stays_in_its_column(act, device):
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 64), (4, 16)])
-def test_programs_with_many_rows(rows, columns, device):
+def test_programs_that_loop_over_rows(rows, columns, device):
     """More than they take at a time, with and without a rest of rows, of columns and of both."""
     config = {"block": rows * columns, "columns": columns, "programs": 3, "num_warps": 1}
     for M, N in ((37, 50), (37, 64), (24, 50), (24, 64)):
@@ -46,14 +46,14 @@ def test_programs_with_many_rows(rows, columns, device):
 
 
 @pytest.mark.parametrize("M", [16, 21])
-def test_more_rows_than_a_grid_is_high(M, device, monkeypatch):
+def test_more_rows_than_the_grid_limit(M, device, monkeypatch):
     """Tiles of two rows, three of which a launch takes in a step."""
     monkeypatch.setattr(_flat, "MOST_DOWN", 3)
     x, bias = torch.randn(M, 512, device=device), torch.randn(512, device=device)
     assert_right(module.public(x, bias, "silu"), module.reference, x, bias, "silu")
 
 
-def test_a_grid_is_as_high_as_a_launch_takes():
+def test_the_grid_limit_is_that_of_a_launch():
     for down in (1, 65535, 65536, 10**6):
         across, high, steps = _flat.tiles(4 * down - 3, 1000, 4, 256)
         assert (across, steps & (steps - 1)) == (4, 0)
@@ -70,7 +70,7 @@ def test_any_shape_and_layout(shape, layout, device):
         assert_gradients_match(partial(module.public, act=act), partial(module.reference, act=act), x, bias)
 
 
-def test_pieces_of_many_rows_are_added_up_always_in_one_order(device):
+def test_partial_sums_are_added_in_a_fixed_order(device):
     """More rows than programs, so that each takes several, and the last fewer."""
     x, dy = torch.randn(2, 5000, 33, device=device)
     bias = torch.randn(33, device=device)
@@ -80,7 +80,7 @@ def test_pieces_of_many_rows_are_added_up_always_in_one_order(device):
 
 
 @every
-def test_gradients_of_gradients(act, device):
+def test_double_backward(act, device):
     x = torch.randn(3, 4, 5, device=device, requires_grad=True)
     bias = torch.randn(5, device=device, requires_grad=True)
     found = []
@@ -90,7 +90,7 @@ def test_gradients_of_gradients(act, device):
     torch.testing.assert_close(*found)
 
 
-def test_a_gradient_alone(device):
+def test_gradient_of_one_input(device):
     for needs in (0, 1):
         args = [torch.randn(5, 8, device=device), torch.randn(8, device=device)]
         args[needs].requires_grad_()
@@ -119,7 +119,7 @@ def test_registered_operators(device):
     assert_compiles(lambda x, b: _activation.bias_activation(x, b, "silu"), plain, bias.detach())
 
 
-def test_compiled_it_is_torchs_own(device):
+def test_compiled_code_calls_torch(device):
     x, bias = torch.randn(4, 33, device=device), torch.randn(33, device=device)
     compiled = torch.compile(module.public, fullgraph=True, dynamic=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, bias, "gelu"), torch.nn.functional.gelu(x + bias), rtol=0, atol=0)

@@ -25,6 +25,6 @@ def test_both_forms_of_gelu(device):
         assert_gradients_match(of(tw.geglu), of(module.reference), gate, up)
 
 
-def test_an_unknown_form_is_torchs_own_error(device):
+def test_unknown_approximation_raises_as_torch(device):
     with pytest.raises(RuntimeError, match="approximate"):
         tw.geglu(torch.randn(4, device=device), None, "sigmoid")

@@ -44,7 +44,7 @@ def fast_path(monkeypatch):
 
 @both
 @pytest.mark.parametrize("form", FORMS)
-def test_odd_part_is_half_of_x_and_large_x_is_itself(form, approximate, device):
+def test_odd_part_is_half_of_x_and_large_x_is_unchanged(form, approximate, device):
     gelu = module.op.kernels[form].fn
     x = torch.linspace(-8, 8, 4001, device=device)
     torch.testing.assert_close(gelu(x, approximate) - gelu(-x, approximate), x, rtol=1e-6, atol=1e-6)
@@ -54,7 +54,7 @@ def test_odd_part_is_half_of_x_and_large_x_is_itself(form, approximate, device):
 
 
 @pytest.mark.parametrize("form", OURS)
-def test_left_tail_keeps_its_precision(form, device):
+def test_left_tail_is_accurate(form, device):
     """Where torch's 1 + erf has cancelled to nothing, the exact form is still right to the last digits."""
     x = torch.linspace(-12, 0, 5001, device=device)[:-1]
     got = module.op.kernels[form].fn(x, "none")
@@ -89,7 +89,7 @@ def test_gradient_of_extreme_values(form, dtype, approximate, device):
 @both
 @pytest.mark.parametrize("form", OURS)
 @pytest.mark.parametrize("N", [2**13, 2**13 + 1])
-def test_whole_blocks_and_their_rest(form, N, approximate, device):
+def test_even_and_uneven_tiles(form, N, approximate, device):
     """Both paths of the kernels, also where memory is not aligned to 16 bytes."""
     for layout in ("contiguous", "offset"):
         x = laid_out((N,), layout, device=device, dtype=torch.float16)
@@ -116,7 +116,7 @@ def test_gradients(layout, form, approximate, device):
 
 
 @both
-def test_gradients_of_gradients(approximate, device, fast_path):
+def test_double_backward(approximate, device, fast_path):
     x = torch.randn(3, 5, device=device, requires_grad=True)
     (ours,) = torch.autograd.grad(tw.gelu(x, approximate).square().sum(), x, create_graph=True)
     (theirs,) = torch.autograd.grad(F.gelu(x, approximate=approximate).square().sum(), x, create_graph=True)
@@ -125,7 +125,7 @@ def test_gradients_of_gradients(approximate, device, fast_path):
 
 @both
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3, 4)])
-def test_whatever_torch_takes(shape, approximate, device, fast_path):
+def test_accepts_what_torch_accepts(shape, approximate, device, fast_path):
     x = torch.randn(shape, device=device)
     torch.testing.assert_close(tw.gelu(x, approximate), F.gelu(x, approximate=approximate))
     torch.testing.assert_close(tw.gelu(x.double(), approximate), F.gelu(x.double(), approximate=approximate))
@@ -133,12 +133,12 @@ def test_whatever_torch_takes(shape, approximate, device, fast_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls nested tensors a prototype
-def test_nested_tensors_as_torch(device, fast_path):
+def test_nested_tensors_match_torch(device, fast_path):
     x = torch.randn(2, 3, device=device)
     torch.testing.assert_close(tw.gelu(torch.nested.nested_tensor([x, x])).unbind()[0], F.gelu(x))
 
 
-def test_errors_are_torchs_own(device, fast_path):
+def test_errors_match_torch(device, fast_path):
     x = torch.randn(4, device=device)
     bad: Any
     for bad in ((x, "sigmoid"), (x, None), (3, "none"), (x.int(), "none")):
@@ -149,7 +149,7 @@ def test_errors_are_torchs_own(device, fast_path):
         assert str(ours.value) == str(theirs.value)
 
 
-def test_autocast_and_functional_transforms_as_torch(device, fast_path):
+def test_autocast_and_functional_transforms_match_torch(device, fast_path):
     x = torch.randn(4, 8, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         assert tw.gelu(x).dtype == F.gelu(x).dtype
@@ -181,12 +181,12 @@ def test_registered_operators_of_cuda(device):
 
 
 @both
-def test_a_bias_is_added_before(approximate, device):
+def test_bias_is_added_first(approximate, device):
     x, bias = torch.randn(5, 40, device=device), torch.randn(40, device=device)
     torch.testing.assert_close(tw.gelu(x, approximate, bias=bias), F.gelu(x + bias, approximate=approximate))
 
 
-def test_compiled_it_is_torchs_own(device, fast_path):
+def test_compiled_code_calls_torch(device, fast_path):
     x = torch.randn(4, 33, device=device)
     compiled = torch.compile(tw.gelu, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x, "tanh"), F.gelu(x, approximate="tanh"), rtol=0, atol=0)
@@ -202,7 +202,7 @@ def test_cuda_and_triton_share_their_constants():
         getattr(_activation, f"_{name}") for name in ("normal_tail", "tanh_odds", "gelu_parts", "gelu_tanh_parts")
     ]
     in_triton = "".join(inspect.getsource(formula.fn) for formula in formulas)
-    cuda = (_cuda.FOLDER / "gelu.cu").read_text()
+    cuda = (_cuda.FOLDER / "activation" / "gelu.cu").read_text()
     assert constants(cuda) == constants(in_triton)
 
 
@@ -216,7 +216,7 @@ def test_more_than_2_31_elements(form, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_every_16_bit_number_is_off_by_one_step_at_most(dtype, device, fast_path):
+def test_every_16_bit_input_is_within_one_ulp(dtype, device, fast_path):
     x = torch.arange(2**16, device=device).to(torch.int16).view(dtype)
     x = x[x.isfinite()]
     wide = x.double()

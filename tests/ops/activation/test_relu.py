@@ -15,19 +15,19 @@ class TestRelu(InplaceLaws):
     module, act, call, formula = module, "relu", tw.relu, F.relu
 
 
-def test_relu_of_relu_is_itself_and_its_two_halves_make_x(device):
+def test_relu_is_idempotent_and_both_halves_sum_to_x(device):
     x = torch.randn(1000, device=device)
     assert torch.equal(tw.relu(tw.relu(x)), tw.relu(x))
     assert torch.equal(tw.relu(x) - tw.relu(-x), x)
 
 
-def test_where_the_input_is_not_positive_any_gradient_becomes_zero(device):
+def test_gradient_is_zero_for_non_positive_inputs(device):
     x = torch.tensor([-1.0, 0.0, 2.0, nan], device=device, requires_grad=True)
     (dx,) = torch.autograd.grad(tw.relu(x), x, torch.tensor([inf, nan, inf, 5.0], device=device))
     assert dx.tolist() == [0.0, 0.0, inf, 5.0]
 
 
-def test_the_result_is_kept_and_the_input_is_not(device):
+def test_backward_saves_the_output_and_not_the_input(device):
     x = torch.randn(8, device=device, requires_grad=True)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
@@ -35,7 +35,7 @@ def test_the_result_is_kept_and_the_input_is_not(device):
     assert [t.data_ptr() for t in kept] == [y.data_ptr()]
 
 
-def test_errors_are_torchs_own(device):
+def test_errors_match_torch(device):
     bad: Any
     for bad in (3, None, torch.ones(3, device=device, dtype=torch.bool)):
         with pytest.raises((RuntimeError, TypeError)) as theirs:

@@ -11,7 +11,7 @@ class TestReluSquared(PlainLaws):
     module, act, call, formula = module, "relu_squared", tw.relu_squared, lambda x: torch.relu(x).square()
 
 
-def test_doubling_quadruples_and_both_halves_make_the_square(device):
+def test_doubling_x_quadruples_y_and_both_halves_sum_to_x_squared(device):
     x = torch.randn(1000, device=device)
     assert torch.equal(tw.relu_squared(2 * x), 4 * tw.relu_squared(x))
     assert torch.equal(tw.relu_squared(x) + tw.relu_squared(-x), x * x)

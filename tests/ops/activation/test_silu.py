@@ -17,7 +17,7 @@ def test_odd_part_is_half_of_x(device):
     torch.testing.assert_close(tw.silu(x) - tw.silu(-x), x, rtol=1e-6, atol=1e-6)
 
 
-def test_left_tail_keeps_its_precision(device):
+def test_left_tail_is_accurate(device):
     x = torch.linspace(-80, 0, 5001, device=device)[:-1]
     truth = F.silu(x.double())
     assert ((tw.silu(x).double() / truth - 1).abs() / (1 + x.double().abs())).max() < 5e-7

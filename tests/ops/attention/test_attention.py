@@ -75,7 +75,7 @@ def test_causal_does_not_see_the_future(form, dtype, device):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_heads_are_apart_and_groups_share_keys(form, device):
+def test_heads_are_independent_and_groups_share_keys(form, device):
     q, k, v = drawn(device, B=2, H=6, HKV=2, LQ=20, LK=30)
     out = run(form, q, k, v, True)
     torch.testing.assert_close(out, run(form, q, k.repeat_interleave(3, dim=1), v.repeat_interleave(3, dim=1), True))
@@ -134,7 +134,7 @@ def test_any_shape_and_layout(heads, sizes, causal, layout, device, fast_path):
     assert_right(got, module.reference, q, k, v, causal)
 
 
-def test_heads_inside_positions_need_no_copy(device, fast_path):
+def test_interleaved_heads_are_not_copied(device, fast_path):
     """[B, L, H, D] seen as [B, H, L, D], cut out of one projection: the output is laid out as the query is."""
     projected = laid_out((2, 30, 3, 4, 16), "contiguous", device=device)
     q, k, v = (projected[:, :, i].transpose(1, 2) for i in range(3))
@@ -176,7 +176,7 @@ def test_gradients_of_some_inputs(wanted, device):
 
 @pytest.mark.parametrize("wanted", [(True, True, True), (True, False, False), (False, True, True)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_gradients_of_gradients(causal, wanted, device):
+def test_double_backward(causal, wanted, device):
     args = [t.requires_grad_(wants) for t, wants in zip(drawn(device, H=2, HKV=1, LQ=4, D=3), wanted, strict=True)]
     leaves = [t for t in args if t.requires_grad]
 
@@ -187,7 +187,7 @@ def test_gradients_of_gradients(causal, wanted, device):
     torch.testing.assert_close(twice("triton"), twice("eager"), rtol=1e-4, atol=1e-5)
 
 
-def test_gradients_of_gradients_of_one_tensor_in_every_place(device):
+def test_double_backward_with_one_tensor_as_every_input(device):
     x = drawn(device, LQ=4, D=3)[0].requires_grad_()
 
     def twice(form):
@@ -220,13 +220,13 @@ def torch_takes(device):
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in torch_takes("cpu")])
-def test_whatever_torch_takes(name, device, fast_path):
+def test_accepts_what_torch_accepts(name, device, fast_path):
     args, options = next((args, options) for known, args, options in torch_takes(device) if known == name)
     ours = tw.scaled_dot_product_attention(*args, **options)
     torch.testing.assert_close(ours, F.scaled_dot_product_attention(*args, **options), rtol=1e-5, atol=1e-5)
 
 
-def test_errors_are_torchs(device, fast_path):
+def test_errors_match_torch(device, fast_path):
     q, k, v = drawn(device, H=4, LQ=6)
     for args in ((q, k[..., :5], v), (q, k.half(), v), (q, k[:, :3], v), (q, k[:, :2], v[:, :2])):
         with pytest.raises(RuntimeError):
@@ -235,7 +235,7 @@ def test_errors_are_torchs(device, fast_path):
         tw.scaled_dot_product_attention(q, k[:, :3], v[:, :3], enable_gqa=True)
 
 
-def test_dropout_is_torchs(device, fast_path):
+def test_dropout_goes_to_torch(device, fast_path):
     q, k, v = drawn(device, LQ=6)
     torch.manual_seed(3)
     ours = tw.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
@@ -244,7 +244,7 @@ def test_dropout_is_torchs(device, fast_path):
     assert not torch.allclose(ours, module.reference(q, k, v, False))
 
 
-def test_ours_only_where_it_wins(device, monkeypatch):
+def test_our_kernel_runs_only_where_it_wins(device, monkeypatch):
     q, k, v = drawn(device, LQ=6, LK=8)
     calls = []
     monkeypatch.setattr(module, "attention_forward", lambda *args: calls.append(args) or (q, q))
@@ -255,14 +255,14 @@ def test_ours_only_where_it_wins(device, monkeypatch):
     assert calls == [(q, k, v, True, 2.0)]
 
 
-def test_autocast_as_torch(device, fast_path):
+def test_autocast_matches_torch(device, fast_path):
     q, k, v = drawn(device)
     with torch.autocast(device, dtype=torch.float16):
         assert tw.scaled_dot_product_attention(q, k, v).dtype == F.scaled_dot_product_attention(q, k, v).dtype
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_functional_transforms_as_torch(device, fast_path):
+def test_functional_transforms_match_torch(device, fast_path):
     q, k, v = drawn(device, B=3)
     ours = torch.func.vmap(tw.scaled_dot_product_attention)(q[:, None], k[:, None], v[:, None])
     torch.testing.assert_close(ours[:, 0], F.scaled_dot_product_attention(q, k, v))
@@ -282,7 +282,7 @@ def test_registered_operators(device):
             torch.library.opcheck(module.attention_backward, args, test_utils=checks)
 
 
-def test_one_graph(device, fast_path):
+def test_compiles_to_one_graph(device, fast_path):
     q, k, v = drawn(device)
     fn = lambda q, k, v: tw.scaled_dot_product_attention(q.transpose(0, 1), k.transpose(0, 1), v, is_causal=True)
     assert_compiles(fn, q[0, :, None], k[0, :, None], v)
@@ -291,7 +291,7 @@ def test_one_graph(device, fast_path):
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_cost_counts_the_pairs_that_see_each_other(lengths, causal):
+def test_cost_counts_visible_pairs(lengths, causal):
     LQ, LK = lengths
     q, k, v = drawn("cpu", B=2, H=3, LQ=LQ, LK=LK, D=8)
     seen = torch.ones(LQ, LK).tril() if causal else torch.ones(LQ, LK)
@@ -302,7 +302,7 @@ def test_cost_counts_the_pairs_that_see_each_other(lengths, causal):
     assert module.backward_cost(q, k, v, causal).read - cost.read == 2 * q.nbytes + 4 * 2 * 3 * LQ
 
 
-def test_torchs_own_kernels_are_asked_only_for_what_they_take():
+def test_vendor_kernels_are_called_only_with_supported_inputs():
     def fits(kernel, dtype=torch.float16, causal=True, **sizes):
         q, k, v = drawn("cpu", dtype=dtype, **sizes)
         return module.op.kernels[kernel].fits(q, k, v, causal)
@@ -328,7 +328,7 @@ def test_tf32_only_when_torch_allows_it(device, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_runs_repeat_bit_for_bit(device):
+def test_results_are_deterministic(device):
     q, k, v = [t.requires_grad_() for t in drawn(device, H=8, HKV=2, LQ=1000, D=64, dtype=torch.bfloat16)]
     results = []
     for _ in range(3):

@@ -39,7 +39,7 @@ def drawn(M, N, K, device, relu=True, dtype="float32"):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_linear_in_x_and_bias_added_once(form, device):
+def test_linear_in_x_and_bias_is_added_once(form, device):
     x, weight, bias, _ = drawn(70, 33, 40, device, relu=False)
     other = x.flip(0)
     zero = torch.zeros_like(bias)
@@ -50,7 +50,7 @@ def test_linear_in_x_and_bias_added_once(form, device):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_identity_weight_gives_x_back_exactly(form, device):
+def test_identity_weight_returns_x_exactly(form, device):
     x = laid_out((19, 37), "contiguous", device=device, dtype=torch.float16)
     weight, zero = torch.eye(37, device=device, dtype=x.dtype), torch.zeros(37, device=device, dtype=x.dtype)
     assert torch.equal(run(form, x, weight, zero, False), x)
@@ -138,7 +138,7 @@ def test_gradients_of_some_inputs(form, wanted, device):
 
 @pytest.mark.parametrize("form", OWN)
 @pytest.mark.parametrize("relu", [False, True])
-def test_gradients_of_gradients(form, relu, device):
+def test_double_backward(form, relu, device):
     args = [t.requires_grad_() for t in drawn(3, 4, 5, device, relu)[:3]]
 
     def twice(fn):
@@ -160,7 +160,7 @@ def test_empty(form, sizes, device, fast_path, monkeypatch):
 
 
 @pytest.mark.parametrize("form", OWN)
-def test_whatever_torch_takes(form, device, fast_path, monkeypatch):
+def test_accepts_what_torch_accepts(form, device, fast_path, monkeypatch):
     monkeypatch.setattr(module, "FUSED", form)
     x, weight, bias, _ = drawn(3, 4, 5, device)
     for b in (None, bias):
@@ -176,7 +176,7 @@ def test_whatever_torch_takes(form, device, fast_path, monkeypatch):
             tw.linear(*wrong, activation="relu")
 
 
-def test_fused_only_where_it_pays(device, monkeypatch):
+def test_fused_epilogue_runs_only_where_it_wins(device, monkeypatch):
     x, weight, bias, _ = drawn(3, 4, 5, device)
     calls = []
     monkeypatch.setattr(module, "linear_forward", lambda *args: calls.append(args) or torch.zeros(3, 4))
@@ -196,13 +196,13 @@ def test_unknown_activation(activation, device):
         tw.linear(x, weight, bias, activation=activation)
 
 
-def test_autocast_as_torch(device, fast_path):
+def test_autocast_matches_torch(device, fast_path):
     x, weight, bias, _ = drawn(3, 4, 5, device)
     with torch.autocast(device, dtype=torch.float16):
         assert tw.linear(x, weight, bias, activation="relu").dtype == torch.float16
 
 
-def test_functional_transforms_as_torch(device, fast_path):
+def test_functional_transforms_match_torch(device, fast_path):
     x, weight, bias, _ = drawn(3, 4, 5, device)
     ours, theirs = lambda x: tw.linear(x, weight, bias, activation="relu"), lambda x: F.linear(x, weight, bias).relu()
     torch.testing.assert_close(torch.func.vmap(ours)(x), theirs(x))
@@ -219,7 +219,7 @@ def test_registered_operators(form, device, fast_path, monkeypatch):
     assert_compiles(lambda *args: tw.linear(*args, activation="relu"), x[None].detach(), weight.detach())
 
 
-def test_registered_product(device):
+def test_registered_matmul(device):
     a, b = laid_out((6, 7), "transposed", device=device), laid_out((7, 5), "sliced", device=device)
     torch.library.opcheck(module.linear_matmul.registered, (a, b))
     torch.testing.assert_close(module.linear_matmul(a, b), a @ b)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from support import LAYOUTS, assert_compiles, assert_right, few_examples, laid_out
-from tilewright.ops import _cross_entropy as shared
+from tilewright.ops.loss import _triton as shared
 from tilewright.ops.loss import cross_entropy as module
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
@@ -116,21 +116,21 @@ def test_any_shape_and_layout(M, N, layout, device):
     torch.testing.assert_close((loss.double(), dx.double()), (true_loss, true_dx), rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_of_a_row_sum_to_zero_and_a_shift_changes_nothing(columns, device):
+def test_row_gradients_sum_to_zero_and_shifts_are_neutral(columns, device):
     x, target, _ = made(6, columns, device)
     loss, dx = both(tw.cross_entropy, x, target, reduction="sum", grad=torch.tensor(1.0))
     torch.testing.assert_close(dx.sum(-1), torch.zeros(6, device=device), rtol=0, atol=1e-6)
     torch.testing.assert_close(tw.cross_entropy(x + 100, target, reduction="sum"), loss, rtol=1e-5, atol=0)
 
 
-def test_equal_logits_lose_the_logarithm_of_their_number(columns, device):
+def test_loss_of_equal_logits_is_the_logarithm_of_their_number(columns, device):
     x = torch.full((3, columns), -7.0, device=device)
     loss = tw.cross_entropy(x, torch.arange(3, device=device), label_smoothing=0.3)
     torch.testing.assert_close(loss, torch.tensor(float(columns), device=device).log())
 
 
 @reductions
-def test_ignored_rows_lose_nothing(reduction, columns, device):
+def test_ignored_rows_have_no_loss(reduction, columns, device):
     x, target, _ = made(4, columns, device, ignored=False)
     target[2] = 5
     x[target == 5] = nan  # not even looked at
@@ -140,7 +140,7 @@ def test_ignored_rows_lose_nothing(reduction, columns, device):
     assert dx[target != 5].all()
 
 
-def test_all_targets_ignored_as_torch(columns, device):
+def test_all_targets_ignored_matches_torch(columns, device):
     x, target, weight = made(3, columns, device)
     target[:] = shared.IGNORED
     for w, smoothing in ((None, 0.0), (weight, 0.1)):
@@ -150,7 +150,7 @@ def test_all_targets_ignored_as_torch(columns, device):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_a_target_that_is_no_class_gives_nan_and_reads_nothing_else(weighted, columns, device):
+def test_invalid_target_gives_nan_and_reads_in_bounds(weighted, columns, device):
     """The interpreter fails a test that reads where it must not."""
     x, target, weight = made(6, columns, device, ignored=False)
     target[2:] = torch.tensor([-1, columns, 2**40, -(2**40)])
@@ -164,7 +164,7 @@ def test_a_target_that_is_no_class_gives_nan_and_reads_nothing_else(weighted, co
 
 
 @pytest.mark.parametrize("special", [inf, -inf, nan])
-def test_extreme_values_as_torch(special, columns, device):
+def test_extreme_values_match_torch(special, columns, device):
     x, target, _ = made(4, columns, device, ignored=False)
     x[1, 2], x[2, int(target[2])], x[3] = special, special, special
     args = (x, target, None, None, -100, None, "none")
@@ -176,7 +176,7 @@ def test_extreme_values_as_torch(special, columns, device):
     assert dx.isfinite().all()
 
 
-def test_softcap_bounds_logits_and_z_loss_pulls_their_sum_to_one(device):
+def test_softcap_bounds_logits_and_z_loss_normalizes_them(device):
     x, target, _ = made(4, 30, device, ignored=False)
     capped = tw.cross_entropy(1e4 * x, target, softcap=2.0, reduction="none")
     assert capped.max() < 4 + torch.tensor(30.0).log()
@@ -186,7 +186,7 @@ def test_softcap_bounds_logits_and_z_loss_pulls_their_sum_to_one(device):
     torch.testing.assert_close((with_z, dz), (without, d), rtol=1e-5, atol=1e-5)
 
 
-def test_many_rows_are_summed_in_pieces(device, monkeypatch):
+def test_losses_of_many_rows_are_partial_sums(device, monkeypatch):
     monkeypatch.setattr(shared, "PIECE", 16)
     monkeypatch.setattr(shared, "MOST_PIECES", 3)
     x, target, weight = made(101, 5, device)
@@ -195,7 +195,7 @@ def test_many_rows_are_summed_in_pieces(device, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_gradient_serves_one_backward_and_others_make_their_own(dtype, columns, device):
+def test_the_saved_gradient_is_used_once_and_recomputed_later(dtype, columns, device):
     x, target, _ = made(4, columns, device, dtype)
     x.requires_grad_()
     loss = tw.cross_entropy(x, target)
@@ -212,7 +212,7 @@ def test_a_gradient_serves_one_backward_and_others_make_their_own(dtype, columns
         loss.backward()
 
 
-def test_logits_stay_as_they_are(columns, device):
+def test_logits_are_not_modified(columns, device):
     """Which `check` does not ask, since another library writes over them."""
     x, target, _ = made(4, columns, device)
     before = x.clone()
@@ -222,7 +222,7 @@ def test_logits_stay_as_they_are(columns, device):
     assert torch.equal(x, before)
 
 
-def test_an_incoming_gradient_of_one_leaves_the_gradient_as_it_is(device, monkeypatch):
+def test_unit_incoming_gradient_skips_scaling(device, monkeypatch):
     x, target, _ = made(4, 33, device)
     launches = []
     monkeypatch.setattr(module, "rows", lambda *a, **k: launches.append(k) or shared.rows(*a, **k))
@@ -233,7 +233,7 @@ def test_an_incoming_gradient_of_one_leaves_the_gradient_as_it_is(device, monkey
     assert len(launches) == 5
 
 
-def test_scaled_losses_do_not_lose_small_gradients_of_fp16(device):
+def test_loss_scaling_keeps_small_fp16_gradients(device):
     x, target, _ = made(64, 33, device, torch.float16)
     x *= 2
     _, dx = both(tw.cross_entropy, x, target, grad=torch.tensor(2.0**10))
@@ -242,7 +242,7 @@ def test_scaled_losses_do_not_lose_small_gradients_of_fp16(device):
 
 
 @reductions
-def test_gradients_of_gradients(reduction, device):
+def test_double_backward(reduction, device):
     x, target, weight = made(3, 7, device)
     args = (target, weight, None, -100, None, reduction, 0.1)
     found = []
@@ -262,7 +262,7 @@ def test_one_row_without_a_batch(reduction, device):
 
 
 @reductions
-def test_whatever_torch_takes(reduction, device):
+def test_accepts_what_torch_accepts(reduction, device):
     image = torch.randn(2, 5, 3, 4, device=device)
     target = torch.randint(5, (2, 3, 4), device=device)
     args = (None, None, -100, None, reduction, 0.1)
@@ -281,14 +281,14 @@ def test_whatever_torch_takes(reduction, device):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls size_average and reduce deprecated
-def test_old_names_of_reductions(device):
+def test_deprecated_reduction_arguments(device):
     x, target, _ = made(3, 5, device)
     for size_average, reduce in ((True, True), (False, None), (None, False)):
         args = (x, target, None, size_average, -100, reduce)
         torch.testing.assert_close(tw.cross_entropy(*args), F.cross_entropy(*args))
 
 
-def test_gradients_of_probabilities_as_torch(device):
+def test_gradients_of_probabilities_match_torch(device):
     x, _, _ = made(3, 5, device)
     found = []
     for fn in (tw.cross_entropy, F.cross_entropy):
@@ -297,7 +297,7 @@ def test_gradients_of_probabilities_as_torch(device):
     torch.testing.assert_close(*found)
 
 
-def test_errors_are_torchs_own(device):
+def test_errors_match_torch(device):
     x, target, weight = made(4, 5, device)
     for args, options in (
         ((x, target.int()), {}),
@@ -320,7 +320,7 @@ def test_errors_are_torchs_own(device):
         tw.cross_entropy(x, target, z_loss="much")
 
 
-def test_autocast_and_functional_transforms_as_torch(device):
+def test_autocast_and_functional_transforms_match_torch(device):
     x, target, _ = made(4, 8, device)
     with torch.autocast(device, dtype=torch.bfloat16):
         assert tw.cross_entropy(x.bfloat16(), target).dtype == F.cross_entropy(x.bfloat16(), target).dtype

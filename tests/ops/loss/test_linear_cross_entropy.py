@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 
 import tilewright as tw
 from support import assert_compiles, assert_right
-from tilewright.ops import _cross_entropy as shared
+from tilewright.ops.loss import _triton as shared
 from tilewright.ops.loss import linear_cross_entropy as module
 
 M, K, N = 11, 6, 35
@@ -70,7 +70,7 @@ def test_every_option(reduction, bias, chunks, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_short_dtypes(dtype, chunks, device):
+def test_half_precision(dtype, chunks, device):
     x, w, target, bias = made(device, dtype)
     eps = torch.finfo(dtype).eps
     assert_as_plain(x, w, target, bias, rtol=8 * eps, atol=8 * eps)
@@ -78,7 +78,7 @@ def test_short_dtypes(dtype, chunks, device):
     assert_right(loss, lambda x, w, b: module.reference(x, w, target, b, "mean", 0.0, 0.0, None), x, w, bias)
 
 
-def test_never_holds_all_logits(device, monkeypatch):
+def test_logits_are_never_all_in_memory(device, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 4 * N * 4)
     sizes = []
     monkeypatch.setattr(module, "rows", lambda *a, **k: sizes.append(a[1].shape) or shared.rows(*a, **k))
@@ -88,7 +88,7 @@ def test_never_holds_all_logits(device, monkeypatch):
     assert sizes == [(4, N), (4, N), (3, N)] * 3
 
 
-def test_chunks_of_a_language_model_are_few_and_whole_tiles(device, monkeypatch):
+def test_chunks_of_a_language_model_are_few_and_even(device, monkeypatch):
     """As the sizes say it, without the work."""
     seen = []
     monkeypatch.setattr(module, "rows", lambda form, logits, *a, **k: seen.append(logits.shape))
@@ -101,7 +101,7 @@ def test_chunks_of_a_language_model_are_few_and_whole_tiles(device, monkeypatch)
 
 @pytest.mark.parametrize("needed", [(True, False, False), (False, True, False), (False, False, True)])
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_only_gradients_that_are_needed(needed, reduction, device):
+def test_only_required_gradients_are_computed(needed, reduction, device):
     x, w, target, bias = made(device)
     leaves = [t.requires_grad_(need) for t, need in zip((x, w, bias), needed, strict=True)]
     loss = tw.linear_cross_entropy(*leaves[:2], target, linear_bias=leaves[2], reduction=reduction).sum()
@@ -109,7 +109,7 @@ def test_only_gradients_that_are_needed(needed, reduction, device):
     assert tuple(t.grad is not None for t in leaves) == needed
 
 
-def test_gradients_serve_one_backward_and_others_make_their_own(chunks, device):
+def test_saved_gradients_are_used_once_and_recomputed_later(chunks, device):
     x, w, target, bias = made(device)
     leaves = [t.requires_grad_() for t in (x, w, bias)]
     loss = tw.linear_cross_entropy(x, w, target, linear_bias=bias)
@@ -121,7 +121,7 @@ def test_gradients_serve_one_backward_and_others_make_their_own(chunks, device):
         torch.testing.assert_close(b, 3 * a, rtol=1e-5, atol=1e-6)
 
 
-def test_gradients_of_gradients(device):
+def test_double_backward(device):
     found = []
     for fn in (tw.linear_cross_entropy, plain):
         x, w, target, bias = made(device)
@@ -131,14 +131,14 @@ def test_gradients_of_gradients(device):
     torch.testing.assert_close(*found)
 
 
-def test_a_target_that_is_no_class_gives_nan(chunks, device):
+def test_invalid_target_gives_nan(chunks, device):
     x, w, target, bias = made(device)
     target[4] = N
     loss = tw.linear_cross_entropy(x, w, target, linear_bias=bias, reduction="none")
     assert loss.isnan().nonzero().tolist() == [[4]]
 
 
-def test_whatever_cross_entropy_takes(device):
+def test_accepts_what_cross_entropy_accepts(device):
     x, w, target, bias = made(device)
     torch.testing.assert_close(
         tw.linear_cross_entropy(x[0], w, target[0], linear_bias=bias), plain(x[0], w, target[0], linear_bias=bias)
@@ -158,7 +158,7 @@ def test_whatever_cross_entropy_takes(device):
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch has it from 2.13 on")
-def test_as_torchs_own(device):
+def test_matches_torch(device):
     x, w, target, bias = made(device)
     options = {"linear_bias": bias, "label_smoothing": 0.1, "ignore_index": 3, "reduction": "sum"}
     target[2] = 3

@@ -17,7 +17,7 @@ class TestAddLayerNorm(AddLaws):
     module, call, alone, formula, weights, is_rms = module, tw.add_layer_norm, tw.layer_norm, formula, 2, False
 
 
-def test_a_residual_of_opposite_sign_leaves_the_bias(device):
+def test_opposite_residual_leaves_the_bias(device):
     x, bias = laid_out((5, 40), "contiguous", device=device), laid_out((40,), "offset", device=device)
     normed, total = tw.add_layer_norm(x, -x, (40,), None, bias)
     assert not total.any()

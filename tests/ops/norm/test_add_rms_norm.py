@@ -17,7 +17,7 @@ class TestAddRmsNorm(AddLaws):
     module, call, alone, formula, weights, is_rms = module, tw.add_rms_norm, tw.rms_norm, formula, 1, True
 
 
-def test_an_offset_is_added_to_the_weight(device):
+def test_offset_is_added_to_the_weight(device):
     x, w = laid_out((5, 40), "contiguous", device=device), laid_out((40,), "offset", device=device)
     got = tw.add_rms_norm(x, x, (40,), w, 1e-6, weight_offset=1.0)
     torch.testing.assert_close(got, tw.add_rms_norm(x, x, (40,), 1 + w, 1e-6))

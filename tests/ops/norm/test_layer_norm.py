@@ -19,7 +19,7 @@ class TestLayerNorm(NormLaws):
     module, call, formula, weights, is_rms = module, tw.layer_norm, formula, 2, False
 
 
-def test_rows_have_mean_zero_and_one_size_and_moving_or_scaling_changes_nothing(device):
+def test_rows_are_normalized_and_invariant_to_shift_and_scale(device):
     x = laid_out((5, 300), "contiguous", device=device)
     y = tw.layer_norm(x, (300,), eps=0.0)
     torch.testing.assert_close(y.mean(-1), torch.zeros(5, device=device), atol=1e-6, rtol=0)
@@ -27,7 +27,7 @@ def test_rows_have_mean_zero_and_one_size_and_moving_or_scaling_changes_nothing(
     torch.testing.assert_close(tw.layer_norm(4 * x + 32, (300,), eps=0.0), y, rtol=1e-4, atol=1e-5)
 
 
-def test_the_gradient_is_at_right_angles_to_the_row_and_to_ones(device):
+def test_the_gradient_is_orthogonal_to_the_row_and_to_ones(device):
     x = laid_out((5, 300), "contiguous", device=device).requires_grad_()
     w = laid_out((300,), "contiguous", device=device, seed=1)
     y = tw.layer_norm(x, (300,), w, eps=0.0)
@@ -36,7 +36,7 @@ def test_the_gradient_is_at_right_angles_to_the_row_and_to_ones(device):
         torch.testing.assert_close((dx * along).sum(-1), torch.zeros(5, device=device), atol=1e-4, rtol=0)
 
 
-def test_bias_alone(device):
+def test_bias_without_weight(device):
     x, bias = laid_out((5, 40), "contiguous", device=device), laid_out((40,), "offset", device=device)
     assert torch.equal(tw.layer_norm(x, (40,), None, bias), tw.layer_norm(x, (40,)) + bias)
     assert_gradients_match(lambda x, b: module.public(x, None, b), lambda x, b: module.reference(x, None, b), x, bias)

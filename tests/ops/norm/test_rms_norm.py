@@ -19,7 +19,7 @@ class TestRmsNorm(NormLaws):
     module, call, formula, weights, is_rms = module, tw.rms_norm, formula, 1, True
 
 
-def test_rows_have_one_size_and_scaling_changes_nothing(device):
+def test_rows_are_normalized_and_invariant_to_scale(device):
     x = laid_out((5, 300), "contiguous", device=device)
     y = tw.rms_norm(x, (300,), eps=0.0)
     torch.testing.assert_close(y.square().mean(-1), torch.ones(5, device=device))
@@ -27,7 +27,7 @@ def test_rows_have_one_size_and_scaling_changes_nothing(device):
     torch.testing.assert_close(tw.rms_norm(-x, (300,), eps=0.0), -y)
 
 
-def test_the_gradient_is_at_right_angles_to_the_row(device):
+def test_the_gradient_is_orthogonal_to_the_row(device):
     x = laid_out((5, 300), "contiguous", device=device).requires_grad_()
     w = laid_out((300,), "contiguous", device=device, seed=1)
     (dx,) = torch.autograd.grad(
@@ -37,7 +37,7 @@ def test_the_gradient_is_at_right_angles_to_the_row(device):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_an_offset_is_added_to_the_weight(dtype, device):
+def test_offset_is_added_to_the_weight(dtype, device):
     x = laid_out((5, 40), "contiguous", device=device, dtype=dtype)
     w = laid_out((40,), "offset", device=device, dtype=dtype)
     for weight in (w, w.float()):
@@ -50,11 +50,11 @@ def test_an_offset_is_added_to_the_weight(dtype, device):
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_without_eps_it_is_torchs(dtype, device):
+def test_default_eps_matches_torch(dtype, device):
     x = laid_out((5, 40), "contiguous", device=device).mul(1e-3).to(dtype)  # so small that eps matters
     torch.testing.assert_close(tw.rms_norm(x, (40,)), F.rms_norm(x, (40,)))
 
 
-def test_squares_that_overflow_give_zeros_as_torchs_do(device):
+def test_overflowing_squares_give_zeros_as_torch(device):
     x = torch.full((2, 64), 1e30, device=device)
     assert torch.equal(tw.rms_norm(x, (64,)), F.rms_norm(x, (64,)))

@@ -59,7 +59,7 @@ OTHERS = {"maximize": True, "betas": (0.6, 0.9), "eps": 1e-3, "weight_decay": 0.
 
 
 @pytest.mark.parametrize(("options", "shapes"), [({}, SHAPES), (OTHERS, SHAPES[:2])])
-def test_twenty_steps_as_torch(options, shapes, device, launches):
+def test_twenty_steps_match_torch(options, shapes, device, launches):
     ours, theirs = tensors(device, shapes), tensors(device, shapes)
     mine = run(lambda p: tw.AdamW(p, lr=0.01, **options), ours, 20)
     other = run(lambda p: torch.optim.AdamW(p, lr=0.01, **options), theirs, 20)
@@ -71,7 +71,7 @@ def test_twenty_steps_as_torch(options, shapes, device, launches):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_precision_is_fp32_that_is_rounded_to_nearest(dtype, device):
+def test_half_precision_is_fp32_rounded_to_nearest(dtype, device):
     ours = tensors(device, dtype=dtype)
     wide = [p.detach().float() for p in ours]
     means = [(torch.zeros_like(p), torch.zeros_like(p)) for p in wide]
@@ -90,7 +90,7 @@ def test_half_precision_is_fp32_that_is_rounded_to_nearest(dtype, device):
             assert optimizer.state[p]["exp_avg"].dtype == torch.float32
 
 
-def test_groups_have_numbers_of_their_own(device):
+def test_parameter_groups_have_their_own_options(device):
     def make(kind):
         def made(params):
             return kind([{"params": params[:3], "lr": 0.1, "weight_decay": 0.0}, {"params": params[3:]}], lr=0.01)
@@ -104,7 +104,7 @@ def test_groups_have_numbers_of_their_own(device):
 
 
 @pytest.mark.parametrize("limit", [0.5, 1e4])
-def test_clipping_as_torch(limit, device):
+def test_clipping_matches_torch(limit, device):
     ours, theirs = tensors(device), tensors(device)
     norms = []
     mine = run(lambda p: tw.AdamW(p, lr=0.01, max_grad_norm=limit), ours, 4)
@@ -120,7 +120,7 @@ def test_clipping_as_torch(limit, device):
     assert all((p.grad == q.grad).all() for p, q in zip(ours, theirs, strict=True)) is (limit > 100)
 
 
-def test_clipping_counts_gradients_that_only_torch_takes(device):
+def test_clipping_includes_gradients_that_go_to_torch(device):
     ours, theirs = ([*tensors(device, [(300,)]), *tensors(device, [(40,)], torch.float64)] for _ in range(2))
     run(lambda p: tw.AdamW(p, max_grad_norm=0.1), ours, 2)
     clip = torch.nn.utils.clip_grad_norm_
@@ -128,7 +128,7 @@ def test_clipping_counts_gradients_that_only_torch_takes(device):
     assert_same(ours, theirs)
 
 
-def test_schedulers_change_the_rate(device):
+def test_schedulers_change_the_learning_rate(device):
     ours, theirs = tensors(device, [(50,)]), tensors(device, [(50,)])
     for kind, params in ((tw.AdamW, ours), (torch.optim.AdamW, theirs)):
         optimizer = kind(params, lr=0.1)
@@ -140,7 +140,7 @@ def test_schedulers_change_the_rate(device):
     assert_same(ours, theirs)
 
 
-def test_params_without_gradient_are_left_alone(device):
+def test_parameters_without_gradient_do_not_change(device):
     """Also where some have one in some steps alone, so that they have counted different numbers of steps."""
     ours, theirs = tensors(device), tensors(device)
     for kind, params in ((tw.AdamW, ours), (torch.optim.AdamW, theirs)):
@@ -170,7 +170,7 @@ def test_closures(device):
 
 
 @pytest.mark.parametrize("bits", [32, 8])
-def test_the_same_steps_give_the_same(bits, device):
+def test_steps_are_deterministic(bits, device):
     shapes = [(70, 71), (300,)]
     twice = [tensors(device, shapes) for _ in range(2)]
     for params in twice:
@@ -187,7 +187,7 @@ def saved(optimizer) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kinds", [*itertools.product([tw.AdamW, torch.optim.AdamW], repeat=2)])
-def test_either_goes_on_where_the_other_stopped(kinds, device):
+def test_states_are_interchangeable_with_torch(kinds, device):
     params, whole = tensors(device, SHAPES[:4]), tensors(device, SHAPES[:4])
     start = run(lambda p: kinds[0](p, lr=0.02), params, 3)
 
@@ -204,7 +204,7 @@ def test_either_goes_on_where_the_other_stopped(kinds, device):
     assert start.state[params[0]]["step"] == 3
 
 
-def test_a_state_keeps_fp32_moments_of_bf16(device):
+def test_state_dict_keeps_fp32_moments_of_bf16_parameters(device):
     params = tensors(device, dtype=torch.bfloat16)
     first = run(tw.AdamW, params, 2)
     second = tw.AdamW(params)
@@ -212,7 +212,7 @@ def test_a_state_keeps_fp32_moments_of_bf16(device):
     assert torch.equal(first.state[params[0]]["exp_avg"], second.state[params[0]]["exp_avg"])
 
 
-def test_codes_come_back_as_they_were(device):
+def test_8_bit_moments_survive_a_state_dict(device):
     params = tensors(device, [(70, 71), (64, 3, 8, 8), (10,)])
     params[1] = params[1].detach().to(memory_format=torch.channels_last).requires_grad_()
     first = run(lambda p: tw.AdamW(p, state_bits=8), params, 3)
@@ -248,7 +248,7 @@ def test_torch_continues_from_an_8_bit_state(device):
 
 
 @pytest.mark.parametrize("size", [256, 1000])
-def test_codes_are_within_a_step_of_the_moments(size, device):
+def test_8_bit_moments_are_within_one_quantization_step(size, device):
     generator = torch.Generator().manual_seed(0)
     m = torch.randn(size, generator=generator) * torch.logspace(-3, 2, size)
     v = torch.rand(size, generator=generator) * torch.logspace(-6, 2, size)
@@ -266,7 +266,7 @@ def test_codes_are_within_a_step_of_the_moments(size, device):
     assert (_adamw.decoded(*_adamw.encoded(0 * v, 0 * v, 5))[1] == 0).all()
 
 
-def test_rounding_is_right_on_average():
+def test_stochastic_rounding_is_unbiased():
     generator = torch.Generator().manual_seed(0)
     m, v = (torch.rand(256, generator=generator) + 0.01 for _ in range(2))
     m[1::4] *= -1
@@ -278,7 +278,7 @@ def test_rounding_is_right_on_average():
     assert (root / v.sqrt() - 1).abs().max() < 0.0075
 
 
-def test_what_is_drawn_is_even_and_of_its_own():
+def test_random_bits_are_uniform_and_independent():
     """For each element, beside each other, and from step to step."""
     drawn = torch.stack([_adamw._drawn(64, 2 * step + 3, torch.device("cpu")) for step in range(4000)]).double() / 2**32
     assert (drawn.mean(0) - 0.5).abs().max() < 0.02
@@ -288,7 +288,7 @@ def test_what_is_drawn_is_even_and_of_its_own():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_the_kernel_writes_the_codes_that_torch_would(dtype, device, launches):
+def test_the_kernel_quantizes_as_the_torch_reference(dtype, device, launches):
     shapes = [(4099,)]
     ours, theirs = tensors(device, shapes, dtype), tensors(device, shapes, dtype)
     mine, other = (tw.AdamW(p, state_bits=8, max_grad_norm=3.0) for p in (ours, theirs))
@@ -312,7 +312,7 @@ def test_the_kernel_writes_the_codes_that_torch_would(dtype, device, launches):
     assert launches
 
 
-def test_neither_tiles_nor_the_conversion_change_a_bit(device, monkeypatch):
+def test_results_do_not_depend_on_tiles_or_fp8_support(device, monkeypatch):
     """A GPU that knows no float8_e4m3fn writes the same codes as one that does."""
     found, dtype = [], torch.bfloat16
     for width, block, chunks, has_fp8 in ((4, 512, 1, True), (8, 256, 4, True), (8, 512, 2, False)):
@@ -343,7 +343,7 @@ def trained(kind, device: str, steps: int = 40, **options) -> float:
     return loss.item()
 
 
-def test_training_in_8_bits_as_in_fp32(device, monkeypatch):
+def test_8_bit_training_matches_fp32_training(device, monkeypatch):
     monkeypatch.setattr(module, "SMALLEST", 512)
     theirs, start = trained(torch.optim.AdamW, device), trained(torch.optim.AdamW, device, 1)
     ours = trained(tw.AdamW, device, state_bits=8)
@@ -351,7 +351,7 @@ def test_training_in_8_bits_as_in_fp32(device, monkeypatch):
     assert 0.9 < ours / theirs < 1.1
 
 
-def test_moments_that_decay_do_so_in_8_bits():
+def test_8_bit_moments_decay():
     """To the nearest code, a second moment would stay for ever where one large gradient has put it."""
     m, v = torch.zeros(512), torch.ones(512)
     v[::2] = 0.25
@@ -364,7 +364,7 @@ def test_moments_that_decay_do_so_in_8_bits():
 
 
 @pytest.mark.parametrize("coded", [False, True])
-def test_a_table_leads_to_the_same_places(coded, device):
+def test_an_address_table_reaches_the_same_tensors(coded, device):
     """The interpreter knows no addresses but its own: those of tensors that lie in one argument are told it here."""
     case = next(c for c in module.op.check if c["coded"] == coded and c["N"] in (781, 5000))
     one: tuple[Any, ...] = module.op.make(case, device)
@@ -403,7 +403,7 @@ def test_a_table_leads_to_the_same_places(coded, device):
             torch.testing.assert_close(a.float(), b.float(), rtol=1e-5, atol=1.0 if a.dtype == torch.uint8 else 1e-6)
 
 
-def test_a_long_gradient_is_added_piece_by_piece(device):
+def test_norms_of_long_gradients_are_partial_sums(device):
     g = torch.randn(2 * _adamw.PIECE.value + 1001, device=device)
     batch = _adamw.Batch([g], [g], [(g, g)])
     scale, norm = _adamw.clipping([(batch, [g])], 1.0)
@@ -414,7 +414,7 @@ def test_a_long_gradient_is_added_piece_by_piece(device):
 @pytest.mark.parametrize(
     "kind", ["transposed", "channels_last", "strided", "offset", "other grad", "double", "complex"]
 )
-def test_any_parameter_that_torch_takes(kind, device, launches):
+def test_parameters_of_any_kind(kind, device, launches):
     def made() -> list[Tensor]:
         base = torch.arange(1200, dtype=torch.float32, device=device).sin()
         p = {
@@ -439,7 +439,7 @@ def test_any_parameter_that_torch_takes(kind, device, launches):
     assert bool(launches) is (kind in ("transposed", "channels_last", "offset"))
 
 
-def test_without_interpreter_cpu_tensors_go_to_torch(monkeypatch):
+def test_cpu_tensors_go_to_torch_without_the_interpreter(monkeypatch):
     """In 8 bits as well."""
     monkeypatch.setattr(module, "is_interpreted", lambda _: False)
     monkeypatch.setattr(_adamw, "_launch_update", lambda *_, **__: pytest.fail("our kernel was launched"))
@@ -461,7 +461,7 @@ def plans(monkeypatch):
 
 
 @pytest.mark.parametrize("bits", [32, 8])
-def test_gradients_that_move_need_no_new_plan(bits, device, plans):
+def test_moved_gradients_keep_the_plan(bits, device, plans):
     shapes = [(70, 71), ()]
     ours, theirs = tensors(device, shapes), tensors(device, shapes)
     mine, kept = tw.AdamW(ours, state_bits=bits), tw.AdamW(theirs, state_bits=bits)
@@ -479,7 +479,7 @@ def test_gradients_that_move_need_no_new_plan(bits, device, plans):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of the CPU go to torch there")
-def test_addresses_are_sent_when_gradients_move(plans, monkeypatch):
+def test_addresses_are_copied_when_gradients_move(plans, monkeypatch):
     """Into memory of their own, where they stay: a copy of the former ones may still be under way."""
     monkeypatch.setattr(_adamw, "is_interpreted", lambda _: False)
     sent = []
@@ -516,7 +516,7 @@ def changed(kind: str, p: Tensor) -> None:
 
 
 @pytest.mark.parametrize("kind", ["alignment", "strides", "data", "layout of data", "steps", "group"])
-def test_what_needs_a_new_plan(kind, device, plans):
+def test_changes_that_need_a_new_plan(kind, device, plans):
     found = []
     for make in (tw.AdamW, torch.optim.AdamW):
         params = tensors(device, [(30, 41), (60,)])
@@ -548,7 +548,7 @@ def test_a_new_dtype_needs_a_new_plan(device, plans):
     assert (before - p).abs().min() > 0.4
 
 
-def test_not_a_number_shows(device):
+def test_nan_gradients_give_nan_parameters(device):
     for bits in (32, 8):
         (p,) = tensors(device, [(5000,)])
         optimizer = tw.AdamW([p], state_bits=bits)
@@ -563,7 +563,7 @@ def test_not_a_number_shows(device):
 
 
 @pytest.mark.gpu  # the interpreter keeps them
-def test_gradients_are_not_kept_alive(device):
+def test_gradients_are_released(device):
     (p,) = tensors(device, [(50,)])
     optimizer = run(tw.AdamW, [p], 1)
     grad = weakref.ref(p.grad)
@@ -586,7 +586,7 @@ def test_copies_and_versions(device):
     assert torch.equal(p, q)
 
 
-def test_errors_take_one_line(device):
+def test_errors_are_one_line(device):
     (p,) = tensors(device, [(5,)])
     options: Any
     for options in ({"state_bits": 16}, {"max_grad_norm": 0.0}, {"lr": -1.0}):

@@ -39,7 +39,7 @@ def test_equal_elements_share_the_gradient(shape, dims, device):
 
 @pytest.mark.parametrize("shape", [(6, 9), (2, 20001), (700, 3)], ids=["tile", "pieces", "columns"])
 @pytest.mark.parametrize("dim", [0, 1])
-def test_rows_of_what_is_also_beyond_their_end_share_among_themselves(shape, dim, device):
+def test_rows_equal_to_the_padding_share_the_gradient_among_themselves(shape, dim, device):
     x = torch.full(shape, -torch.inf, device=device, requires_grad=True)
     (dx,) = torch.autograd.grad(tw.amax(x, dim).sum(), x)
     torch.testing.assert_close(dx, torch.full_like(dx, 1 / shape[dim]), rtol=1e-6, atol=0)
@@ -56,7 +56,7 @@ def test_backward_reads_the_input_once(op, M):
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 1])
-def test_(dim, device):
+def test_max_over_a_dimension(dim, device):
     for x in (laid_out((3, 700, 2), "contiguous", device=device).round(), torch.tensor(EXTREMES, device=device)):
         ours, theirs = tw.max(x, dim), torch.max(x, dim)
         assert type(ours) is type(theirs)
@@ -77,7 +77,7 @@ def test_gradients_of_max(device):
     torch.testing.assert_close(*found)
 
 
-def test_every_form_of_max(device):
+def test_every_overload_of_max(device):
     x, y = torch.randn(2, 4, 5, device=device)
     same(tw.max(x), torch.max(x))
     same(tw.max(x, y), torch.max(x, y))
@@ -98,7 +98,7 @@ def test_registered_operators(device):
     assert_compiles(lambda x: tuple(tw.max(x, 1)), x)
 
 
-def test_mistaken_calls_of_max_have_torchs_error(device):
+def test_errors_of_max_match_torch(device):
     x = torch.randn(2, 3, device=device)
     for call in (lambda f: f(x, 0, dim=1), lambda f: f(x, dim=9), lambda f: f(x, 0, False, 1)):
         with pytest.raises((TypeError, IndexError)) as theirs:

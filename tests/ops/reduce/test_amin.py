@@ -27,7 +27,7 @@ def test_equal_elements_share_the_gradient(dim, device):
 
 
 @pytest.mark.parametrize("dim", [-1, 0, 1])
-def test_(dim, device):
+def test_min_over_a_dimension(dim, device):
     for x in (laid_out((3, 700, 2), "contiguous", device=device).round(), torch.tensor(EXTREMES, device=device)):
         ours, theirs = tw.min(x, dim), torch.min(x, dim)
         assert type(ours) is type(theirs)

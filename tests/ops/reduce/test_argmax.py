@@ -22,7 +22,7 @@ class TestArgmax(ReductionLaws):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("programs", [2, 4224])
-def test_the_first_of_equals(dtype, programs, device, few_programs):
+def test_first_of_equal_elements(dtype, programs, device, few_programs):
     few_programs(programs)
     for N in (7, 1100):
         x = torch.zeros(3, N, device=device, dtype=dtype)
@@ -33,7 +33,7 @@ def test_the_first_of_equals(dtype, programs, device, few_programs):
         same(tw.argmax(x.t().contiguous(), 0), torch.tensor([N - 1, N // 2, N // 3], device=device))
 
 
-def test_pieces_of_a_row_of_more_than_2_31_elements(device):
+def test_partial_sums_of_a_row_beyond_int32(device):
     z = torch.empty(1, dtype=torch.int64, device=device)
     put_together = _reduce._putting_together(1, 2**32, 4, 2**30, _reduce.KINDS["argmax"], 0.0, z.get_device())
     places = torch.tensor([3, 1, 2, 0], device=device)
@@ -42,7 +42,7 @@ def test_pieces_of_a_row_of_more_than_2_31_elements(device):
         assert z.item() == place
 
 
-def test_names_the_largest(device):
+def test_index_of_the_largest_element(device):
     x = laid_out((5, 700), "contiguous", device=device)
     same(x.gather(1, tw.argmax(x, 1, keepdim=True)), x.amax(1, keepdim=True))
     same(tw.argmax(x), x.flatten().argmax())

@@ -19,7 +19,7 @@ class TestArgmin(ReductionLaws):
     module, call, formula, dims, has_gradients = module, tw.argmin, torch.argmin, "one", False
 
 
-def test_is_argmax_of_the_negative_and_the_first_of_equals(device):
+def test_equals_argmax_of_the_negative_and_takes_the_first_of_equals(device):
     x = laid_out((5, 700), "contiguous", device=device).mul(2).round()
     for dim in (None, 0, 1):
         same(tw.argmin(x, dim), tw.argmax(-x, dim))

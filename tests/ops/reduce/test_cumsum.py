@@ -30,7 +30,7 @@ def test_every_element_counts_once(dtype, shape, dim, programs, device, few_prog
     same(module.cumsum_forward(x, dim, True, None), x.double().flip(dim).cumsum(dim).flip(dim).to(dtype))
 
 
-def test_its_last_element_is_the_sum_and_its_differences_are_the_input(device):
+def test_last_element_is_the_sum_and_differences_are_the_input(device):
     x = laid_out((5, 200), "contiguous", device=device).mul(8).round()
     y = tw.cumsum(x, 1)
     same(y[:, -1], x.sum(1))
@@ -52,7 +52,7 @@ def test_any_shape_layout_and_dim(shape, layout, data, device):
     assert_gradients_match(lambda x: tw.cumsum(x, dim), lambda x: torch.cumsum(x, dim), x)
 
 
-def test_gradients_of_gradients(device):
+def test_double_backward(device):
     # Small whole numbers, so that no order of summation rounds.
     x = torch.tensor([[1.0, -1, 0, 1, 1], [-1, 1, 1, 0, -1], [0, 1, -1, -1, 1]], device=device, requires_grad=True)
     found = []
@@ -64,7 +64,7 @@ def test_gradients_of_gradients(device):
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (2, 3, 4)])
-def test_whatever_torch_takes(shape, device):
+def test_accepts_what_torch_accepts(shape, device):
     x = torch.ones(shape, device=device)
     for kind in (x, x.double(), x.half(), x.int(), x > 0):
         same(tw.cumsum(kind, -1), torch.cumsum(kind, -1))
@@ -73,7 +73,7 @@ def test_whatever_torch_takes(shape, device):
         same(tw.cumsum(x, 0, dtype=dtype), torch.cumsum(x, 0, dtype=dtype))
 
 
-def test_errors_are_torchs_own(device):
+def test_errors_match_torch(device):
     x = torch.randn(4, 3, device=device)
     for bad in ((x, 2), (x, (0,)), (x, None), (3, 0)):
         with pytest.raises((RuntimeError, TypeError, IndexError)) as theirs:
@@ -83,7 +83,7 @@ def test_errors_are_torchs_own(device):
         assert str(ours.value) == str(theirs.value)
 
 
-def test_autocast_and_functional_transforms_as_torch(device):
+def test_autocast_and_functional_transforms_match_torch(device):
     x = torch.randn(4, 8, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         assert tw.cumsum(x.half(), -1).dtype == torch.cumsum(x.half(), -1).dtype

@@ -16,8 +16,8 @@ from support import (
     laid_out,
     layouts,
 )
-from tilewright.ops import _numba
 from tilewright.ops.reduce import dot as module
+from tilewright.runtime import numba as _numba
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 FORMS = ["eager", "triton", CUDA, "numba"]
@@ -40,7 +40,7 @@ def same(got, wanted) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_is_symmetric_linear_and_bounded_by_the_norms(form, device):
+def test_symmetric_linear_and_bounded_by_the_norms(form, device):
     dot = module.op.kernels[form].fn
     x, y, z = (integers(61, device=device, seed=seed) for seed in range(3))
     same(dot(x, y), dot(y, x))
@@ -72,7 +72,7 @@ def test_every_element_counts_once(form, N, device):
         (8192 * 3, 3, 2),
     ],
 )
-def test_every_element_counts_once_in_every_piece(
+def test_every_element_counts_once_in_every_split(
     form, dtype, layout, N, programs, rows, device, monkeypatch, few_programs
 ):
     few_programs(programs, rows)
@@ -83,7 +83,7 @@ def test_every_element_counts_once_in_every_piece(
 
 
 @pytest.mark.parametrize("form", ["triton", CUDA])
-def test_the_same_bits_every_time(form, device):
+def test_results_are_deterministic(form, device):
     x, y = (laid_out((100003,), "contiguous", device=device, seed=seed) for seed in (0, 1))
     same(module.dot_forward(x, y, form), module.dot_forward(x.clone(), y.clone(), form))
 
@@ -148,7 +148,7 @@ def test_gradients(layout, device, fast_path):
 
 
 @pytest.mark.parametrize("blocks", [0.5, 1, 2, 2.25])
-def test_gradients_of_parts_of_blocks_whole_ones_and_several(blocks, device, fast_path):
+def test_gradients_of_uneven_even_and_several_tiles(blocks, device, fast_path):
     N = int(blocks * module.BACKWARD_BLOCK)
     x, y = (integers(N, device=device, dtype=torch.bfloat16, seed=seed).requires_grad_() for seed in (0, 1))
     grad = torch.tensor(3.0, device=device, dtype=torch.bfloat16)
@@ -157,7 +157,7 @@ def test_gradients_of_parts_of_blocks_whole_ones_and_several(blocks, device, fas
     same(dy, 3 * x)
 
 
-def test_both_gradients_are_made_in_one_launch(device, fast_path, monkeypatch):
+def test_both_gradients_take_one_launch(device, fast_path, monkeypatch):
     launches = []
     real = module._plan_backward
     monkeypatch.setattr(module, "_plan_backward", lambda *args: launches.append(args) or real(*args))
@@ -166,14 +166,14 @@ def test_both_gradients_are_made_in_one_launch(device, fast_path, monkeypatch):
     assert len(launches) == 1
 
 
-def test_gradient_of_one_side_only(device, fast_path):
+def test_gradient_of_one_input(device, fast_path):
     x = torch.randn(5, device=device, requires_grad=True)
     y = torch.randn(5, device=device)
     same(torch.autograd.grad(tw.dot(x, y), x)[0], y)
     same(torch.autograd.grad(tw.dot(y, x), x)[0], y)
 
 
-def test_gradients_of_gradients(device, fast_path):
+def test_double_backward(device, fast_path):
     x = torch.randn(5, device=device, requires_grad=True)
     y = torch.randn(5, device=device, requires_grad=True)
     ours = torch.autograd.grad(tw.dot(x, y).square(), (x, y), create_graph=True)
@@ -182,7 +182,7 @@ def test_gradients_of_gradients(device, fast_path):
     torch.testing.assert_close(*second)
 
 
-def test_whatever_torch_takes(device, fast_path):
+def test_accepts_what_torch_accepts(device, fast_path):
     for N in (0, 1, 7):
         x, y = (integers(N, device=device, seed=seed) for seed in (0, 1))
         kinds = [torch.float32, torch.float64, torch.float16, torch.complex64]
@@ -193,7 +193,7 @@ def test_whatever_torch_takes(device, fast_path):
         same(out, torch.dot(x, y))
 
 
-def test_errors_are_torchs_own(device, fast_path):
+def test_errors_match_torch(device, fast_path):
     x = torch.randn(4, device=device)
     for bad in ((x, x[:3]), (x, x.double()), (x.view(2, 2), x.view(2, 2)), (x[0], x[0]), (x, 1), (1, x)):
         with pytest.raises((RuntimeError, TypeError)) as theirs:
@@ -203,7 +203,7 @@ def test_errors_are_torchs_own(device, fast_path):
         assert str(ours.value) == str(theirs.value)
 
 
-def test_autocast_and_functional_transforms_as_torch(device, fast_path):
+def test_autocast_and_functional_transforms_match_torch(device, fast_path):
     x, y = torch.randn(4, 8, device=device), torch.randn(4, 8, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         assert tw.dot(x[0], y[0]).dtype == torch.dot(x[0], y[0]).dtype

@@ -19,7 +19,7 @@ class TestLogsumexp(ReductionLaws):
     module, call, formula = module, tw.logsumexp, torch.logsumexp
 
 
-def test_shifts_with_its_input_and_is_softmaxs_denominator(device):
+def test_shifts_with_its_input_and_is_the_denominator_of_softmax(device):
     x = laid_out((5, 700), "contiguous", device=device)
     for scale in (1, 100):
         y = tw.logsumexp(scale * x, 1)
@@ -27,7 +27,7 @@ def test_shifts_with_its_input_and_is_softmaxs_denominator(device):
         torch.testing.assert_close((scale * x - y[:, None]).exp(), torch.softmax(scale * x, 1), rtol=1e-4, atol=1e-6)
 
 
-def test_orders_that_make_the_maximum_grow_and_fall(device):
+def test_rising_and_falling_rows(device):
     x = torch.linspace(-200, 200, 30000, device=device)
     wanted = torch.logsumexp(x.double(), 0).float()
     for row in (x, x.flip(0)):

@@ -18,7 +18,7 @@ class TestMean(ReductionLaws):
     module, call, formula, has_dtype = module, tw.mean, torch.mean, True
 
 
-def test_of_a_constant(device):
+def test_mean_of_a_constant(device):
     for N in (1, 7, 9000):
         x = torch.full((2, N), 60000.0, device=device, dtype=torch.float16)
         same(tw.mean(x, 1), x[:, 0])

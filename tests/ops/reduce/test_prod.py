@@ -28,7 +28,7 @@ def test_is_multiplicative(device):
 
 
 @pytest.mark.parametrize("dim", [0, 1, None])
-def test_gradients_where_there_are_zeros(dim, device):
+def test_gradients_with_zeros(dim, device):
     x = torch.tensor([[2.0, 3, 4], [2, 0, 4], [0, 3, 0], [0, 0, 0]], device=device)
     for some in (x, x[1:2], x[:2], x.t()):
         leaf = some.clone().requires_grad_()
@@ -43,7 +43,7 @@ def test_gradients_where_there_are_zeros(dim, device):
 
 
 @pytest.mark.parametrize(("shape", "dim"), [((4, 20001), 1), ((700, 4), 0)], ids=["rows", "columns"])
-def test_zeros_are_counted_over_pieces(shape, dim, device, few_programs):
+def test_zeros_are_counted_across_splits(shape, dim, device, few_programs):
     few_programs(64)
     x = torch.ones(shape, device=device)
     rows = x if dim else x.t()

@@ -10,9 +10,10 @@ import tilewright as tw
 from reduction_laws import ReductionLaws, inf, nan, registered, same
 from reduction_laws import few_programs as few_programs
 from support import few_examples, laid_out
-from tilewright.ops import _numba, _reduce_numba
+from tilewright.ops.reduce import _numba as _reduce_numba
 from tilewright.ops.reduce import _operators as _reduce
 from tilewright.ops.reduce import sum as module
+from tilewright.runtime import numba as _numba
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 FORMS = ["eager", "triton", CUDA, "numba"]
@@ -29,7 +30,7 @@ def integers(*shape: int, device: str, dtype: torch.dtype = torch.float32, seed:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_is_linear_and_the_order_of_rows_is_kept(form, device):
+def test_is_linear_and_keeps_the_order_of_rows(form, device):
     total = module.op.kernels[form].fn
     x, y = (integers(4, 23, device=device, seed=seed) for seed in (0, 1))
     same(total(2 * x - y), 2 * total(x) - total(y))
@@ -70,7 +71,7 @@ def test_every_element_counts_once_in_every_regime(
 
 @few_examples
 @given(M=st.integers(1, 5000), N=st.integers(1, 2**40), block=st.sampled_from([1024, 4096, 16384]))
-def test_pieces_cover_a_row_and_fill_the_gpu(M, N, block):
+def test_splits_cover_a_row_and_fill_the_gpu(M, N, block):
     chunk, chunks = _reduce.split(M, N, block)
     assert chunk * (chunks - 1) < N <= chunk * chunks
     if chunks > 1:
@@ -79,13 +80,13 @@ def test_pieces_cover_a_row_and_fill_the_gpu(M, N, block):
         assert _reduce.PROGRAMS // 4 <= M * chunks <= max(M, 2 * _reduce.PROGRAMS)
 
 
-def test_more_programs_take_shorter_pieces():
+def test_more_programs_take_shorter_splits():
     assert [_reduce.split(1, 2**28, 8192, programs) for programs in (4096, 16384)] == [(2**16, 4096), (2**14, 16384)]
     assert _reduce.split(_reduce.ROWS, 2**28, 8192, 16384) == (2**28, 1), "the rows fill the GPU"
 
 
 @pytest.mark.gpu
-def test_the_same_bits_of_cuda_every_time(device):
+def test_cuda_results_are_deterministic(device):
     for shape in ((1, 100003), (50, 67)):
         x = laid_out(shape, "contiguous", device=device)
         same(module.sum_rows(x, "cuda"), module.sum_rows(x.clone(), "cuda"))
@@ -124,7 +125,7 @@ def test_cuda_tree_with_any_number_of_threads(threads, M, N, device, monkeypatch
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls them prototypes
-def test_sparse_tensors_as_torch(device):
+def test_sparse_tensors_match_torch(device):
     x = torch.eye(4, device=device)
     same(tw.sum(x.to_sparse()), torch.sum(x))
     same(tw.sum(x.to_sparse(), -1).to_dense(), torch.sum(x, -1))
@@ -140,7 +141,7 @@ def test_registered_operators(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("M", "N"), [(1, 2**31 + 9), (2**25 + 1, 65), (2**16 + 1, 2**15 + 1)])
-def test_cuda_of_more_than_2_31_elements(M, N, device):
+def test_cuda_with_more_than_2_31_elements(M, N, device):
     x = torch.zeros(M, N, device=device, dtype=torch.float16)
     x[-1, -9:] = torch.arange(9)
     same(module.sum_rows(x, "cuda")[-2:], torch.tensor([0.0, 36.0][-M:], device=device, dtype=torch.float16))

@@ -45,7 +45,7 @@ def forms(monkeypatch):
     _tuned.Tuned._best.cache_clear()
 
 
-def test_16_bits_that_are_only_counted_go_to_torch(forms, monkeypatch, device):
+def test_16_bit_counts_without_inverse_go_to_torch(forms, monkeypatch, device):
     monkeypatch.setattr(module, "SMALLEST_COUNT", math.inf)
     x = whole(1000, scale=100, dtype=torch.int16, device=device)
     same(tw.unique(x, return_counts=True), torch.unique(x, return_counts=True))
@@ -65,7 +65,7 @@ def whole(*shape, scale, dtype, device):
 
 
 @pytest.mark.parametrize("dtype", KINDS, ids=str)
-def test_laws(dtype, device, forms):
+def test_values_inverse_and_counts(dtype, device, forms):
     x = whole(41, 61, scale=20, dtype=dtype, device=device)
     values, inverse, counts = tw.unique(x, **ALL)
     assert (values.dtype, inverse.dtype, counts.dtype) == (dtype, torch.int64, torch.int64)
@@ -89,7 +89,7 @@ def test_every_value(dtype, options, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_zeros_are_one_value_and_each_nan_is_its_own(dtype, device):
+def test_zeros_are_equal_and_nans_are_distinct(dtype, device):
     for numbers in (
         [0.0, -0.0, 1, -1],
         [-0.0, 0.0, -0.0],
@@ -117,7 +117,7 @@ def test_zeros_are_one_value_and_each_nan_is_its_own(dtype, device):
         (torch.arange(3000).mul(1000), None),
     ],
 )
-def test_wide_numbers_where_they_lie_near_each_other(x, form, device, forms):
+def test_wide_integers_in_a_narrow_range(x, form, device, forms):
     x = x.to(device)
     same(tw.unique(x, **ALL), torch.unique(x, **ALL))
     assert (not forms) if form is None else forms[0] == form
@@ -146,14 +146,14 @@ def test_any_shape_and_layout(shape, layout, dtype, options, device):
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.float32], ids=str)
-def test_of_nothing(shape, dtype, device):
+def test_empty(shape, dtype, device):
     x = torch.empty(shape, device=device, dtype=dtype)
     for options in OPTIONS:
         same(tw.unique(x, **options), torch.unique(x, **options))
     same(module.unique_forward(x, True, True), torch.unique(x, **ALL))
 
 
-def test_whatever_torch_takes(device):
+def test_accepts_what_torch_accepts(device):
     x = whole(5, 7, scale=2, dtype=torch.int64, device=device)
     for dim in (0, 1, -1):
         same(tw.unique(x, dim=dim, **ALL), torch.unique(x, dim=dim, **ALL))
@@ -175,7 +175,7 @@ def test_whatever_torch_takes(device):
         (torch.ones(3).short(), {"sorted": "no"}),
     ],
 )
-def test_errors_are_torchs_own(x, options, device):
+def test_errors_match_torch(x, options, device):
     x = x.to(device) if isinstance(x, torch.Tensor) else x
     with pytest.raises((TypeError, IndexError, RuntimeError)) as theirs:
         torch.unique(x, **options)
@@ -195,7 +195,7 @@ def test_has_no_gradient(device):
         same(tw.unique(x), torch.unique(x))
 
 
-def test_functional_transforms_as_torch(device):
+def test_functional_transforms_match_torch(device):
     x = torch.ones(3, 4, device=device, dtype=torch.bfloat16)
     with pytest.raises(RuntimeError) as theirs:
         torch.func.vmap(torch.unique)(x)
@@ -211,7 +211,7 @@ def test_small_inputs_go_to_torch(device, monkeypatch, forms):
     assert not forms
 
 
-def test_results_are_no_larger_than_they_seem(device):
+def test_results_own_no_more_memory_than_they_need(device):
     values, inverse, counts = tw.unique(whole(1000, scale=3, dtype=torch.bfloat16, device=device), **ALL)
     assert [t.untyped_storage().nbytes() for t in (values, inverse, counts)] == [
         t.nbytes for t in (values, inverse, counts)

@@ -20,10 +20,10 @@ def fast_path(monkeypatch):
 class TestVar(ReductionLaws):
     module, call, formula = module, tw.var, torch.var
 
-    def mine(self, x, dim=None, keepdim=False, **more):
+    def ours(self, x, dim=None, keepdim=False, **more):
         return tw.var(x, dim, keepdim=keepdim, **more)
 
-    def torchs(self, x, dim=None, keepdim=False):
+    def expected(self, x, dim=None, keepdim=False):
         return torch.var(x, dim, keepdim=keepdim)
 
 
@@ -36,7 +36,7 @@ def test_correction(correction, device):
     )
 
 
-def test_pieces_of_a_row_of_more_than_2_31_elements(device):
+def test_partial_sums_of_a_row_beyond_int32(device):
     counts = torch.tensor([2.0**30, 2.0**30, 2.0**30, 5.0], dtype=torch.float64)
     means, squares = torch.tensor([0.0, 1.0, 5.0, 9.0]), torch.tensor([1e9, 2e9, 3e9, 7.0])
     N = 3 * 2**30 + 5
@@ -49,7 +49,7 @@ def test_pieces_of_a_row_of_more_than_2_31_elements(device):
     torch.testing.assert_close(y.cpu(), wanted.float().view(1))
 
 
-def test_far_from_zero(device):
+def test_large_mean(device):
     """Squares less the square of the mean would leave nothing."""
     for shape, dim in (((3, 200), 1), ((3, 20000), 1), ((2000, 3), 0)):
         x = laid_out(shape, "contiguous", device=device) + 10000
@@ -60,14 +60,14 @@ def test_far_from_zero(device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("N", [64, 100, 4096, 20000])
-def test_equal_numbers_have_none(N, dtype, device, few_programs):
+def test_variance_of_equal_numbers_is_zero(N, dtype, device, few_programs):
     """Whatever they are, and if their sum is too large."""
     one = laid_out((256, 1), "contiguous", device=device, dtype=dtype)
     one[0] = torch.finfo(dtype).max
     assert torch.equal(tw.var(one.repeat(1, N), 1), torch.zeros(256, dtype=dtype, device=device))
 
 
-def test_numbers_whose_sum_is_too_large(device, few_programs):
+def test_overflowing_sum(device, few_programs):
     few_programs(64)
     for shape, dim in (((3, 200), 1), ((3, 20000), 1), ((2000, 3), 0)):
         x = torch.full(shape, 1e37, device=device)
@@ -82,7 +82,7 @@ def test_registered_operators(device):
 
 
 @pytest.mark.parametrize("dim", [-1, (0, 1)])
-def test_torch_warns_where_nothing_is_left(dim, device):
+def test_too_few_degrees_of_freedom_warn_as_torch(dim, device):
     x = torch.ones(1, 1, device=device)
     with pytest.warns(UserWarning, match="degrees of freedom"):
         assert tw.var(x, dim).isnan().all()

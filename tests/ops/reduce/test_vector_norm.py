@@ -25,10 +25,10 @@ def fast_path(monkeypatch):
 class TestVectorNorm(ReductionLaws):
     module, call, formula, has_dtype = module, tw.vector_norm, norm, False
 
-    def mine(self, x, dim=None, keepdim=False, **more):
+    def ours(self, x, dim=None, keepdim=False, **more):
         return tw.vector_norm(x, 2, dim, keepdim, **more)
 
-    def torchs(self, x, dim=None, keepdim=False):
+    def expected(self, x, dim=None, keepdim=False):
         return norm(x, 2, dim, keepdim)
 
 
@@ -43,7 +43,7 @@ def test_every_order(order, device):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_zeros_and_extremes_as_torch(order, device):
+def test_zeros_and_extreme_values_match_torch(order, device):
     x = torch.tensor([[0.0, 0, 0], [0, 2, -2], [math.inf, 1, 0], [math.nan, 1, 1], [-3, 3, 1]], device=device)
     torch.testing.assert_close(tw.vector_norm(x, order, 1), norm(x, order, 1), equal_nan=True)
     x = x[[0, 1, 4]].requires_grad_()
@@ -56,7 +56,7 @@ def test_zeros_and_extremes_as_torch(order, device):
     torch.testing.assert_close(*second, equal_nan=True)
 
 
-def test_norms_are_ordered_and_scale(device):
+def test_norms_are_monotonic_in_the_order_and_homogeneous(device):
     x = laid_out((5, 200), "contiguous", device=device)
     norms = [tw.vector_norm(x, p, -1) for p in (1, 1.5, 2, 3, math.inf)]
     assert all((a >= b).all() for a, b in itertools.pairwise(norms))

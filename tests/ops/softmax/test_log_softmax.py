@@ -28,7 +28,7 @@ def fast_path(monkeypatch):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_exponentials_sum_to_one_and_shifting_a_row_changes_nothing(form, device):
+def test_exponentials_sum_to_one_and_shifts_are_neutral(form, device):
     x = laid_out((5, 300), "contiguous", device=device)
     y = module.op.kernels[form].fn(x)
     torch.testing.assert_close(y.exp().sum(-1), torch.ones(5, device=device))
@@ -58,7 +58,7 @@ def test_gradients(layout, dim, device, fast_path):
     assert_gradients_match(lambda x: tw.log_softmax(x, dim), lambda x: torch.log_softmax(x, dim), x)
 
 
-def test_gradients_of_gradients(device, fast_path):
+def test_double_backward(device, fast_path):
     x = laid_out((3, 5), "contiguous", device=device).requires_grad_()
     (ours,) = torch.autograd.grad(tw.log_softmax(x, -1).square().sum(), x, create_graph=True)
     (theirs,) = torch.autograd.grad(torch.log_softmax(x, -1).square().sum(), x, create_graph=True)
@@ -73,12 +73,12 @@ def test_rows_too_long_for_registers(device, fast_path):
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 4), (2, 3, 4)])
 @pytest.mark.parametrize("dim", [-1, 0])
-def test_whatever_torch_takes(shape, dim, device, fast_path):
+def test_accepts_what_torch_accepts(shape, dim, device, fast_path):
     x = torch.randn(shape, device=device)
     torch.testing.assert_close(tw.log_softmax(x, dim), torch.log_softmax(x, dim))
 
 
-def test_errors_dtype_and_autocast_as_torch(device, fast_path):
+def test_errors_dtype_and_autocast_match_torch(device, fast_path):
     x = torch.randn(4, 8, device=device, dtype=torch.float16)
     assert tw.log_softmax(x, -1, dtype=torch.float32).dtype == torch.float32
     with torch.autocast(device, dtype=torch.bfloat16):

@@ -18,7 +18,7 @@ def test_without_a_mask_it_is_softmax(device):
     torch.testing.assert_close(tw.masked_softmax(x, scale=0.5), torch.softmax(x * 0.5, -1))
 
 
-def test_what_is_hidden_is_zero_and_what_is_seen_sums_to_one(device):
+def test_masked_scores_are_zero_and_visible_ones_sum_to_one(device):
     x = laid_out((2, 3, 9, 9), "contiguous", device=device)
     mask = some_mask(2, 1, 1, 9, device=device)
     mask[..., 0] = True
@@ -29,13 +29,13 @@ def test_what_is_hidden_is_zero_and_what_is_seen_sums_to_one(device):
 
 
 @pytest.mark.parametrize("hidden", [float("nan"), float("inf"), -float("inf")])
-def test_hidden_scores_are_not_read(hidden, device):
+def test_masked_scores_are_not_read(hidden, device):
     x = laid_out((4, 4), "contiguous", device=device)
     poisoned = x.masked_fill(torch.ones(4, 4, dtype=torch.bool, device=device).triu(1), hidden)
     torch.testing.assert_close(tw.masked_softmax(poisoned, is_causal=True), tw.masked_softmax(x, is_causal=True))
 
 
-def test_a_row_that_sees_nothing_is_zero_and_so_is_its_gradient(device):
+def test_fully_masked_row_is_zero_and_so_is_its_gradient(device):
     x = laid_out((1, 1, 3, 8), "contiguous", device=device).requires_grad_()
     mask = torch.tensor([True, False, True], device=device)[:, None]
     y = tw.masked_softmax(x, mask)
@@ -45,7 +45,7 @@ def test_a_row_that_sees_nothing_is_zero_and_so_is_its_gradient(device):
     assert dx.isfinite().all()
 
 
-def test_what_is_hidden_has_no_gradient_whatever_is_seen(device):
+def test_masked_scores_have_no_gradient(device):
     x = laid_out((1, 1, 1, 4), "contiguous", device=device)
     x[..., 0] = float("nan")
     x.requires_grad_()
@@ -82,7 +82,7 @@ def test_gradients(layout, device):
     assert_gradients_match(ours, reference, x)
 
 
-def test_gradients_of_gradients(device):
+def test_double_backward(device):
     x = laid_out((2, 5, 5), "contiguous", device=device).requires_grad_()
     (ours,) = torch.autograd.grad(tw.masked_softmax(x, scale=0.5, is_causal=True).square().sum(), x, create_graph=True)
     reference = module.reference(x, None, 0.5, True)
@@ -96,14 +96,14 @@ def test_rows_too_long_for_registers(device):
     assert_right(tw.masked_softmax(x, mask), lambda x: module.reference(x, mask, 1.0, False), x)
 
 
-def test_other_dtypes_dimensions_and_autocast_take_the_formula(device):
+def test_ineligible_inputs_use_the_reference(device):
     x = torch.randn(2, 2, 2, 3, 5, device=device)
     torch.testing.assert_close(tw.masked_softmax(x, is_causal=True), module.reference(x, None, 1.0, True))
     torch.testing.assert_close(tw.masked_softmax(x.double()), torch.softmax(x.double(), -1))
     assert tw.masked_softmax(torch.empty(0, 4, 4, device=device)).shape == (0, 4, 4)
 
 
-def test_bad_input_is_told_in_one_line(device):
+def test_errors_are_one_line(device):
     x = torch.randn(3, 4, device=device)
     for bad, error in (((x[0],), ValueError), ((x, x), TypeError), ((x, some_mask(5, device=device)), RuntimeError)):
         with pytest.raises(error) as said:

@@ -29,7 +29,7 @@ def fast_path(monkeypatch):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_sum_to_one_and_shifting_a_row_changes_nothing(form, device):
+def test_rows_sum_to_one_and_shifts_are_neutral(form, device):
     x = laid_out((5, 300), "contiguous", device=device)
     y = module.op.kernels[form].fn(x)
     torch.testing.assert_close(y.sum(-1), torch.ones(5, device=device))
@@ -57,7 +57,7 @@ def test_gradients(layout, device, fast_path):
     assert_gradients_match(lambda x: tw.softmax(x, dim=1), lambda x: torch.softmax(x, 1), x)
 
 
-def test_gradients_of_gradients(device, fast_path):
+def test_double_backward(device, fast_path):
     x = laid_out((3, 5), "contiguous", device=device).requires_grad_()
     (ours,) = torch.autograd.grad(tw.softmax(x, -1).square().sum(), x, create_graph=True)
     (theirs,) = torch.autograd.grad(torch.softmax(x, -1).square().sum(), x, create_graph=True)
@@ -77,7 +77,7 @@ def test_any_dimension(shape, dim, device, fast_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("N", [1, 7, 1000, 4096, 50257, 131071, 262144])
 @pytest.mark.parametrize("log", [False, True])
-def test_clusters_take_any_row(N, dtype, log, device):
+def test_clusters_with_any_row(N, dtype, log, device):
     """Short and long, odd and even, and where memory is not aligned to 16 bytes."""
     of_torch = torch.log_softmax if log else torch.softmax
     for layout in ("contiguous", "offset"):
@@ -105,12 +105,12 @@ def test_rows_too_long_for_registers(device, fast_path):
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (0, 4), (2, 3, 4)])
 @pytest.mark.parametrize("dim", [-1, 0])
-def test_whatever_torch_takes(shape, dim, device, fast_path):
+def test_accepts_what_torch_accepts(shape, dim, device, fast_path):
     x = torch.randn(shape, device=device)
     torch.testing.assert_close(tw.softmax(x, dim), torch.softmax(x, dim))
 
 
-def test_dtype_and_autocast_as_torch(device, fast_path):
+def test_dtype_and_autocast_match_torch(device, fast_path):
     x = torch.randn(4, 8, device=device, dtype=torch.float16)
     assert tw.softmax(x, -1, dtype=torch.float32).dtype == torch.float32
     with torch.autocast(device, dtype=torch.bfloat16):
@@ -118,7 +118,7 @@ def test_dtype_and_autocast_as_torch(device, fast_path):
     torch.testing.assert_close(tw.softmax(x.double(), -1), torch.softmax(x.double(), -1))
 
 
-def test_functional_transforms_as_torch(device, fast_path):
+def test_functional_transforms_match_torch(device, fast_path):
     x = torch.randn(4, 8, device=device)
     over_rows = torch.func.vmap(lambda row: tw.softmax(row, -1))
     torch.testing.assert_close(over_rows(x), torch.softmax(x, -1))
