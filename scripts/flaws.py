@@ -18,7 +18,7 @@ from tilewright import hardware, registry, source
 from tilewright.record import append, stamp
 from tilewright.runtime.cuda import _core
 from tilewright.timer import Timer
-from tilewright.workbench.audit.inputs import make
+from tilewright.workbench.audit.inputs import make_input
 from tilewright.workbench.bench import intervals
 from tilewright.workbench.explain import Diagnosis, diagnose
 from tilewright.workbench.explain.collect import collect_cuda_file, collect_function
@@ -33,7 +33,7 @@ Calls = dict[str, Callable[[], Tensor]]
 
 
 def python_calls(path: Path) -> Calls:
-    args = [make(text, "cuda") for text in registry.load_module(path).INPUTS]
+    args = [make_input(text, "cuda") for text in registry.load_module(path).INPUTS]
     return {version: partial(registry.launcher(path, version), *args) for version in VERSIONS}
 
 
@@ -82,7 +82,7 @@ def measure(path: Path, timer: Timer) -> dict[str, Any]:
 
 
 def main(record: Path) -> None:
-    about = {"device": hardware.in_hand(), "versions": hardware.versions()}
+    about = {"device": hardware.current_gpu(), "versions": hardware.versions()}
     gpu, timer = hardware.datasheet(about["device"]["gpu"]), Timer()
     for path in sorted(p for p in FOLDER.iterdir() if p.suffix in (".py", ".cu")):
         found = diagnoses(path, gpu)

@@ -117,7 +117,7 @@ def without_hints(package: Path, folder: Path) -> Path:
 
 
 def main(record: Path) -> None:
-    about = {"device": hardware.in_hand(), "versions": hardware.versions()}
+    about = {"device": hardware.current_gpu(), "versions": hardware.versions()}
     package = Path(tilewright.__file__).parent
     with tempfile.TemporaryDirectory() as folder:
         sides = {"kept": start_server(package), "plain": start_server(without_hints(package, Path(folder)))}

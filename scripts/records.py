@@ -104,7 +104,7 @@ def _sizes(ops: Sequence[Op], fresh: Records) -> Iterator[Step]:
 
 
 def _directions(op: Op) -> list[str]:
-    """Return the directions to time: backward only if it moves bytes, as some gradients are views of the incoming one."""
+    """Return the directions to time: backward only if it moves bytes, because some gradients are views."""
     moves = any(cost_of(op, case, "backward").bytes for case in op.benched(op.bench_dtype))
     return ["forward", "backward"] if moves else ["forward"]
 
@@ -183,7 +183,7 @@ def warm_all(kind: str, steps: Sequence[Step]) -> None:
 def run(kinds: Sequence[str], ops: Sequence[Op], minutes: float) -> bool:
     """Run the steps; return whether all succeeded within the time."""
     end, succeeded = time.monotonic() + 60 * minutes, True
-    folder = settings.results_dir() / hardware.in_hand()["gpu"]
+    folder = settings.results_dir() / hardware.current_gpu()["gpu"]
 
     def perform_in_time(step: Step) -> bool:
         if time.monotonic() < end:

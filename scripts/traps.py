@@ -79,7 +79,7 @@ TRAPS = {"zeros": zeros, "warm cache": warm_cache, "dirty flush": dirty_flush, "
 
 
 def main(path: Path) -> None:
-    about = {"file": "scripts/traps.py", "device": hardware.in_hand(), "versions": hardware.versions()}
+    about = {"file": "scripts/traps.py", "device": hardware.current_gpu(), "versions": hardware.versions()}
     for name, trap in TRAPS.items():
         found = trap()
         ratio, *interval = intervals.of_ratio(found["right"], found["wrong"], paired=False)

@@ -1,4 +1,4 @@
-"""A real browser for tests of pages, or a skip where there is none."""
+"""A headless Chromium for tests of pages; without one, the tests are skipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def chromium(profile: Path) -> Iterator[WebDriver]:
-    """Headless, with a profile of its own, quiet on the network, and with all it logs."""
+    """Start a headless browser with its own profile, no background requests, and all logs."""
     program, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if program is None or driver is None:
         pytest.skip("needs a browser: apt-get install chromium chromium-driver")

@@ -42,10 +42,10 @@ def test_cases_show_our_fastest_kernel_beside_eager_compile_and_the_fastest_othe
     others = [timing("eager", 4.0), timing("compile", 5.0), timing("compile-max", 3.0)]
     ours = [timing("triton", 2.0), timing("cuda", 6.0)]
     filled = table_of("cases forward", [*others, *ours])
-    assert "| softmax | N=1 | 4.00 | 3.00 |  | 2.00 | 50 | 1.50 | compile-max, ours: triton |" in filled
+    assert "| softmax | N=1 | 4.00 | 3.00 |  | 2.00 | 50 | 1.50 | compile: compile-max, tilewright: triton |" in filled
     peer = timing("liger", 1.0, is_baseline=True)
     filled = table_of("cases forward", [*others, *ours, peer])
-    assert "| 3.00 | 1.00 | 2.00 | 50 | 0.50 | compile-max, liger, ours: triton |" in filled
+    assert "| 3.00 | 1.00 | 2.00 | 50 | 0.50 | compile: compile-max, other: liger, tilewright: triton |" in filled
 
 
 def test_cases_of_a_family_leave_out_other_families():
@@ -101,12 +101,15 @@ def test_the_summary_has_one_row_per_op_of_fresh_records():
         timing("compile", 1.0, case=2, **large) | {"source": "another"},
         timing("eager", 8.0, case=3, direction="both") | {"op": "cross_entropy"},
         timing("triton", 5.0, case=3, direction="both") | {"op": "cross_entropy", "source": "another"},
+        *(timing(kernel, 7.0, case=2, gpu="l4", **large) for kernel in ("eager", source.PUBLIC)),
     ]
     filled = table_of("summary softmax,cross_entropy", records)
     assert "| softmax | N=2 | 9.00 |  |  | 3.00 | 333 | 3.00 |  |" in filled
     assert filled.count("\n| ") == 3
     assert "Not shown, for lack of fresh records: cross_entropy." in filled
     assert "†" not in filled
+    assert "L4" not in filled, "the GPU with the most records"
+    assert "No records" not in filled
 
 
 def test_the_summary_has_at_most_ten_rows():
@@ -151,16 +154,16 @@ def test_hints_are_a_table_of_calls_and_what_follows_them():
 def test_a_tie_with_a_baseline_is_named():
     eager = timing("eager", 2.1, interval_us=[1.9, 2.3])
     filled = table_of("cases forward", [eager, timing("triton", 2.0, interval_us=[1.9, 2.1])])
-    assert "| 2.10 |  |  | 2.00 | 50 | 1.05 | ours: triton, tie |" in filled
+    assert "| 2.10 |  |  | 2.00 | 50 | 1.05 | tilewright: triton, tie |" in filled
     ours = [timing(name, us, interval_us=[1.9, 2.2]) for name, us in (("triton", 2.0), ("cuda", 2.1))]
     filled = table_of("cases forward", [timing("eager", 4.0), *ours])
-    assert "| 2.00 | ours: triton |" in filled, "two kernels of ours do not tie with a baseline"
+    assert "| 2.00 | tilewright: triton |" in filled, "two kernels of ours do not tie with a baseline"
 
 
 def test_a_case_without_a_time_of_ours_is_left_out_and_one_without_a_baseline_is_shown():
     filled = table_of("cases forward", [timing("eager", 4.0, case=1), timing("triton", 2.0, case=2)])
     assert "N=1" not in filled
-    assert "| softmax | N=2 |  |  |  | 2.00 | 50 |  | ours: triton |" in filled
+    assert "| softmax | N=2 |  |  |  | 2.00 | 50 |  | tilewright: triton |" in filled
 
 
 def test_the_largest_is_the_timed_case_with_the_most_bytes():

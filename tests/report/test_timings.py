@@ -84,6 +84,8 @@ def test_a_small_difference_between_two_runs_is_a_tie():
     mine, other = timing("triton", 2.0, **narrow(2.0)), timing("eager", 2.02, **narrow(2.02))
     assert placed(mine, other) == {"triton": "wins", "eager": ""}
     assert placed(mine, other | {"ceilings": {"copy": 2.1e12}}) == {"triton": "ties", "eager": "ties"}
+    assert placed(mine | {"run": "a"}, other | {"run": "b"}) == {"triton": "ties", "eager": "ties"}, "reused ceilings"
+    assert placed(mine | {"run": "a"}, other | {"run": "a"}) == placed(mine, other)
 
 
 def test_a_kernel_without_a_time_has_no_place():

@@ -79,8 +79,10 @@ def _timings(name: str, records: Records) -> str:
 
 
 def _summary(records: Records, ops: Sequence[str]) -> str:
-    """Render one row per op: its largest case, forward where it is timed on its own, from fresh records alone."""
+    """Render one row per op, from fresh records of the GPU that has most: its largest case, forward if timed alone."""
     fresh = [r for r in records if r["op"] in ops and not is_stale(r)]
+    gpu = max({r["device"]["gpu"] for r in fresh}, key=[r["device"]["gpu"] for r in fresh].count, default="")
+    fresh = [r for r in fresh if r["device"]["gpu"] == gpu]
     largest: dict[str, list[TimingRow]] = {}
     for op in ops:
         for direction in ("forward", "both"):
@@ -121,8 +123,9 @@ def _cases(rows: Sequence[TimingRow], records: Records, more: str = "") -> str:
         baselines = [row for row in by_time if row.is_baseline]
         timed = [row for row in baselines if row.us]
         chosen = [_first(baselines, kernel) for kernel in ("eager", "compile", "")]
-        notes = [row.kernel for row in chosen if row and row.us and row.kernel not in ("eager", "compile")]
-        notes += [f"ours: {best.kernel}"] * (best.kernel != source.PUBLIC) + ["runs torch"] * best.runs_torch
+        named = zip(("eager", "compile", "other", source.PUBLIC), (*chosen, best), strict=True)
+        notes = [f"{column}: {row.kernel}" for column, row in named if row and row.kernel != column]
+        notes += ["runs torch"] * best.runs_torch
         notes += ["tie"] * bool(timed and best.place == timed[0].place == "ties")
         speedup = f"{(timed[0].us or 0) / (best.us or 1):.2f}" if timed else ""
         cells = [_us(row) for row in (*chosen, best)]

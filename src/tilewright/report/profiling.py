@@ -45,7 +45,7 @@ def _figures(one: Profile, predicted: Mapping[str, Sequence[float]]) -> Table:
 
 def _rates(one: Profile) -> Iterator[Figure]:
     if one.scope and one.scope.bytes:
-        yield "minimum bytes / time", f"{one.scope.gigabytes_a_second:.0f} GB/s", "proton"
+        yield "minimum bytes / time", f"{one.scope.gigabytes_per_second:.0f} GB/s", "proton"
     if one.scope and one.scope.flops:
         yield "minimum FLOP / time", f"{one.scope.teraflops:.1f} TFLOP/s", "proton"
 

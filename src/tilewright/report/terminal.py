@@ -114,7 +114,7 @@ def conditions(records: Sequence[dict[str, Any]], state: dict[str, Any]) -> Grou
     last = records[-1]
     sheet = DATASHEETS.get(last["device"]["gpu"])
     lines = [
-        "Ceilings measured in the same run (share of the datasheet peak): "
+        "Measured ceilings (share of the datasheet peak): "
         + "; ".join(_ceilings(last["ceilings"], sheet))
         + "."
     ]

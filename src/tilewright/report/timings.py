@@ -43,6 +43,7 @@ class TimingRow:
     throttled: tuple[str, ...]  # reasons the driver gave for lower clocks
     is_baseline: bool
     is_stale: bool
+    run: str  # equal for timings of one run
     place: str = ""  # "wins", or "ties" if the intervals of several kernels overlap that of the fastest
     loses_to: TimingRow | None = field(default=None, repr=False)  # set on our fastest kernel where a baseline wins
 
@@ -130,6 +131,7 @@ def _row(r: dict[str, Any]) -> TimingRow:
         throttled=tuple(r["state"].get("throttled", ())),
         is_baseline=r["is_baseline"],
         is_stale=record.is_stale(r),
+        run=r.get("run") or str(sorted(rates.items())),  # older records: ceilings were measured in every run
     )
 
 
@@ -152,6 +154,5 @@ def _placed(by_time: list[TimingRow]) -> Iterator[TimingRow]:
 def _overlap(row: TimingRow, fastest: TimingRow) -> bool:
     if not row.interval_us or not fastest.interval_us:
         return False
-    # Ceilings are measured once per run, so equal ceilings mean the same run.
-    margin = 0.0 if row.rates == fastest.rates else BETWEEN_RUNS
+    margin = 0.0 if row.run == fastest.run else BETWEEN_RUNS
     return row.interval_us[0] <= fastest.interval_us[1] * (1 + margin)

@@ -96,10 +96,6 @@ def spaced(case: str) -> str:
     return case.replace(",", ", ")
 
 
-def percent(share: float | None) -> str:
-    return f"{100 * share:.0f} %" if share is not None else ""
-
-
 def span(values: Sequence[float], how: str) -> str:
     """Return "0.9 to 2.1", or one figure if both ends are the same."""
     low, high = (format(end, how) for end in (min(values), max(values)))

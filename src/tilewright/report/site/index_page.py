@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from tilewright import hardware, source
-from tilewright.report.formatting import date_range
+from tilewright.report.formatting import date_range, percent
 from tilewright.report.site import components
 from tilewright.report.site.components import Outcome, Page, count_of
 from tilewright.report.timings import TimingRow
@@ -111,9 +111,9 @@ def _ceilings(gpu: str, name: str, measured: dict[str, list[float]]) -> str:
             f'<tr><th scope="row">{escape(unit)}<td class="number">{components.rate(unit, typical)}'
             f'<td class="number">{" to ".join(dict.fromkeys(ends)) if len(values) > 1 else ""}'
             f'<td class="number">{components.rate(unit, peak) if peak else ""}'
-            f'<td class="number">{components.percent(typical / peak) if peak else ""}'
+            f'<td class="number">{percent(typical / peak) if peak else ""}'
         )
-    columns = ("Measured (median)", "Range over the runs", "Peak (datasheet)", "Measured / peak")
+    columns = ("Measured (median)", "Range over the runs", "Peak (datasheet)", "% of peak")
     head = "<th>Unit" + "".join(f'<th class="number">{column}' for column in columns)
     datasheet = f'<p class="note">Datasheet: {escape(sheet.source)}.</p>' if sheet else ""
     return (

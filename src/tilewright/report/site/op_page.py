@@ -9,9 +9,9 @@ from typing import Any
 
 from tilewright import source
 from tilewright.cost import size
-from tilewright.report.formatting import digits
+from tilewright.report.formatting import digits, percent
 from tilewright.report.site import components
-from tilewright.report.site.components import Page, count_of, percent, spaced
+from tilewright.report.site.components import Page, count_of, spaced
 from tilewright.report.timings import TimingRow
 
 LOSSES_SHOWN = 6  # the others are folded
@@ -140,7 +140,7 @@ def _line(row: TimingRow, link: str, unit: str, against: str | None) -> str:
         digits(row.us),
         f"{digits(interval[0])} – {digits(interval[1])}" if interval else "",
         digits(row.achieved) + ("" if unit else f" {row.rate_unit}"),
-        percent(row.share).removesuffix(" %"),
+        percent(row.share),
         f"{row.speedup:.2f}{other}" if row.speedup else "",
         f"{speedup_interval[0]:.2f} – {speedup_interval[1]:.2f}" if speedup_interval else "",
         digits(row.extra_bytes / 1e6) if row.extra_bytes is not None else "",
@@ -215,7 +215,7 @@ def _hover_text(row: TimingRow) -> str:
     lines = [
         spaced(row.case),
         f"{digits(row.us)} µs{interval}",
-        f"{digits(row.achieved)} {row.rate_unit}, {percent(row.share)} of the {row.bound_by} ceiling",
+        f"{digits(row.achieved)} {row.rate_unit}, {percent(row.share)} % of the {row.bound_by} ceiling",
         ", ".join([row.verdict, *_marks(row), *([result] if result else [])]),
     ]
     return "<br>".join([f"<b>{escape(row.kernel)}</b>", *map(escape, lines)])

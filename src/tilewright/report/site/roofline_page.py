@@ -7,9 +7,9 @@ from typing import Any
 
 from tilewright import hardware
 from tilewright.record import is_stale
-from tilewright.report.formatting import digits
+from tilewright.report.formatting import digits, percent
 from tilewright.report.site import components
-from tilewright.report.site.components import Page, count_of, percent, rate, spaced
+from tilewright.report.site.components import Page, count_of, rate, spaced
 from tilewright.report.timings import TimingRow
 
 CHARTS = """<section><h2>The roofline</h2>
@@ -85,7 +85,7 @@ def _point(row: TimingRow) -> dict[str, Any]:
         "x": row.intensity,
         "y": row.per_second / 1e12,
         "text": f"<b>{escape(row.kernel)}</b> {escape(f'{row.op} {row.direction}, {row.dtype}')}<br>"
-        f"{escape(spaced(row.case))}<br>{digits(row.us)} µs, {percent(row.share)} of the {escape(row.bound_by)} ceiling"
+        f"{escape(spaced(row.case))}<br>{digits(row.us)} µs, {percent(row.share)} % of the {escape(row.bound_by)} ceiling"
         f"{', stale' if row.is_stale else ''}<br>"
         f"{rate(unit, row.per_second)} ({escape(unit)}), {row.intensity:.3g} per byte",
     }
@@ -114,11 +114,11 @@ def turning_point(record: dict[str, Any]) -> str:
 
     def by_memory(p: dict[str, Any]) -> str:
         moved = p["bytes"] / p["us"] * 1e6
-        return f"{rate('copy', moved)}, {percent(moved / rates['copy'])} of the copy ceiling"
+        return f"{rate('copy', moved)}, {percent(moved / rates['copy'])} % of the copy ceiling"
 
     def by_arithmetic(p: dict[str, Any]) -> str:
         done = p["flops"] / p["us"] * 1e6
-        return f"{rate('fp32', done)}, {percent(done / multiplying)} of half the fp32 ceiling"
+        return f"{rate('fp32', done)}, {percent(done / multiplying)} % of half the fp32 ceiling"
 
     last = points[-1]
     below = [p for p in points if p["flops"] / multiplying <= p["bytes"] / rates["copy"]]
