@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tilewright
-from tilewright.runtime.configs import forget_plans
+from tilewright.runtime.configs import clear_plans
 
 HAS_GPU = torch.cuda.is_available()
 TESTS = Path(__file__).parent
@@ -89,7 +89,7 @@ def fixed_seed():
 @pytest.fixture(autouse=True)
 def empty_plan_cache():
     """Plans are made with the constants that the test sets."""
-    forget_plans()
+    clear_plans()
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.runtime.configs import planned
-from tilewright.runtime.cuda import Source
-from tilewright.runtime.elementwise import takes
-from tilewright.runtime.launch import Launcher, Prepared
+from tilewright.runtime.configs import cached_plan
+from tilewright.runtime.cuda import CudaSource
+from tilewright.runtime.elementwise import eligible_elementwise
+from tilewright.runtime.launch import Launcher, PreparedLaunch
 from tilewright.runtime.numba import launch, numba_cuda
 from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.sizes import cdiv
@@ -69,8 +69,8 @@ BLOCK_N = 2048
 _launch = Launcher(_add_fwd)
 
 
-@planned
-def _plan(N: int, dtype: torch.dtype, device: int) -> Prepared:
+@cached_plan
+def _plan(N: int, dtype: torch.dtype, device: int) -> PreparedLaunch:
     return _launch.prepare((cdiv(N, BLOCK_N),), N, BLOCK_N=BLOCK_N, num_warps=4)
 
 
@@ -78,7 +78,7 @@ def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
     _plan(x.numel(), x.dtype, x.get_device())(x, y, out)
 
 
-CUDA = Source("add.cu", "add_fwd")
+CUDA = CudaSource("add.cu", "add_fwd")
 CUDA_THREADS = 256
 CUDA_BYTES = 32  # of each input that a thread takes at a time
 
@@ -163,6 +163,6 @@ def add(input: Any, other: Any, *, alpha: float = 1, out: Tensor | None = None) 
     """As `torch.add`: the fast kernel where it fits, torch elsewhere."""
     plain = out is None and type(alpha) in (int, float) and alpha == 1
     # Inductor fuses torch's add with its neighbours; it could not look into ours.
-    if torch.compiler.is_compiling() or not plain or not takes(SMALLEST, input, other):
+    if torch.compiler.is_compiling() or not plain or not eligible_elementwise(SMALLEST, input, other):
         return torch.add(input, other, alpha=alpha, out=out)
     return add_forward(input, other, "triton")

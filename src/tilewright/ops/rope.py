@@ -17,9 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.runtime.configs import Tuned, planned
-from tilewright.runtime.elementwise import may_change
-from tilewright.runtime.eligibility import runs_here
+from tilewright.runtime.configs import ConfigTable, cached_plan
+from tilewright.runtime.elementwise import can_write_in_place
+from tilewright.runtime.eligibility import eligible
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv, next_power_of_2
@@ -212,11 +212,11 @@ def _choices(*_: object) -> list[dict[str, int]]:
     return [{"heads": heads, "num_warps": warps} for heads in (4, 8, 16, 32) for warps in (1, 2, 4)]
 
 
-CONFIG = Tuned("rope.json", _default, _choices)
+CONFIG = ConfigTable("rope.json", _default, _choices)
 _launch = Launcher(_rope_fwd)
 
 
-@planned
+@cached_plan
 def _plan(
     of_q: tuple[int, ...],
     of_k: tuple[int, ...],
@@ -334,7 +334,7 @@ def rope(
     x = q.transpose(1, 2) if seq_dim == 2 else q  # [B, S, heads, D]
     y = x[:, :, :0] if k is None else k.transpose(1, 2) if seq_dim == 2 else k
     fits = _fits(x, y, cos, sin, positions)
-    if fits and inplace and x.stride(-1) == y.stride(-1) == 1 and may_change(x, y):
+    if fits and inplace and x.stride(-1) == y.stride(-1) == 1 and can_write_in_place(x, y):
         _rotate((x, y, cos, sin, positions), (x, y), interleaved, False)
         torch.autograd.graph.increment_version([x, y])
         return q, k
@@ -365,8 +365,8 @@ def _fits(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | No
     if positions is not None and positions.device != q.device:
         return False
     if cos.dtype == q.dtype:
-        return runs_here(q, k, cos, sin)
-    return runs_here(q, k) and runs_here(cos, sin) and cos.device == q.device
+        return eligible(q, k, cos, sin)
+    return eligible(q, k) and eligible(cos, sin) and cos.device == q.device
 
 
 def _require(q: Any, k: Any, cos: Any, sin: Any, positions: Any, seq_dim: int) -> None:

@@ -1,7 +1,7 @@
 """A matrix transposed into new memory: y[n, m] = x[m, n].
 
 Memory is read and written in whole lines, so a tile must turn around on the chip, in shared memory; there one of its
-two ways is across the rows, and where a column stands decides how long that takes. `docs/bank-conflicts.md` tells it.
+two ways is across the rows, and where a column stands decides how long that takes. See `docs/bank-conflicts.md`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.runtime.configs import planned
-from tilewright.runtime.cuda import Source
-from tilewright.runtime.launch import Launcher, Prepared
+from tilewright.runtime.configs import cached_plan
+from tilewright.runtime.cuda import CudaSource
+from tilewright.runtime.launch import Launcher, PreparedLaunch
 from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Cost, Op, points
@@ -39,7 +39,7 @@ op = Op(
 )
 
 
-CUDA = Source("transpose.cu", "transpose_fwd<T, Plain>", "transpose_fwd<T, Padded>", "transpose_fwd<T, Swizzled>")
+CUDA = CudaSource("transpose.cu", "transpose_fwd<T, Plain>", "transpose_fwd<T, Padded>", "transpose_fwd<T, Swizzled>")
 CUDA_SIDE = 32
 CUDA_THREADS = 256
 
@@ -68,8 +68,8 @@ BLOCK = 64
 _launch = Launcher(_transpose_fwd)
 
 
-@planned
-def _plan(M: int, N: int, dtype: torch.dtype, device: int) -> Prepared:
+@cached_plan
+def _plan(M: int, N: int, dtype: torch.dtype, device: int) -> PreparedLaunch:
     tiles = cdiv(N, BLOCK)
     return _launch.prepare((cdiv(M, BLOCK) * tiles,), M, N, tiles, BLOCK=BLOCK, num_warps=4)
 

@@ -1,4 +1,4 @@
-"""Rows that the blocks of a cluster hold between them (`cuda/rows.cuh`): how they are shared out."""
+"""Rows held in the registers of a thread block cluster (`ops/include/rows.cuh`): how a row is split over its blocks."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 import torch
 
-from tilewright.runtime.configs import Config, Tuned
-from tilewright.runtime.cuda import PORTABLE_CLUSTER, Prepared, Source, is_installed
+from tilewright.runtime.configs import Config, ConfigTable
+from tilewright.runtime.cuda import MAX_PORTABLE_CLUSTER, CudaLaunch, CudaSource, is_installed
 from tilewright.runtime.sizes import cdiv, next_power_of_2
 
-PACK, LINE = 16, 128  # bytes of an access, and of a line of the cache
-MOST_BLOCKS = 16  # of a cluster
-THREADS = (128, 256, 512, 1024)  # of a block
-PACKS = {1: 8, 2: 4}  # a thread, of so many tensors at once: their rows are held in registers
-LARGEST_ALONE = 4096  # packs of a row that one block takes
+VECTOR, CACHE_LINE = 16, 128  # bytes of one access, and of an L2 cache line
+MAX_BLOCKS = 16  # per cluster
+THREADS = (128, 256, 512, 1024)  # per block
+VECTORS_PER_THREAD = {1: 8, 2: 4}  # held in registers, by the number of tensors whose rows are held at once
+MAX_VECTORS_ONE_BLOCK = 4096  # of a row that one block takes
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What settles how rows are computed: M of them with N elements each; a cluster wants the first one aligned."""
+    """M rows of N elements. `is_aligned`: the first one starts at a multiple of 16 bytes, which clusters require."""
 
     M: int
     N: int
@@ -29,7 +29,7 @@ class Rows:
     is_aligned: bool
 
     @property
-    def size(self) -> int:
+    def itemsize(self) -> int:
         return self.dtype.itemsize
 
     @property
@@ -38,62 +38,71 @@ class Rows:
 
     @property
     def has_edges(self) -> bool:
-        return (self.N * self.size) % PACK != 0
+        """Return whether rows start and end inside a vector."""
+        return (self.N * self.itemsize) % VECTOR != 0
 
     @property
-    def packs(self) -> int:
-        """How many packs hold a row wherever it begins, as a power of two."""
-        edge = PACK - self.size if self.has_edges else 0
-        return next_power_of_2(cdiv(self.N * self.size + edge, PACK))
+    def vectors(self) -> int:
+        """Return how many vectors cover a row wherever it starts, rounded up to a power of two."""
+        edge = VECTOR - self.itemsize if self.has_edges else 0
+        return next_power_of_2(cdiv(self.N * self.itemsize + edge, VECTOR))
 
-    def fit_a_cluster(self, tensors: int) -> bool:
-        return self.is_aligned and self.packs <= most_packs(tensors) * most_blocks(self.device)
+    def fit_cluster(self, tensors: int) -> bool:
+        """Return whether a cluster holds a row of each of that many tensors."""
+        return self.is_aligned and self.vectors <= max_vectors_per_block(tensors) * max_cluster(self.device)
 
-    def cut(self, blocks: int, room: int) -> tuple[int, int]:
-        """The elements of each block's piece, whole lines of the cache; and on what boundary the first piece begins,
-        which is a line's where the packs that the cluster has room for can lie so."""
-        unit = self.size if self.has_edges else PACK
-        align = LINE if self.N * self.size + LINE - unit <= room * PACK else PACK
-        return cdiv(cdiv(self.N * self.size + align - unit, blocks), LINE) * LINE // self.size, align
-
-
-def most_packs(tensors: int) -> int:
-    """The most that a block can hold of each of so many tensors."""
-    return PACKS[tensors] * THREADS[-1]
+    def split(self, blocks: int, capacity: int) -> tuple[int, int]:
+        """Return the elements per block, whole cache lines, and the alignment of the first block's part: a cache line
+        where the capacity of the cluster, in vectors, allows it."""
+        unit = self.itemsize if self.has_edges else VECTOR
+        align = CACHE_LINE if self.N * self.itemsize + CACHE_LINE - unit <= capacity * VECTOR else VECTOR
+        part = cdiv(cdiv(self.N * self.itemsize + align - unit, blocks), CACHE_LINE) * CACHE_LINE
+        return part // self.itemsize, align
 
 
-def cluster_choices(tensors: int, packs: int) -> list[Config]:
-    """Ways to share out a row of each of so many tensors."""
-    shares = [{"threads": threads, "blocks": packs // (PACKS[tensors] * threads)} for threads in THREADS]
-    return [share for share in shares if share["blocks"] in (1, 2, 4, 8, MOST_BLOCKS)] or [one_block(THREADS[0])]
+def max_vectors_per_block(tensors: int) -> int:
+    """Return how many vectors of each of that many tensors a block can hold."""
+    return VECTORS_PER_THREAD[tensors] * THREADS[-1]
+
+
+def cluster_choices(tensors: int, vectors: int) -> list[Config]:
+    """Return the ways to split a row of that many vectors over threads and blocks."""
+    splits = [{"threads": threads, "blocks": vectors // (VECTORS_PER_THREAD[tensors] * threads)} for threads in THREADS]
+    return [split for split in splits if split["blocks"] in (1, 2, 4, 8, MAX_BLOCKS)] or [one_block(THREADS[0])]
 
 
 def one_block(threads: int) -> Config:
-    """A row alone, as every GPU can hold it."""
+    """Return a split that every GPU supports."""
     return {"threads": threads, "blocks": 1}
 
 
-def cluster_default(tensors: int, packs: int) -> Config:
-    """One block, then clusters of small blocks, which hide each other's waiting."""
-    choices = cluster_choices(tensors, packs)
-    alone = next((c for c in choices if c["blocks"] == 1 and packs <= LARGEST_ALONE), None)
-    portable = [c for c in choices if c["blocks"] <= PORTABLE_CLUSTER] or choices
-    return alone or next((c for c in portable if c["threads"] >= 256 * tensors), portable[-1])
+def cluster_default(tensors: int, vectors: int) -> Config:
+    """Return one block for short rows, then clusters of small blocks, which hide each other's latency."""
+    choices = cluster_choices(tensors, vectors)
+    single = next((c for c in choices if c["blocks"] == 1 and vectors <= MAX_VECTORS_ONE_BLOCK), None)
+    portable = [c for c in choices if c["blocks"] <= MAX_PORTABLE_CLUSTER] or choices
+    return single or next((c for c in portable if c["threads"] >= 256 * tensors), portable[-1])
 
 
-def clusters(
-    table: Tuned, source: Source, kernel: str, rows: Rows, tensors: int, flags: tuple[bool, ...], *numbers: int | float
-) -> Prepared:
-    """A launch of `kernel<T, EACH, …>` with a cluster for each row."""
+def cluster_launch(
+    table: ConfigTable,
+    source: CudaSource,
+    kernel: str,
+    rows: Rows,
+    tensors: int,
+    flags: tuple[bool, ...],
+    *numbers: int | float,
+) -> CudaLaunch:
+    """Return a launch of `kernel<T, VECTORS_PER_THREAD, flags…>` with one cluster per row."""
     if has_clusters(rows.device):
-        config = table(rows.device, kernel, rows.size, rows.packs)
+        config = table(rows.device, kernel, rows.itemsize, rows.vectors)
     else:
-        config = one_block(max(THREADS[0], rows.packs // PACKS[tensors]))
+        config = one_block(max(THREADS[0], rows.vectors // VECTORS_PER_THREAD[tensors]))
     threads, blocks = config["threads"], config["blocks"]
-    kinds = ["T", PACKS[tensors], *("true" if flag else "false" for flag in flags)]
-    name = f"{kernel}<{', '.join(map(str, kinds))}>"
-    cut = rows.cut(blocks, blocks * threads * PACKS[tensors])
-    return source.prepare(name, rows.dtype, rows.device, (rows.M,), threads, *numbers, *cut, cluster=blocks)
+    arguments = ["T", VECTORS_PER_THREAD[tensors], *("true" if flag else "false" for flag in flags)]
+    name = f"{kernel}<{', '.join(map(str, arguments))}>"
+    split = rows.split(blocks, blocks * threads * VECTORS_PER_THREAD[tensors])
+    return source.prepare(name, rows.dtype, rows.device, (rows.M,), threads, *numbers, *split, cluster=blocks)
 
 
 @functools.cache
@@ -103,8 +112,8 @@ def has_clusters(device: int) -> bool:
 
 
 @functools.cache
-def most_blocks(device: int) -> int:
-    """The largest cluster of this GPU; 0 without CUDA C++."""
+def max_cluster(device: int) -> int:
+    """Return the blocks of the largest cluster of this GPU; 0 without CUDA C++."""
     if device < 0 or torch.version.hip is not None or not is_installed():
         return 0
-    return MOST_BLOCKS if has_clusters(device) else 1
+    return MAX_BLOCKS if has_clusters(device) else 1

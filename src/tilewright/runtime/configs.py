@@ -1,4 +1,4 @@
-"""Configurations that `tilewright tune` found best, by GPU; a default where none was sought."""
+"""Launch configurations: tables of what `tilewright tune` found best per GPU, and cached launch plans."""
 
 from __future__ import annotations
 
@@ -18,88 +18,90 @@ FOLDER = Path(__file__).parent / "tuned"
 Config = dict[str, Any]
 Key = tuple[Any, ...]  # numbers and names
 
+TABLES: list[ConfigTable] = []  # those of all operations imported so far
 
-TABLES: list[Tuned] = []  # those of the ops that are loaded
 
+class ConfigTable:
+    """The configurations of one kernel by key: sizes, dtype and modes, as the operation buckets them.
 
-class Tuned:
-    """What an op leaves open: `default` and `choices` take a key and give one configuration, or all that are worth a
-    try. `file` holds the winners, in `ops/tuned/`: {gpu: {key: configuration}}."""
+    `default(*key)` returns the configuration where nothing was tuned, `choices(*key)` all that are worth trying. `file`
+    in `runtime/tuned/` holds the tuned ones: {gpu: {key: config}}.
+    """
 
     def __init__(self, file: str, default: Callable[..., Config], choices: Callable[..., list[Config]]):
         self.file = file
         self.default = default
         self.choices = choices
-        self._asked: list[Key] | None = None
-        self._trying: dict[Key, Config] = {}
+        self._requested: list[Key] | None = None
+        self._overrides: dict[Key, Config] = {}
         TABLES.append(self)
 
-    def __call__(self, like: Tensor | int, *key: Any) -> Config:
-        """The configuration for this key on the GPU of this number, or that holds this tensor."""
-        if self._asked is not None:
-            self._asked.append(key)
-        return self._trying.get(key) or self._best(like if isinstance(like, int) else like.get_device(), key)
+    def __call__(self, device: Tensor | int, *key: Any) -> Config:
+        """Return the configuration for a key on a GPU, given by its number or by a tensor on it."""
+        if self._requested is not None:
+            self._requested.append(key)
+        return self._overrides.get(key) or self._best(device if isinstance(device, int) else device.get_device(), key)
 
     @functools.cache  # noqa: B019  tables are module-level constants
     def _best(self, device: int, key: Key) -> Config:
-        winners = self.winners().get(_gpu(device) or "", {})
-        return winners.get(spelled(key)) or self.default(*key)
+        tuned = self.tuned().get(_gpu_name(device) or "", {})
+        return tuned.get(key_text(key)) or self.default(*key)
 
-    def winners(self) -> dict[str, dict[str, Config]]:
+    def tuned(self) -> dict[str, dict[str, Config]]:
         path = FOLDER / self.file
         return json.loads(path.read_text()) if path.exists() else {}
 
-    def keep(self, gpu: str, winners: dict[Key, Config | None]) -> None:
-        """Write these winners down, beside those that are there; None is a default that needs no writing down."""
-        found = self.winners()
-        of_gpu = found.get(gpu, {}) | {spelled(key): config for key, config in winners.items()}
-        found[gpu] = {key: config for key, config in of_gpu.items() if config is not None}
+    def save(self, gpu: str, configs: dict[Key, Config | None]) -> None:
+        """Write tuned configurations to the file, beside those already there; None removes one, for the default."""
+        found = self.tuned()
+        merged = found.get(gpu, {}) | {key_text(key): config for key, config in configs.items()}
+        found[gpu] = {key: config for key, config in merged.items() if config is not None}
         FOLDER.mkdir(exist_ok=True)
         (FOLDER / self.file).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-        Tuned._best.cache_clear()
-        forget_plans()
+        ConfigTable._best.cache_clear()
+        clear_plans()
 
     @contextmanager
-    def listening(self) -> Iterator[list[Key]]:
-        """The keys that are asked for while the context is open."""
-        self._asked = []
-        forget_plans()
+    def recording(self) -> Iterator[list[Key]]:
+        """Collect the keys that calls look up while the context is open."""
+        self._requested = []
+        clear_plans()
         try:
-            yield self._asked
+            yield self._requested
         finally:
-            self._asked = None
+            self._requested = None
 
     @contextmanager
-    def trying(self, key: Key, config: Config) -> Iterator[None]:
-        """Give this configuration for this key while the context is open."""
-        self._trying[key] = config
-        forget_plans()
+    def override(self, key: Key, config: Config) -> Iterator[None]:
+        """Use this configuration for this key while the context is open."""
+        self._overrides[key] = config
+        clear_plans()
         try:
             yield
         finally:
-            del self._trying[key]
-            forget_plans()
+            del self._overrides[key]
+            clear_plans()
 
 
 _PLANS: list[Any] = []
 
 
-def planned(plan: Callable[..., Any]) -> Callable[..., Any]:
-    """Remember what a function of shapes settles about a call, until a search tries something else."""
-    remembering = functools.lru_cache(4096)(plan)
-    _PLANS.append(remembering)
-    return remembering
+def cached_plan(plan: Callable[..., Any]) -> Callable[..., Any]:
+    """Cache a function from shapes, dtypes and a GPU to a launch plan, until a table's configurations change."""
+    cached = functools.lru_cache(4096)(plan)
+    _PLANS.append(cached)
+    return cached
 
 
-def forget_plans() -> None:
+def clear_plans() -> None:
     for plan in _PLANS:
         plan.cache_clear()
 
 
-def spelled(key: Key) -> str:
+def key_text(key: Key) -> str:
     return " ".join(map(str, key))
 
 
-def _gpu(device: int) -> str | None:
-    """Our name of a GPU; an interpreted tensor is on none."""
+def _gpu_name(device: int) -> str | None:
+    """Return our name of a GPU; None for an interpreted tensor, which is on none."""
     return None if device < 0 else hardware.short_name(torch.cuda.get_device_name(device))

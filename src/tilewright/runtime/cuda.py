@@ -20,25 +20,28 @@ from tilewright.errors import MissingPackage
 
 FOLDER = Path(__file__).parent.parent / "ops"  # `.cu` files stand beside their operations
 INCLUDE = FOLDER / "include"
-SPELLED = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # as in include/dtypes.cuh
+CPP_NAMES = {torch.float32: "float", torch.float16: "half", torch.bfloat16: "bfloat16"}  # as in include/dtypes.cuh
 OPTIONS: dict[str, Any] = {"std": "c++17", "include_path": str(INCLUDE), "lineinfo": True}
-PORTABLE_CLUSTER = 8  # blocks
-PORTABLE_SHARED = 32 * 1024  # bytes a block, beside those that a kernel declares
+MAX_PORTABLE_CLUSTER = 8  # blocks
+MAX_DEFAULT_SHARED = 32 * 1024  # bytes of dynamic shared memory per block that need no opt-in, with room for static
 
 
-class Source:
-    """A `.cu` file whose kernels are templates over a dtype T: `add_fwd`, short for `add_fwd<T>`, or `row<T, 4>`."""
+class CudaSource:
+    """A `.cu` file whose kernels are templates over a dtype T: `add_fwd` (short for `add_fwd<T>`) or `row<T, 4>`.
+
+    The file is relative to `ops/`. The kernels named are compiled in the tests; others are compiled on first use.
+    """
 
     def __init__(self, file: str, *kernels: str):
         self.file = file
         self.kernels = kernels
 
     def names(self) -> tuple[str, ...]:
-        """Every kernel for every dtype, as C++ spells it."""
-        return tuple(_spelled(kernel, dtype) for kernel in self.kernels for dtype in SPELLED)
+        """Return every kernel for every dtype, as C++ writes it."""
+        return tuple(cpp_name(kernel, dtype) for kernel in self.kernels for dtype in CPP_NAMES)
 
     def cubin(self, arch: str, names: tuple[str, ...]) -> tuple[bytes, dict[str, str]]:
-        """The machine code of these instances and the symbol of each. Needs no GPU."""
+        """Return the machine code of these instances and the symbol of each. Needs no GPU."""
         text = (FOLDER / self.file).read_text()
         folder = settings.cache_dir() / "cuda"
         code = folder / f"{self._key(text, arch, names)}.cubin"
@@ -62,16 +65,16 @@ class Source:
         *numbers: int | float,
         shared: int = 0,
         cluster: int = 1,
-    ) -> Prepared:
-        """A launch that lacks nothing but its tensors, which are the kernel's first parameters. Of the numbers, ints
-        pass as int64, floats as float. A grid of clusters counts clusters."""
-        return Prepared(self, kernel, dtype, device, grid, block, numbers, shared, cluster)
+    ) -> CudaLaunch:
+        """Return a launch that needs only its tensors, the kernel's first parameters. Ints among the numbers are passed
+        as int64, floats as float. The grid of a cluster launch counts clusters."""
+        return CudaLaunch(self, kernel, dtype, device, grid, block, numbers, shared, cluster)
 
     @functools.cache  # noqa: B019  sources are module-level constants
     def resident(
         self, kernel: str, dtype: torch.dtype, device: int, block: int, *, shared: int = 0, cluster: int = 1
     ) -> int:
-        """How many clusters of such blocks the GPU has at a time."""
+        """Return how many clusters of such blocks are resident on the GPU at once."""
         with torch.cuda.device(device):
             here = _core().Device(device)
             here.set_current()
@@ -85,27 +88,27 @@ class Source:
     @functools.cache  # noqa: B019  sources are module-level constants
     def _kernel(self, kernel: str, dtype: torch.dtype, device: int, shared: int, cluster: int) -> Any:
         major, minor = torch.cuda.get_device_capability(device)
-        name = _spelled(kernel, dtype)
+        name = cpp_name(kernel, dtype)
         code, symbols = self.cubin(f"sm_{major}{minor}", (name,))
         module = _core().ObjectCode.from_cubin(code, symbol_mapping={k: v.encode() for k, v in symbols.items()})
         found = module.get_kernel(name)
-        if cluster > PORTABLE_CLUSTER:
-            _allow(found, device, "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
-        if shared > PORTABLE_SHARED:
-            _allow(found, device, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
+        if cluster > MAX_PORTABLE_CLUSTER:
+            _set_attribute(found, device, "NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
+        if shared > MAX_DEFAULT_SHARED:
+            _set_attribute(found, device, "MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
         return found
 
     def _key(self, text: str, arch: str, names: tuple[str, ...]) -> str:
         headers = "".join(path.read_text() for path in sorted(INCLUDE.glob("*.cuh")))
-        identity = repr((text, headers, arch, names, OPTIONS, _compiler_version())).encode()
+        identity = repr((text, headers, arch, names, OPTIONS, compiler_version())).encode()
         return f"{Path(self.file).stem}-{hashlib.sha256(identity).hexdigest()[:24]}"
 
 
 @dataclass
-class Prepared:
-    """A launch that lacks nothing but its tensors; None is a null pointer."""
+class CudaLaunch:
+    """A launch that needs only its tensors; None is a null pointer."""
 
-    source: Source
+    source: CudaSource
     kernel: str
     dtype: torch.dtype
     device: int
@@ -114,10 +117,10 @@ class Prepared:
     numbers: tuple[int | float, ...]
     shared: int
     cluster: int
-    _mine: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
+    _per_thread: threading.local = field(default_factory=threading.local, init=False, repr=False, compare=False)
 
     def __call__(self, *tensors: Tensor | None) -> None:
-        """On torch's current stream of the GPU."""
+        """Launch on torch's current stream of the GPU."""
         device = self.device
         if device != torch._C._cuda_getDevice():
             with torch.cuda.device(device):
@@ -125,26 +128,27 @@ class Prepared:
             return
         stream = torch._C._cuda_getCurrentRawStream(device)
         try:
-            launch = self._mine.launches[stream]
+            launch = self._per_thread.launches[stream]
         except (AttributeError, KeyError):
-            launch = self._on(stream, len(tensors))
+            launch = self._bind(stream, len(tensors))
         launch(tensors)
 
-    def _on(self, stream: int, tensors: int) -> _Launch:
-        """This thread's launches on a stream. It is given the context: one that torch made for gradients may have none
-        yet."""
+    def _bind(self, stream: int, tensors: int) -> _BoundLaunch:
+        """Return this thread's launch on a stream. Autograd's threads may have no CUDA context yet: it is set here."""
         _core().Device(self.device).set_current()
         kernel = self.source._kernel(self.kernel, self.dtype, self.device, self.shared, self.cluster)
-        made = _Launch(self, int(kernel.handle), stream, tensors)
-        self._mine.__dict__.setdefault("launches", {})[stream] = made
+        made = _BoundLaunch(self, int(kernel.handle), stream, tensors)
+        self._per_thread.__dict__.setdefault("launches", {})[stream] = made
         return made
 
 
-class _Launch:
-    """Of one thread on one stream: the driver reads what no other thread may write to meanwhile. At a third of the cost
-    of `cuda.core.launch`, which makes it all anew each time."""
+class _BoundLaunch:
+    """A launch of one thread on one stream, with an argument buffer of its own for the driver to read.
 
-    def __init__(self, of: Prepared, kernel: int, stream: int, tensors: int):
+    It costs a third of `cuda.core.launch`, which builds the configuration and the arguments anew each time.
+    """
+
+    def __init__(self, of: CudaLaunch, kernel: int, stream: int, tensors: int):
         from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
 
         config = driver.CUlaunchConfig()
@@ -173,11 +177,11 @@ class _Launch:
             values[n] = 0 if tensor is None else tensor.data_ptr()
         (status,) = self._run(*self._args)
         if status:
-            raise RuntimeError(f"the GPU did not take a launch: {status.name}")
+            raise RuntimeError(f"the kernel launch failed: {status.name}")
 
 
-def _spelled(kernel: str, dtype: torch.dtype) -> str:
-    return re.sub(r"\bT\b", SPELLED[dtype], kernel if "<" in kernel else f"{kernel}<T>")
+def cpp_name(kernel: str, dtype: torch.dtype) -> str:
+    return re.sub(r"\bT\b", CPP_NAMES[dtype], kernel if "<" in kernel else f"{kernel}<T>")
 
 
 def is_installed() -> bool:
@@ -198,14 +202,14 @@ def _core() -> Any:
 
 
 @functools.cache
-def _compiler_version() -> tuple[int, ...]:
+def compiler_version() -> tuple[int, ...]:
     from cuda.bindings import nvrtc  # pyright: ignore[reportAttributeAccessIssue]
 
     return tuple(nvrtc.nvrtcVersion()[1:])
 
 
-def _allow(kernel: Any, device: int, what: str, value: int) -> None:
-    """More than every GPU is sure to take."""
+def _set_attribute(kernel: Any, device: int, what: str, value: int) -> None:
+    """Opt in to more than every GPU guarantees."""
     from cuda.bindings import driver  # pyright: ignore[reportAttributeAccessIssue]
 
     attribute = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{what}")
@@ -213,7 +217,7 @@ def _allow(kernel: Any, device: int, what: str, value: int) -> None:
         attribute, value, driver.CUkernel(int(kernel.handle)), driver.CUdevice(device)
     )
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"this GPU does not take {what} = {value}: {status.name}")
+        raise RuntimeError(f"this GPU does not support {what} = {value}: {status.name}")
 
 
 def _config(grid: tuple[int, ...], block: int, shared: int, cluster: int) -> Any:
@@ -225,7 +229,7 @@ def _text(symbol: str | bytes) -> str:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all: another process may be reading."""
+    """Write atomically: another process may be reading."""
     part = path.with_name(f"{path.name}.{hashlib.sha256(data).hexdigest()[:8]}.part")
     part.write_bytes(data)
     part.replace(path)

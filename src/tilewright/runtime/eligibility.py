@@ -1,4 +1,4 @@
-"""When a call may leave torch's own path for ours."""
+"""The call path of every public function: our kernel where it is eligible and wins, torch elsewhere."""
 
 from __future__ import annotations
 
@@ -13,89 +13,112 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from triton.runtime.jit import JITFunction
 
-from tilewright.runtime.operator import contiguous_like
-
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-ALIGNED = 16  # bytes: on such an address any access may begin
+ALIGNMENT = 16  # bytes: any vector access may start at such an address
+
+TensorKey = tuple[torch.Size, torch.dtype, int]  # shape, dtype and GPU of a contiguous, aligned tensor
+Plan = Callable[..., "Callable[..., Any] | None"]  # of options and a TensorKey per tensor
 
 
-def runs_here(first: Tensor, *others: Tensor) -> bool:
-    """Whether our kernels can take these tensors as torch would: floats of one dtype on one GPU (or interpreted).
+class Dispatch:
+    """Answers for one family of operations: may our kernels take this call, and do they win?
 
-    What only torch can do goes to torch: autocast's casts, forward-mode and functional transforms, tensor subclasses.
+    A call whose arguments alone decide what happens (contiguous, aligned tensors without autograd; nothing traces,
+    casts or transforms the call) is looked up in `plan(options, *keys)`, which is cached and returns a function of the
+    tensors, or None for torch. Every other call goes to `call(options, *tensors)`, which checks the tensors themselves
+    and returns the result of a registered operator, or None for torch. Both launch from the same plans.
     """
-    dtype = first.dtype
-    if not _is_plain(first) or dtype not in FLOATS:
+
+    def __init__(self, plan: Plan, call: Callable[..., Any]):
+        self._plan, self._call = plan, call
+
+    def __call__(self, smallest: float, options: Any, first: Any, *others: Any) -> Any:
+        """Return the result of our kernel, or None where torch must compute it or wins.
+
+        torch wins below `smallest` elements, where it takes less time than our call costs the host. The checks are
+        written out here, since a function call for each would be a large part of that cost.
+        """
+        if not isinstance(first, Tensor) or first.numel() < smallest:
+            return None
+        if not (
+            torch.compiler.is_compiling()
+            or _len_torch_dispatch_stack()
+            or _is_any_autocast_enabled()
+            or _are_functorch_transforms_active()
+            or forward_ad._current_level >= 0
+        ):
+            keys: list[TensorKey | None] = []
+            with_gradients = torch.is_grad_enabled()
+            for tensor in (first, *others):
+                if tensor is None:
+                    keys.append(None)
+                    continue
+                kind = type(tensor)
+                if not (
+                    (kind is Tensor or kind is Parameter)
+                    and tensor.layout is torch.strided
+                    and not tensor.is_nested
+                    and (tensor.is_cuda or is_interpreted(tensor))
+                    and not (with_gradients and tensor.requires_grad)
+                    and tensor.is_contiguous()
+                    and tensor.data_ptr() % ALIGNMENT == 0
+                ):
+                    break
+                keys.append((tensor.shape, tensor.dtype, tensor.get_device()))
+            else:
+                launch = self._plan(options, *keys)
+                return launch and launch(first, *others)
+        return self._call(options, first, *others)
+
+
+def eligible(first: Any, *others: Any) -> bool:
+    """Return whether our kernels can take these tensors as torch would: floats of one dtype on one GPU, or interpreted.
+
+    Autocast, forward-mode and functional transforms and tensor subclasses go to torch.
+    """
+    if not _is_plain(first) or (dtype := first.dtype) not in FLOATS:
         return False
-    if not first.is_cuda and not (first.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)):
+    if not first.is_cuda and not is_interpreted(first):
         return False
-    if others:
-        device = first.device
-        for other in others:
-            if not _is_plain(other) or other.dtype != dtype or other.device != device:
-                return False
-    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(first.device.type):
+    device = first.device
+    for other in others:
+        if not _is_plain(other) or other.dtype != dtype or other.device != device:
+            return False
+    if _is_any_autocast_enabled() and torch.is_autocast_enabled(device.type):
         return False
-    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+    return not _are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
-def is_quiet() -> bool:
-    """Whether a call's arguments alone settle what it does: nothing traces, casts or transforms it, or listens."""
-    return not (
-        torch.compiler.is_compiling()
-        or _len_torch_dispatch_stack()
-        or _is_any_autocast_enabled()
-        or _are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    )
-
-
-def is_ready(x: Any) -> bool:
-    """Whether our kernels can take a tensor in a quiet call as it lies in memory, without a thought of gradients. Then
-    its shape, dtype and device settle the rest, which need not be settled again."""
-    return (
-        _is_plain(x)
-        and (x.is_cuda or is_interpreted(x))
-        and not (x.requires_grad and torch.is_grad_enabled())
-        and x.is_contiguous()
-        and x.data_ptr() % ALIGNED == 0
-    )
+def is_interpreted(tensor: Tensor) -> bool:
+    """Return whether kernels run on this CPU tensor, inside `tilewright.interpret()`."""
+    return tensor.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)
 
 
 def has_elements(shape: Sequence[int], dtype: torch.dtype, dim: int) -> bool:
-    """Whether there are elements, of a type that our kernels take, and that dimension."""
+    """Return whether a tensor has elements, a dtype that our kernels take, and that dimension."""
     return dtype in FLOATS and math.prod(shape) > 0 and -len(shape) <= dim < len(shape)
 
 
-def has_at_least(smallest: float, x: Any) -> bool:
-    """Whether x is a tensor of so many elements: what is smaller goes to torch without another thought."""
-    return isinstance(x, Tensor) and x.numel() >= smallest
+def empty_like_options(shape: Sequence[int]) -> dict[str, Any]:
+    """Return the options of `torch.empty_like` that give a tensor of this shape the strides of torch's own result.
+
+    The stride of a dimension of size 1 can be anything, and `empty_like` would copy it. Otherwise no option is cheaper.
+    """
+    return {"memory_format": torch.contiguous_format} if 1 in shape else {}
 
 
-def empty_like(shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """What makes an empty tensor like one of this shape that `is_ready`, with the strides that torch would give it. At
-    the least cost: those of a dimension of one element alone can be anything."""
-    # Asked for at each call: whoever watches memory puts another function there for a while.
-    return contiguous_like if 1 in shape else lambda x: torch.empty_like(x)
-
-
-def filling(launch: Callable[[Tensor, Tensor], None], shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """Of a launch that reads a tensor of this shape and writes another like it: the function from one to the other."""
-    make = empty_like(shape)
+def unary(launch: Callable[[Tensor, Tensor], None], shape: Sequence[int]) -> Callable[[Tensor], Tensor]:
+    """Return the function from a tensor of this shape to a new one that a launch fills."""
+    options = empty_like_options(shape)
 
     def run(x: Tensor) -> Tensor:
-        y = make(x)
+        y = torch.empty_like(x, **options)
         launch(x, y)
         return y
 
     return run
 
 
-def is_interpreted(tensor: Tensor) -> bool:
-    """Whether kernels take it where there is no GPU."""
-    return tensor.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)
-
-
-def _is_plain(tensor: Tensor) -> bool:
+def _is_plain(tensor: Any) -> bool:
     kind = type(tensor)
     return (kind is Tensor or kind is Parameter) and tensor.layout is torch.strided and not tensor.is_nested

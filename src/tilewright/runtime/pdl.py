@@ -1,7 +1,7 @@
-"""A kernel that puts together what the one before it has left, without the pause between two kernels.
+"""Programmatic dependent launch (PDL): a kernel starts before the previous one on its stream has ended.
 
-Programmatic dependent launch (NVIDIA, from compute capability 9 on): the follower is brought to the GPU as soon as the
-leader's last programs have begun, and waits there until the leader has ended and all that it wrote can be read.
+From compute capability 9 on, the second kernel is scheduled as soon as the first one's last programs have started, and
+waits on the GPU until the first has ended and its writes are visible. That hides the launch latency between them.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from tilewright.runtime.configs import Config
 
 
 @triton.jit
-def let_follow(LEADS: tl.constexpr):
-    """First thing in a leader."""
-    if LEADS:
+def launch_dependents(PDL: tl.constexpr):
+    """Let the next kernel start. The first statement of the first kernel."""
+    if PDL:
         gdc_launch_dependents()
 
 
 @triton.jit
-def await_leader(FOLLOWS: tl.constexpr):
-    """In a follower, before it touches memory."""
-    if FOLLOWS:
+def wait_for_previous(PDL: tl.constexpr):
+    """Wait for the previous kernel. In the second kernel, before it accesses memory."""
+    if PDL:
         gdc_wait()
 
 
 @functools.cache
-def can_follow(device: int) -> bool:
-    """Whether the GPU of this number, if it is one, has kernels follow each other so."""
+def has_pdl(device: int) -> bool:
+    """Return whether the GPU of this number has programmatic dependent launch."""
     return device >= 0 and torch.version.hip is None and torch.cuda.get_device_capability(device)[0] >= 9
 
 
-def following(device: int) -> Config:
-    """How a follower is launched."""
-    return {"FOLLOWS": True, "launch_pdl": True} if can_follow(device) else {"FOLLOWS": False}
+def dependent_launch(device: int) -> Config:
+    """Return the options that launch a second kernel."""
+    return {"WAITS": True, "launch_pdl": True} if has_pdl(device) else {"WAITS": False}

@@ -1,10 +1,10 @@
-"""An activation after a bias: y = f(x + b), b for the last dimension.
+"""Bias add and activation: y = f(x + b), b along the last dimension.
 
-Torch writes x + b to memory and reads it again, and in half types rounds it on the way. Here the sum never leaves the
-registers, in fp32. The bias's gradient is the sum of the input's over all rows: each program adds up rows of its
-columns while it passes, and a second kernel adds up what the programs leave. Shapes alone decide the order.
+torch writes x + b to memory and reads it again, rounded to the dtype of x. Here the sum stays in registers, in fp32.
+The gradient of the bias is the sum of the input's over all rows: each program keeps partial sums of its columns, and a
+second kernel adds them. Shapes alone fix the order of summation.
 
-Users ask for it as `relu`, `silu`, `gelu` and so on with `bias=`.
+Users call it as `relu`, `silu`, `gelu` and so on with `bias=`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tilewright.ops.activation._unary import FORMULAS, bias_activation, by_ours, flops, with_bias
+from tilewright.ops.activation._unary import FORMULAS, bias_activation, dispatch, flops, with_bias
 from tilewright.spec import Cost, Op, grid, points
 
 
@@ -49,5 +49,5 @@ def triton_bias_activation(x: Tensor, bias: Tensor, act: str) -> Tensor:
 
 @op.public
 def public(x: Tensor, bias: Tensor, act: str) -> Tensor:
-    y = by_ours(0, x, bias, act)
+    y = dispatch(0, act, x, bias)
     return FORMULAS[act](with_bias(x, bias)) if y is None else y

@@ -1,17 +1,17 @@
-"""GEGLU: y = gelu(gate) up, of two tensors or, packed, of the halves of one; gelu as in `gelu`, both forms."""
+"""GEGLU: y = gelu(gate) up, of two tensors or, packed, of the halves of one; gelu exact or by tanh."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from tilewright.ops.activation._gated import SHAPES, backward_cost_of, cost_of, fits, gated, halves, inputs
+from tilewright.ops.activation._gated import SHAPES, backward_cost_of, cost_of, dispatch, gated, inputs, split_gate
 from tilewright.ops.activation._unary import GELUS
 from tilewright.spec import Cost, Op, grid, points
 
 
 def reference(gate: Tensor, up: Tensor | None, approximate: str) -> Tensor:
-    gate, up = halves(gate, up)
+    gate, up = split_gate(gate, up)
     return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 
@@ -46,14 +46,13 @@ def triton_geglu(gate: Tensor, up: Tensor | None, approximate: str) -> Tensor:
     return gated(gate, up, GELUS[approximate])
 
 
-SMALLEST = 0  # elements: one launch costs the host less than torch's two, and no input is too small for that
+SMALLEST = 0  # elements: one launch costs the host less than torch's two
 
 
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
     """gelu(gate) * up. Without up, `gate` is packed: its last dimension holds the gate, then up."""
-    if approximate in GELUS and fits(SMALLEST, gate, up):
-        return gated(gate, up, GELUS[approximate])
-    return reference(gate, up, approximate)
+    y = dispatch(SMALLEST, GELUS[approximate], gate, up) if approximate in GELUS else None
+    return reference(gate, up, approximate) if y is None else y
 
 
 op.public(geglu)

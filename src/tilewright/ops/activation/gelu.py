@@ -16,13 +16,15 @@ import math
 import torch
 from torch import Tensor
 
-from tilewright.ops.activation._unary import GELUS, activation, by_ours, flops, with_bias
-from tilewright.runtime.cuda import Source
+from tilewright.ops.activation._unary import GELUS, activation, dispatch, flops, with_bias
+from tilewright.runtime.cuda import CudaSource
 from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Cost, Op, grid, points
 
 APPROXIMATIONS = tuple(GELUS)
+
+__all__ = ["gelu"]
 
 
 def reference(x: Tensor, approximate: str) -> Tensor:
@@ -51,7 +53,7 @@ op = Op(
 
 @op.kernel("manual", is_baseline=True)
 def manual(x: Tensor, approximate: str) -> Tensor:
-    """Written out in PyTorch: each operation through memory."""
+    """Written out in PyTorch: each operation makes a round trip through memory."""
     wide = x.float()
     if approximate == "none":
         return (0.5 * wide * (1 + torch.erf(wide / math.sqrt(2)))).to(x.dtype)
@@ -59,9 +61,9 @@ def manual(x: Tensor, approximate: str) -> Tensor:
     return (0.5 * wide * (1 + torch.tanh(inner))).to(x.dtype)
 
 
-CUDA = Source("activation/gelu.cu", "gelu_none_fwd", "gelu_tanh_fwd", "gelu_none_bwd", "gelu_tanh_bwd")
+CUDA = CudaSource("activation/gelu.cu", "gelu_none_fwd", "gelu_tanh_fwd", "gelu_none_bwd", "gelu_tanh_bwd")
 CUDA_THREADS = 256
-CUDA_BYTES = 32  # of each input that a thread takes at a time
+CUDA_BYTES = 32  # of each input per thread
 
 
 def _cuda(kernel: str, *tensors: Tensor) -> None:
@@ -72,7 +74,7 @@ def _cuda(kernel: str, *tensors: Tensor) -> None:
 
 @operator("gelu_cuda", fake=contiguous_like)
 def gelu_cuda(x: Tensor, approximate: str) -> Tensor:
-    """GELU by CUDA C++."""
+    """GELU in CUDA C++."""
     y = contiguous_like(x)
     if x.numel():
         _cuda(f"gelu_{approximate}_fwd", x.contiguous(), y)
@@ -81,7 +83,7 @@ def gelu_cuda(x: Tensor, approximate: str) -> Tensor:
 
 @operator("gelu_cuda_backward", fake=contiguous_like)
 def gelu_cuda_backward(x: Tensor, dy: Tensor, approximate: str) -> Tensor:
-    """The gradient of GELU's input from that input and the output's gradient."""
+    """The gradient of the input from the input and the output's gradient."""
     dx = contiguous_like(x)
     if x.numel():
         _cuda(f"gelu_{approximate}_bwd", x.contiguous(), dy.contiguous(), dx)
@@ -95,9 +97,9 @@ def _save(ctx, inputs, output) -> None:
 
 def _backward(ctx, dy: Tensor):
     (x,) = ctx.saved_tensors
-    if torch.is_grad_enabled():  # gradients of gradients: torch differentiates this form again
-        return torch.ops.aten.gelu_backward(dy, x, approximate=ctx.approximate), None
-    return gelu_cuda_backward(x, dy, ctx.approximate), None
+    if torch.is_grad_enabled():  # double backward: torch differentiates this formula again
+        return torch.ops.aten.gelu_backward(dy, x, approximate=ctx.approximate)
+    return gelu_cuda_backward(x, dy, ctx.approximate)
 
 
 gelu_cuda.differentiate(_save, _backward)
@@ -113,13 +115,13 @@ def cuda(x: Tensor, approximate: str) -> Tensor:
     return gelu_cuda(x, approximate)
 
 
-SMALLEST = 2**21  # elements; below this torch takes less time than our call costs the host
+SMALLEST = 2**21  # elements, below which torch takes less time than our call costs the host
 
 
 def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None) -> Tensor:
-    """As `torch.nn.functional.gelu`, of input + bias if given: the fast kernel where it fits, torch elsewhere."""
+    """GELU of `input + bias`, with the arguments of `torch.nn.functional.gelu`."""
     if approximate in APPROXIMATIONS:
-        y = by_ours(SMALLEST, input, bias, GELUS[approximate])
+        y = dispatch(SMALLEST if bias is None else 0, GELUS[approximate], input, bias)
         if y is not None:
             return y
     return torch.nn.functional.gelu(with_bias(input, bias), approximate=approximate)

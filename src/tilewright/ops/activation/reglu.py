@@ -5,33 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tilewright.ops.activation._gated import SHAPES, backward_cost_of, cost_of, fits, gated, halves, inputs
-from tilewright.spec import Cost, Op, points
+from tilewright.ops.activation._gated import dispatch, gated, gated_op, split_gate
+
+__all__ = ["reglu"]
 
 
 def reference(gate: Tensor, up: Tensor | None) -> Tensor:
-    gate, up = halves(gate, up)
+    gate, up = split_gate(gate, up)
     return torch.nn.functional.relu(gate) * up
 
 
-def cost(gate: Tensor, up: Tensor | None) -> Cost:
-    return cost_of("relu", gate, up)
-
-
-def backward_cost(gate: Tensor, up: Tensor | None) -> Cost:
-    return backward_cost_of("relu", gate, up)
-
-
-op = Op(
-    "reglu",
-    reference,
-    cost,
-    inputs=inputs,
-    check=[*points(**SHAPES, packed=(False, False, False)), *points(**SHAPES, packed=(True, True, True))],
-    bench=points(M=(4096, 4096, 16384, 16384), N=(4096, 4096, 14336, 14336), packed=(False, True, False, True)),
-    backward_cost=backward_cost,
-    batch="M",
-)
+op = gated_op("reglu", "relu", reference)
 
 
 @op.kernel("triton", language="triton")
@@ -39,14 +23,13 @@ def triton_reglu(gate: Tensor, up: Tensor | None) -> Tensor:
     return gated(gate, up, "relu")
 
 
-SMALLEST = 0  # elements: one launch costs the host less than torch's two, and no input is too small for that
+SMALLEST = 0  # elements: one launch costs the host less than torch's two
 
 
 def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """relu(gate) * up. Without up, `gate` is packed: its last dimension holds the gate, then up."""
-    if fits(SMALLEST, gate, up):
-        return gated(gate, up, "relu")
-    return reference(gate, up)
+    y = dispatch(SMALLEST, "relu", gate, up)
+    return reference(gate, up) if y is None else y
 
 
 op.public(reglu)

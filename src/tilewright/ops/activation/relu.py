@@ -1,7 +1,7 @@
-"""ReLU: y = max(x, 0), and NaN stays NaN.
+"""ReLU: y = max(x, 0); NaN stays NaN.
 
-One comparison an element: memory alone binds it. Its gradient is taken from the result, which the layer that follows
-keeps anyway, so the input need not be kept.
+One comparison per element, so it is memory-bound. The gradient follows from the result, which the next layer keeps
+anyway, so the input need not be saved.
 """
 
 from __future__ import annotations
@@ -11,32 +11,16 @@ import math
 import torch
 from torch import Tensor
 
-from tilewright.ops.activation._unary import activation, by_ours, flops, with_bias
-from tilewright.spec import Cost, Op, grid
+from tilewright.ops.activation._unary import activate_in_place, activation, activation_op, dispatch, with_bias
+
+__all__ = ["relu"]
 
 
 def reference(x: Tensor) -> Tensor:
     return torch.nn.functional.relu(x)
 
 
-def cost(x: Tensor) -> Cost:
-    return Cost(read=x.nbytes, written=x.nbytes, flops=flops("relu", x.numel()))
-
-
-def backward_cost(x: Tensor) -> Cost:
-    return Cost(read=2 * x.nbytes, written=x.nbytes, flops=flops("relu", x.numel(), backward=True))
-
-
-op = Op(
-    "relu",
-    reference,
-    cost,
-    inputs=lambda draw: (draw.randn("N"),),
-    check=grid(N=(1, 781, 4096, 50021)),
-    bench=grid(N=(2**20, 2**24, 2**28)),
-    backward_cost=backward_cost,
-    batch="N",
-)
+op = activation_op("relu", reference)
 
 
 @op.kernel("triton", language="triton")
@@ -44,12 +28,13 @@ def triton_relu(x: Tensor) -> Tensor:
     return activation(x, "relu")
 
 
-SMALLEST = math.inf  # elements; torch's own kernel runs at the ceiling already
+SMALLEST = math.inf  # elements: torch's own kernel reaches the ceiling
 
 
 def relu(input: Tensor, inplace: bool = False, *, bias: Tensor | None = None) -> Tensor:
-    """As `torch.nn.functional.relu`, of input + bias if given: the fast kernel where it fits, torch elsewhere."""
-    y = by_ours(SMALLEST, input, bias, "relu", inplace=inplace)
+    """ReLU of `input + bias`, with the arguments of `torch.nn.functional.relu`."""
+    smallest = SMALLEST if bias is None else 0
+    y = activate_in_place(smallest, "relu", input, bias) if inplace else dispatch(smallest, "relu", input, bias)
     if y is not None:
         return y
     return torch.nn.functional.relu(with_bias(input, bias, inplace=inplace), inplace=inplace)

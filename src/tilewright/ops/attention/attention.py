@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tilewright.runtime.configs import Config, Tuned
-from tilewright.runtime.eligibility import runs_here
+from tilewright.runtime.configs import Config, ConfigTable
+from tilewright.runtime.eligibility import eligible
 from tilewright.runtime.launch import shared_memory
 from tilewright.runtime.sizes import cdiv, next_power_of_2
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
@@ -625,7 +625,7 @@ def _choices(kernel: str, size: int, head: int, has_room: bool) -> list[Config]:
     return [_blocks(m, n, w, s) for m in sides for n in sides for w in (4, 8) for s in (1, 2, 3) if m * n >= 1024]
 
 
-BLOCKS = Tuned("attention.json", _default, _choices)
+BLOCKS = ConfigTable("attention.json", _default, _choices)
 
 
 def _config(kernel: str, q: Tensor, causal: bool) -> Config:
@@ -788,7 +788,7 @@ def _takes(query: Tensor, key: Tensor, value: Tensor, scale: float | None, enabl
         and (query.shape[1] == key.shape[1] or (enable_gqa and query.shape[1] % max(1, key.shape[1]) == 0))
         and (scale is None or 0 < scale < math.inf)
         and _fits(query, key, value, False)
-        and runs_here(query, key, value)
+        and eligible(query, key, value)
     )
 
 

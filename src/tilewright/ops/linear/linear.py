@@ -14,10 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.runtime.configs import planned
-from tilewright.runtime.cuda import Source
-from tilewright.runtime.eligibility import runs_here
-from tilewright.runtime.launch import Launcher, Prepared, shared_memory
+from tilewright.runtime.configs import cached_plan
+from tilewright.runtime.cuda import CudaSource
+from tilewright.runtime.eligibility import eligible
+from tilewright.runtime.launch import Launcher, PreparedLaunch, shared_memory
 from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
@@ -158,7 +158,7 @@ def _tile(M: int, N: int, unit: str) -> tuple[int, int, int, int, int]:
 _launch = Launcher(_linear_matmul)
 
 
-@planned
+@cached_plan
 def _plan(
     sizes: tuple[int, int, int],
     strides: tuple[int, ...],
@@ -167,7 +167,7 @@ def _plan(
     precision: str,
     has_bias: bool,
     relu: bool,
-) -> Prepared:
+) -> PreparedLaunch:
     """How a [M, K] and b [K, N], of these strides, become c."""
     M, N, K = sizes
     block_m, block_n, block_k, warps, stages = _tile(M, N, precision if dtype == torch.float32 else "half")
@@ -204,7 +204,7 @@ def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
     return c
 
 
-CUDA = Source("linear/linear.cu", "linear_fwd")
+CUDA = CudaSource("linear/linear.cu", "linear_fwd")
 CUDA_TILE = 128  # rows and columns of a block's tile, as in linear.cu
 CUDA_THREADS = 256
 
@@ -286,7 +286,7 @@ def _fuses(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and input.shape[-1] == weight.shape[1]
         and (bias is None or bias.shape == weight.shape[:1])
         and input.numel() * weight.shape[0] >= SMALLEST
-        and runs_here(*tensors)
+        and eligible(*tensors)
     )
 
 

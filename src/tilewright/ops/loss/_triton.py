@@ -22,11 +22,18 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from tilewright.ops._exp import exp
-from tilewright.runtime.clusters import PACK, PACKS, Rows, cluster_choices, cluster_default, clusters
-from tilewright.runtime.configs import Tuned, planned
-from tilewright.runtime.cuda import Source
-from tilewright.runtime.eligibility import runs_here
-from tilewright.runtime.launch import LARGEST_INT32, Launcher, Prepared
+from tilewright.runtime.clusters import (
+    VECTOR,
+    VECTORS_PER_THREAD,
+    Rows,
+    cluster_choices,
+    cluster_default,
+    cluster_launch,
+)
+from tilewright.runtime.configs import ConfigTable, cached_plan
+from tilewright.runtime.cuda import CudaSource
+from tilewright.runtime.eligibility import eligible
+from tilewright.runtime.launch import MAX_INT32, Launcher, PreparedLaunch
 from tilewright.runtime.sizes import cdiv, next_power_of_2
 
 IGNORED = -100  # the target that torch ignores unless told otherwise
@@ -88,7 +95,7 @@ def takes(
     index or probabilities for each."""
     if not isinstance(target, Tensor) or len(shape) not in (1, 2):
         return False
-    if shape.numel() < max(1, smallest) or shape[-1] > LARGEST_INT32:
+    if shape.numel() < max(1, smallest) or shape[-1] > MAX_INT32:
         return False
     floats = [*floats]
     if target.dtype == torch.int64:
@@ -100,7 +107,7 @@ def takes(
         fits = fits and isinstance(weight, Tensor) and weight.shape == shape[-1:] and not weight.requires_grad
         floats.append(weight)
     known = reduction in REDUCTIONS and isinstance(options.ignore_index, int) and 0 <= options.label_smoothing <= 1
-    return fits and known and runs_here(*floats)
+    return fits and known and eligible(*floats)
 
 
 @triton.jit
@@ -461,7 +468,7 @@ def _choices(mode: str, itemsize: int, bucket: int, is_aligned: bool) -> list[di
     return (whole if is_aligned and bucket <= LONGEST_ROW else []) + blocks
 
 
-CONFIG = Tuned("cross_entropy.json", _default, _choices)
+CONFIG = ConfigTable("cross_entropy.json", _default, _choices)
 
 _launch_tile = Launcher(_cross_entropy_tile)
 _launch_loop = Launcher(_cross_entropy_loop)
@@ -472,7 +479,7 @@ _launch_scale = Launcher(_scale)
 
 def _programs(
     mode: str, dtype: torch.dtype, device: int, M: int, N: int, probs: bool, stride: int, options: Options
-) -> Prepared:
+) -> PreparedLaunch:
     vector = 16 // dtype.itemsize
     is_aligned = N % vector == 0
     config = CONFIG(device, mode, dtype.itemsize, next_power_of_2(N), is_aligned)
@@ -484,16 +491,16 @@ def _programs(
     return _launch_loop.prepare((M,), *given, **flags, VECTOR=vector, IS_ALIGNED=is_aligned, **blocks)
 
 
-CUDA = Source("loss/cross_entropy.cu", f"cross_entropy_both<T, {PACKS[1]}>")
+CUDA = CudaSource("loss/cross_entropy.cu", f"cross_entropy_both<T, {VECTORS_PER_THREAD[1]}>")
 SHORTEST_CLUSTER = 4096  # elements of a row; shorter ones are as fast in a program's registers
-CLUSTER = Tuned(
+CLUSTER = ConfigTable(
     "cross_entropy.json",
     lambda kernel, size, packs: cluster_default(1, packs),
     lambda kernel, size, packs: cluster_choices(1, packs),
 )
 
 
-@planned
+@cached_plan
 def _plan(
     form: str,
     mode: str,
@@ -514,10 +521,10 @@ def _plan(
     is_plain = mode == "both" and not target.is_floating_point and weight is None and options.softcap is None
     is_plain = is_plain and not options.label_smoothing and {*others} <= {None, torch.float32}
     found = Rows(M, N, logits, device, is_plain and is_aligned)
-    if form == "triton" or N < SHORTEST_CLUSTER or not found.fit_a_cluster(tensors=1):
+    if form == "triton" or N < SHORTEST_CLUSTER or not found.fit_cluster(tensors=1):
         return _programs(mode, logits, device, M, N, target.is_floating_point, stride, options)
     numbers = stride, M, N, options.ignore_index, float(options.z_loss)
-    launch = clusters(CLUSTER, CUDA, "cross_entropy_both", found, 1, (), *numbers)
+    launch = cluster_launch(CLUSTER, CUDA, "cross_entropy_both", found, 1, (), *numbers)
     return lambda logits, target, weight, *others: launch(logits, target, *others)
 
 
@@ -544,7 +551,7 @@ def rows(
         return
     mode = "bwd" if losses is None else "fwd" if dlogits is None else "both"
     stride = 1 if dloss is not None and dloss.dim() and dloss.numel() > 1 else 0
-    is_aligned = dlogits is not None and (logits.data_ptr() | dlogits.data_ptr()) % PACK == 0
+    is_aligned = dlogits is not None and (logits.data_ptr() | dlogits.data_ptr()) % VECTOR == 0
     dtypes = (
         logits.dtype,
         target.dtype,
@@ -565,7 +572,7 @@ def count(target: Tensor, weight: Tensor | None, M: int, N: int, options: Option
     return _plan_count(dtypes, target.get_device(), M, N, options.ignore_index)(target, weight)
 
 
-@planned
+@cached_plan
 def _plan_count(
     dtypes: tuple[Any, ...], device: int, M: int, N: int, ignore_index: int
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
@@ -585,7 +592,7 @@ def total(losses: Tensor, divisor: Tensor | None, dtype: torch.dtype) -> Tensor:
     return _plan_total(losses.get_device(), losses.numel(), divisor is not None, dtype)(losses, divisor)
 
 
-@planned
+@cached_plan
 def _plan_total(
     device: int, M: int, has_divisor: bool, dtype: torch.dtype
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
@@ -617,6 +624,6 @@ def scale(x: Tensor, by: Tensor) -> None:
         _plan_scale(x.dtype, by.dtype, x.get_device(), N)(x, by)
 
 
-@planned
-def _plan_scale(dtype: torch.dtype, of_number: torch.dtype, device: int, N: int) -> Prepared:
+@cached_plan
+def _plan_scale(dtype: torch.dtype, of_number: torch.dtype, device: int, N: int) -> PreparedLaunch:
     return _launch_scale.prepare((min(SCALING_PROGRAMS, cdiv(N, SCALING["BLOCK_N"])),), N, **SCALING)

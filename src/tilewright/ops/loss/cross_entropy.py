@@ -29,8 +29,8 @@ from tilewright.ops.loss._triton import (
     total,
     validate,
 )
-from tilewright.runtime.launch import LARGEST_INT32
-from tilewright.runtime.operator import applying, contiguous_like, is_seen, operator
+from tilewright.runtime.launch import MAX_INT32
+from tilewright.runtime.operator import contiguous_like, fast_apply, is_observed, operator
 from tilewright.spec import Cost, Draw, Op, points
 
 
@@ -218,18 +218,18 @@ class _AtOnce(torch.autograd.Function):
         return gradient, *(None,) * 8
 
 
-_at_once = applying(_AtOnce, (0, 1, 2))
+_at_once = fast_apply(_AtOnce, (0, 1, 2))
 
 
 def _cross_entropy(*args: Any) -> Tensor:
     input, reduction = args[0], args[4]
     at_once = input.requires_grad and reduction != "none" and input.dtype != torch.float16
-    if at_once and torch.is_grad_enabled() and not is_seen():
+    if at_once and torch.is_grad_enabled() and not is_observed():
         return _at_once(*args)
     return cross_entropy_forward(*args)[0]
 
 
-@op.kernel("triton", language="triton", fits=lambda input, *_: input.shape[-1] <= LARGEST_INT32)
+@op.kernel("triton", language="triton", fits=lambda input, *_: input.shape[-1] <= MAX_INT32)
 def triton_cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -243,7 +243,7 @@ def triton_cross_entropy(
     return _cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, "triton")
 
 
-@op.kernel("cuda", language="cuda", fits=lambda input, *_: input.shape[-1] <= LARGEST_INT32)
+@op.kernel("cuda", language="cuda", fits=lambda input, *_: input.shape[-1] <= MAX_INT32)
 def cuda_cross_entropy(
     input: Tensor,
     target: Tensor,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.loss._triton import IGNORED, Options, count, formula, rows, scale, takes, total, validate
-from tilewright.runtime.operator import applying, is_seen, operator
+from tilewright.runtime.operator import fast_apply, is_observed, operator
 from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
 
@@ -273,13 +273,13 @@ class _AtOnce(torch.autograd.Function):
         return _gradients(*gradients)
 
 
-_at_once = applying(_AtOnce, (0, 1, 2, 3, 4))
+_at_once = fast_apply(_AtOnce, (0, 1, 2, 3, 4))
 
 
 def _linear_cross_entropy(*args: Any) -> Tensor:
     input, reduction = args[0], args[5]
     needs_grad = torch.is_grad_enabled() and any(a is not None and a.requires_grad for a in (*args[:2], args[3]))
-    if needs_grad and reduction != "none" and input.dtype != torch.float16 and not is_seen():
+    if needs_grad and reduction != "none" and input.dtype != torch.float16 and not is_observed():
         return _at_once(*args)
     return linear_cross_entropy_forward(*args)[0]
 

@@ -1,19 +1,19 @@
-"""What the norms share: each row of x, by itself or after a residual is added, brought to one size.
+"""RMS norm and layer norm, alone or after adding a residual: plans, differentiable operators, call path.
 
 rms_norm: y = x r w, r = 1 / sqrt(mean x² + eps). layer_norm: y = (x - mean x) r w + b, r = 1 / sqrt(var x + eps).
 
 Forward keeps rows in registers: one read, one write. Backward, with h = y before w and b, and g = dy w:
-dx = r (g - h mean(g h)), for layer_norm less r mean(g) too; dw = sum of dy h and db = sum of dy over all rows.
-Where gradients are wanted, forward leaves each row's mean and r, 8 bytes: to find them again backward would need sums
-over the row before the sums of g h and g, and a cluster waits for each. Each of a fixed number of programs takes rows
-at a fixed distance and keeps its share of dw and db in registers; a second kernel adds up the shares. Shapes and the
-configuration decide the order of all sums, so results are the same every time.
+dx = r (g - h mean(g h)), for layer_norm also minus r mean(g); dw = sum of dy h and db = sum of dy over all rows.
+Where gradients are needed, forward stores mean and r of each row (8 bytes): recomputing them in backward would add row
+reductions before those of g h and g, and a cluster would wait for each. A fixed number of programs strides over the
+rows and keeps partial sums of dw and db in registers; a second kernel adds them. Shapes and the configuration fix the
+order of all sums, so results are deterministic.
 
-A row too long for registers is taken in blocks, twice. Forward's sums for layer_norm are then taken, lane by lane,
-around what the lane meets first, so that little cancels in the variance.
+A row too long for registers is read in blocks, twice. The forward sums of layer_norm are then taken, lane by lane,
+around the lane's first element, so that little cancels in the variance.
 
-The form "triton" (`_norm_triton.py`) is that. The form "cuda" (`_norm_cuda.py`) has a cluster of blocks hold a row,
-however long; "best" is whichever wins.
+Form "triton" (`_triton.py`) is that. Form "cuda" (`_cuda.py`) has a thread block cluster hold a row, however long;
+"best" is whichever is faster.
 """
 
 from __future__ import annotations
@@ -21,33 +21,47 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tilewright.ops.norm._cuda import by_clusters, wins
-from tilewright.ops.norm._triton import backward_by_programs, forward_by_programs
-from tilewright.runtime.clusters import PACK
-from tilewright.runtime.configs import planned
-from tilewright.runtime.eligibility import empty_like, has_at_least, has_elements, is_quiet, is_ready, runs_here
-from tilewright.runtime.operator import contiguous_like, is_differentiated, is_seen, operator, spread
-from tilewright.runtime.partial_sums import add_up
-from tilewright.spec import Draw
+from tilewright.ops.norm._cuda import cluster_plan, clusters_win
+from tilewright.ops.norm._triton import plan_triton_backward, plan_triton_forward
+from tilewright.runtime.clusters import VECTOR
+from tilewright.runtime.configs import cached_plan
+from tilewright.runtime.eligibility import Dispatch, TensorKey, eligible, empty_like_options, has_elements
+from tilewright.runtime.operator import contiguous_like, is_observed, needs_gradient, operator, scatter
+from tilewright.runtime.partial_sums import sum_partials
 
-EPS = torch.finfo(torch.float32).eps  # where rms_norm is given none: torch takes that of the type it computes in
+RMS_EPS = torch.finfo(torch.float32).eps  # torch's default: that of the dtype it computes in
+Dtypes = tuple[torch.dtype | None, ...]
 
 
-def plain_rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None, offset: float) -> Tensor:
-    """By torch; in fp32 throughout where the weight is shifted or wider than x."""
+class Norm(NamedTuple):
+    """The options of a call."""
+
+    N: int  # elements per row
+    eps: float
+    is_rms: bool
+    offset: float = 0.0  # added to the weight
+    form: str = "best"
+    keeps_stats: bool = False  # whether forward stores what backward needs of each row
+
+    def op(self, adds: bool) -> str:
+        return ("add_" if adds else "") + ("rms_norm" if self.is_rms else "layer_norm")
+
+
+def torch_rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None, offset: float) -> Tensor:
+    """RMS norm by torch; in fp32 throughout where the weight has an offset or is wider than x."""
     if isinstance(weight, Tensor) and (offset or _is_wider(weight, x)):
         wide = torch.promote_types(x.dtype, torch.float32)
         return torch.nn.functional.rms_norm(x.to(wide), shape, weight.to(wide) + offset, eps).to(x.dtype)
     return torch.nn.functional.rms_norm(x, shape, weight, eps)
 
 
-def plain_layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """By torch; in fp32 throughout where weight and bias are wider than x, which not all of torch's kernels take."""
+def torch_layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """Layer norm by torch; in fp32 throughout where weight and bias are wider than x, which some kernels refuse."""
     given = [p for p in (weight, bias) if isinstance(p, Tensor)]
     if given and all(_is_wider(p, x) for p in given):
         return torch.nn.functional.layer_norm(x.float(), shape, weight, bias, eps).to(x.dtype)
@@ -58,124 +72,114 @@ def _is_wider(weight: Tensor, x: Tensor) -> bool:
     return weight.dtype == torch.float32 and x.dtype in (torch.float16, torch.bfloat16)
 
 
-def _op(is_add: bool, is_rms: bool) -> str:
-    return ("add_" if is_add else "") + ("rms_norm" if is_rms else "layer_norm")
-
-
-def _settled(*tensors: Tensor | None) -> tuple[list[Any], tuple[torch.dtype | None, ...], bool]:
-    """The tensors, each a run of memory, their dtypes, and whether they all begin on 16 bytes."""
-    runs: list[Tensor | None] = []
+def _contiguous(*tensors: Tensor | None) -> tuple[list[Any], Dtypes, bool]:
+    """Return the tensors made contiguous, their dtypes, and whether all are aligned to 16 bytes."""
+    made: list[Tensor | None] = []
     dtypes: list[torch.dtype | None] = []
-    together = 0
+    addresses = 0
     for tensor in tensors:
         if tensor is None:
             dtypes.append(None)
         else:
             tensor = tensor.contiguous()
             dtypes.append(tensor.dtype)
-            together |= tensor.data_ptr()
-        runs.append(tensor)
-    return runs, tuple(dtypes), together % PACK == 0
+            addresses |= tensor.data_ptr()
+        made.append(tensor)
+    return made, tuple(dtypes), addresses % VECTOR == 0
 
 
-def _stats_for(x: Tensor, N: int, keeps: bool) -> Tensor:
-    """Where forward leaves the mean, 0 for rms_norm, and 1 / sqrt(...) of each row; empty where they are not kept."""
-    return x.new_empty(x.numel() // N if keeps and N else 0, 2, dtype=torch.float32)
+def _empty_stats(x: Tensor, options: Norm) -> Tensor:
+    """Return the tensor for mean (0 for rms_norm) and 1 / sqrt(…) of each row; empty where they are not kept."""
+    rows = x.numel() // options.N if options.keeps_stats and options.N else 0
+    return x.new_empty(rows, 2, dtype=torch.float32)
 
 
-def _clusters(
-    op: str, direction: str, dtypes: Any, is_aligned: bool, device: int, form: str, M: int, N: int, *numbers: float
+def _plan_cluster(
+    options: Norm, adds: bool, direction: str, dtypes: Dtypes, is_aligned: bool, device: int, M: int
 ) -> Any:
-    """How clusters take rows, if they can and should; dtypes are of x, weight and bias."""
+    """Return a cluster launch if clusters can take such rows and should; dtypes are of x, weight and bias."""
     dtype, *weights = dtypes
-    kinds = {*weights} - {None} or {dtype}
-    if form == "triton" or not is_aligned or len(kinds) > 1 or (form == "best" and not wins(op, direction, device, N)):
+    weight_dtypes = {*weights} - {None} or {dtype}
+    op, form = options.op(adds), options.form
+    loses = form == "best" and not clusters_win(op, direction, device, options.N)
+    if form == "triton" or not is_aligned or len(weight_dtypes) > 1 or loses:
         return None
-    return by_clusters(op, direction, dtype, *kinds, device, M, N, *numbers)
+    numbers = (options.eps, options.offset) if direction == "forward" else (options.offset,)
+    return cluster_plan(op, direction, dtype, *weight_dtypes, device, M, options.N, *numbers)  # type: ignore[arg-type]
 
 
-@planned
-def _plan_forward(
-    dtypes: tuple[Any, ...],
-    is_aligned: bool,
-    device: int,
-    M: int,
-    N: int,
-    eps: float,
-    offset: float,
-    is_rms: bool,
-    form: str,
-    keeps: bool,
-) -> Callable[..., None]:
-    """How rows are normed; dtypes are of x, residual, weight and bias."""
+@cached_plan
+def _plan_forward(options: Norm, dtypes: Dtypes, is_aligned: bool, device: int, M: int) -> Callable[..., None]:
+    """Return the launch that takes x, residual, weight, bias, y, sum and stats; dtypes are those of the first four."""
     x, residual, *weights = dtypes
-    op = _op(residual is not None, is_rms)
-    found = _clusters(op, "forward", (x, *weights), is_aligned, device, form, M, N, eps, offset)
-    return found or forward_by_programs(op, x, device, M, N, eps, float(offset))
+    adds = residual is not None
+    found = _plan_cluster(options, adds, "forward", (x, *weights), is_aligned, device, M)
+    numbers = options.N, options.eps, float(options.offset)
+    return found or plan_triton_forward(options.op(adds), x, device, M, *numbers)  # type: ignore[arg-type]
 
 
 def _forward(
-    x: Tensor,
-    residual: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    stats: Tensor | None,
-    N: int,
-    eps: float,
-    offset: float,
-    is_rms: bool,
-    form: str,
+    x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None, stats: Tensor | None, options: Norm
 ) -> tuple[Tensor, Any]:
-    """The normed rows and, with a residual, the sum."""
+    """Return the normalized rows and, with a residual, the sum."""
     y, total = contiguous_like(x), None if residual is None else contiguous_like(x)
-    if M := N and x.numel() // N:
-        tensors, dtypes, is_aligned = _settled(x, residual, weight, bias)
-        keeps = stats is not None
-        plan = _plan_forward(dtypes, is_aligned, x.get_device(), M, N, eps, offset, is_rms, form, keeps)
-        plan(*tensors, y, total, stats)
+    if M := options.N and x.numel() // options.N:
+        tensors, dtypes, is_aligned = _contiguous(x, residual, weight, bias)
+        _plan_forward(options, dtypes, is_aligned, x.get_device(), M)(*tensors, y, total, stats)
     return y, total
 
 
-@planned
+@cached_plan
 def _plan_backward(
-    dtypes: tuple[Any, ...],
-    of_bias: torch.dtype | None,
+    options: Norm,
+    dtypes: Dtypes,
+    bias_dtype: torch.dtype | None,
     is_aligned: bool,
     device: int,
     M: int,
-    N: int,
-    offset: float,
-    is_rms: bool,
-    form: str,
     wanted: tuple[bool, bool],
 ) -> Callable[..., None]:
-    """How gradients are made; dtypes are of x, weight, stats, dy and dsum."""
+    """Return the function that takes x, weight, stats, dy, dsum (of the given dtypes), dx and the wanted gradients of
+    weight and bias."""
     x, weight, *_, dsum = dtypes
-    op = _op(dsum is not None, is_rms)
-    launch = _clusters(op, "backward", (x, weight, of_bias), is_aligned, device, form, M, N, offset)
+    N, adds = options.N, dsum is not None
+    launch = _plan_cluster(options, adds, "backward", (x, weight, bias_dtype), is_aligned, device, M)
     if launch:
-        (shares,) = launch.grid
+        (splits,) = launch.grid
     else:
-        launch, shares = backward_by_programs(op, x, device, M, N, float(offset))
-    sums = add_up(shares, N, sum(wanted), device)
+        launch, splits = plan_triton_backward(options.op(adds), x, device, M, N, float(options.offset))  # type: ignore[arg-type]
+    add_partials = sum_partials(splits, N, sum(wanted), device)
 
-    def run(x: Tensor, weight: Any, stats: Tensor, dy: Tensor, dsum: Any, dx: Tensor, *gradients: Tensor):
-        dw, db = (x.new_empty(shares, N, dtype=torch.float32) if is_wanted else None for is_wanted in wanted)
+    def run(x: Tensor, weight: Any, stats: Tensor, dy: Tensor, dsum: Any, dx: Tensor, *gradients: Tensor) -> None:
+        dw, db = (x.new_empty(splits, N, dtype=torch.float32) if is_wanted else None for is_wanted in wanted)
         launch(x, weight, stats, dy, dsum, dx, dw, db)
         if dw is not None:
-            sums(dw, gradients[0], db, None if db is None else gradients[1])
+            add_partials(dw, gradients[0], db, None if db is None else gradients[1])
         elif db is not None:
-            sums(db, *gradients, None, None)
+            add_partials(db, *gradients, None, None)
 
     return run
 
 
-def _gradients_like(x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> list[Tensor]:
-    wanted = (True, *rest[-1])
+class NormBackward(NamedTuple):
+    """The options of the gradients."""
+
+    N: int
+    offset: float
+    is_rms: bool
+    form: str
+    wants_weight: bool
+    wants_bias: bool
+
+
+def _empty_gradients(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor, dy: Tensor, dsum: Any, options: NormBackward
+) -> list[Tensor]:
+    wanted = (True, options.wants_weight, options.wants_bias)
     return [contiguous_like(t) for t in itertools.compress((x, weight, bias), wanted)]  # type: ignore[arg-type]
 
 
-@operator("normalize_backward", fake=_gradients_like)
+@operator("normalize_backward", fake=_empty_gradients)
 def normalize_backward(
     x: Tensor,
     weight: Tensor | None,
@@ -183,21 +187,18 @@ def normalize_backward(
     stats: Tensor,
     dy: Tensor,
     dsum: Tensor | None,
-    N: int,
-    offset: float,
-    is_rms: bool,
-    form: str,
-    wanted: Sequence[bool],
+    options: NormBackward,
 ) -> list[Tensor]:
-    """The gradient of x and, as far as they are wanted, those of weight and bias, with the stats that forward left."""
-    gradients = _gradients_like(x, weight, bias, wanted)
-    M = N and x.numel() // N
+    """The gradient of x and the wanted ones of weight and bias, from the stats that forward kept."""
+    gradients = _empty_gradients(x, weight, bias, stats, dy, dsum, options)
+    M = options.N and x.numel() // options.N
     if not M:
         return [g.zero_() for g in gradients]
-    tensors, dtypes, is_aligned = _settled(x, weight, stats, dy, dsum)
-    of_bias = None if bias is None else bias.dtype
-    plan = _plan_backward(dtypes, of_bias, is_aligned, x.get_device(), M, N, offset, is_rms, form, tuple(wanted))
-    plan(*tensors, *gradients)
+    tensors, dtypes, is_aligned = _contiguous(x, weight, stats, dy, dsum)
+    bias_dtype = None if bias is None else bias.dtype
+    norm = Norm(options.N, 0.0, options.is_rms, options.offset, options.form)
+    wanted = options.wants_weight, options.wants_bias
+    _plan_backward(norm, dtypes, bias_dtype, is_aligned, x.get_device(), M, wanted)(*tensors, *gradients)
     return gradients
 
 
@@ -207,21 +208,19 @@ def _gradients_in_torch(
     bias: Tensor | None,
     dy: Tensor,
     dsum: Tensor | None,
-    N: int,
-    eps: float,
-    offset: float,
-    is_rms: bool,
+    options: Norm,
     wanted: Sequence[bool],
 ) -> list[Tensor]:
-    """The same written out, for torch to differentiate again."""
+    """Return the same gradients in torch operations, which torch can differentiate again."""
+    N = options.N
     wide, dy = x.float().reshape(-1, N), dy.float().reshape(-1, N)
-    if not is_rms:
+    if not options.is_rms:
         wide = wide - wide.mean(1, keepdim=True)
-    rstd = torch.rsqrt(wide.square().mean(1, keepdim=True) + eps)
+    rstd = torch.rsqrt(wide.square().mean(1, keepdim=True) + options.eps)
     normed = wide * rstd
-    g = dy if weight is None else dy * (weight.float().reshape(N) + offset)
+    g = dy if weight is None else dy * (weight.float().reshape(N) + options.offset)
     dx = g - normed * (g * normed).mean(1, keepdim=True)
-    dx = rstd * (dx if is_rms else dx - g.mean(1, keepdim=True))
+    dx = rstd * (dx if options.is_rms else dx - g.mean(1, keepdim=True))
     gradients = [dx if dsum is None else dx + dsum.float().reshape(-1, N)]
     gradients += [(dy * normed).sum(0)] if wanted[0] else []
     gradients += [dy.sum(0)] if wanted[1] else []
@@ -229,197 +228,148 @@ def _gradients_in_torch(
     return [g.view(like.shape).to(like.dtype) for g, like in zip(gradients, likes, strict=True)]  # type: ignore[union-attr]
 
 
-def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Of x, weight and bias."""
+def _gradients(ctx: Any, dy: Tensor, dsum: Tensor | None, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Return the gradients of x, weight and bias."""
     x, weight, bias, stats = ctx.saved_tensors
-    N, eps, offset, is_rms, form, keeps = ctx.rest
-    wanted = ctx.needs_input_grad[-8:-6]
-    if torch.is_grad_enabled() or not keeps:
-        dx, *rest = _gradients_in_torch(x, weight, bias, dy, dsum, N, eps, offset, is_rms, wanted)
+    options: Norm = ctx.options
+    if torch.is_grad_enabled() or not options.keeps_stats:
+        dx, *rest = _gradients_in_torch(x, weight, bias, dy, dsum, options, wanted)
     else:
-        dx, *rest = normalize_backward(x, weight, bias, stats, dy, dsum, N, offset, is_rms, form, wanted)
-    return dx, *spread(rest, wanted)
+        backward = NormBackward(options.N, options.offset, options.is_rms, options.form, *wanted)
+        dx, *rest = normalize_backward(x, weight, bias, stats, dy, dsum, backward)
+    return dx, *scatter(rest, wanted)
 
 
-def _results_like(x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, *rest: Any) -> tuple[Tensor, Tensor]:
-    return contiguous_like(x), _stats_for(x, N, rest[-1])
-
-
-@operator("normalize", fake=_results_like)
-def normalize(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    N: int,
-    eps: float,
-    offset: float,
-    is_rms: bool,
-    form: str,
-    keeps: bool,
-) -> tuple[Tensor, Tensor]:
-    """rms_norm or layer_norm of runs of N elements, times offset + weight, by the named form; layer_norm plus bias.
-    With them what backward needs of each row, if it keeps that."""
-    stats = _stats_for(x, N, keeps)
-    return _forward(x, None, weight, bias, stats if keeps else None, N, eps, offset, is_rms, form)[0], stats
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, weight, bias, *ctx.rest = inputs
-    ctx.save_for_backward(x, weight, bias, output[1])
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _backward(ctx: Any, dy: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
-    found = (None, None, None) if dy is None else _gradients(ctx, dy, None)
-    return *found, None, None, None, None, None, None
-
-
-normalize.differentiate(_save, _backward)
-
-
-def _sums_like(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return contiguous_like(x), contiguous_like(x), _stats_for(x, N, rest[-1])
-
-
-@operator("add_normalize", fake=_sums_like)
-def add_normalize(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    N: int,
-    eps: float,
-    offset: float,
-    is_rms: bool,
-    form: str,
-    keeps: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same of x + residual, and that sum, before what backward needs."""
-    stats = _stats_for(x, N, keeps)
-    return *_forward(x, residual, weight, bias, stats if keeps else None, N, eps, offset, is_rms, form), stats
-
-
-def _save_sum(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, _, weight, bias, *ctx.rest = inputs
-    _, total, stats = output
-    ctx.save_for_backward(total, weight, bias, stats)
+def _save(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, stats: Tensor, options: Norm) -> None:
+    ctx.options = options
+    ctx.save_for_backward(x, weight, bias, stats)
     ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
 
 
-def _backward_sum(ctx: Any, dy: Tensor | None, dsum: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
-    dx, dw, db = (dsum, None, None) if dy is None else _gradients(ctx, dy, dsum)
-    return dx, dx, dw, db, None, None, None, None, None, None
+def _fake_normalize(x: Tensor, weight: Any, bias: Any, options: Norm) -> tuple[Tensor, Tensor]:
+    return contiguous_like(x), _empty_stats(x, options)
 
 
-add_normalize.differentiate(_save_sum, _backward_sum)
+@operator("normalize", fake=_fake_normalize)
+def normalize(x: Tensor, weight: Tensor | None, bias: Tensor | None, options: Norm) -> tuple[Tensor, Tensor]:
+    """The norm of rows of N elements, times offset + weight, plus bias; and the stats of each row, if they are kept."""
+    stats = _empty_stats(x, options)
+    return _forward(x, None, weight, bias, stats if options.keeps_stats else None, options)[0], stats
 
 
-def normed(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, eps: float, offset: float, is_rms: bool, form: str
-) -> Tensor:
-    """`normalize`, which keeps for backward what is needed."""
-    keeps = is_differentiated(x, weight, bias)
-    if keeps or is_seen():
-        return normalize(x, weight, bias, N, eps, offset, is_rms, form, keeps)[0]
-    return _forward(x, None, weight, bias, None, N, eps, offset, is_rms, form)[0]
+def _save_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, bias, options = inputs
+    _save(ctx, x, weight, bias, output[1], options)
 
 
-def add_normed(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    N: int,
-    eps: float,
-    offset: float,
-    is_rms: bool,
-    form: str,
-) -> tuple[Tensor, Tensor]:
-    """`add_normalize`, likewise."""
-    keeps = is_differentiated(x, residual, weight, bias)
-    if keeps or is_seen():
-        return add_normalize(x, residual, weight, bias, N, eps, offset, is_rms, form, keeps)[:2]
-    return _forward(x, residual, weight, bias, None, N, eps, offset, is_rms, form)
+def _backward_normalize(ctx: Any, dy: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
+    return () if dy is None else _gradients(ctx, dy, None, ctx.needs_input_grad[1:3])
 
 
-def without_infinities(draw: Draw, x: Tensor) -> Tensor:
-    """For rms_norm: of a row with an infinity torch itself makes zeros and one NaN on a CPU, and on a GPU, by its
-    number of columns and its dtype, that or a row of NaN."""
-    return x.masked_fill(x.isinf(), math.nan) if draw.values == "special" else x
+normalize.differentiate(_save_normalize, _backward_normalize)
 
 
-def takes(smallest: int, shape: Any, inputs: Sequence[Any], weights: Sequence[Any]) -> bool:
-    """Whether our kernels can take these as torch would: weights of the inputs' dtype or in fp32, shapes that fit."""
-    for given in inputs:
-        if not isinstance(given, Tensor):
-            return False
-    first = inputs[0]
-    if not isinstance(shape, (tuple, list)) or not shape or first.numel() < smallest:
-        return False
-    size = torch.Size(shape)
-    given = [w for w in weights if w is not None]
-    for weight in given:
-        if not isinstance(weight, Tensor) or weight.shape != size:
-            return False
-    if first.shape[-len(size) :] != size:
-        return False
-    if not given or given[0].dtype == first.dtype:
-        return runs_here(*inputs, *given)
-    is_wide = given[0].dtype == torch.float32 and given[0].device == first.device
-    return is_wide and runs_here(*inputs) and runs_here(*given)
+def _fake_add_normalize(x: Tensor, residual: Any, weight: Any, bias: Any, options: Norm) -> tuple[Tensor, ...]:
+    return contiguous_like(x), contiguous_like(x), _empty_stats(x, options)
 
 
-Facts = tuple[torch.Size, torch.dtype, int]  # shape, dtype, GPU
+@operator("add_normalize", fake=_fake_add_normalize)
+def add_normalize(
+    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, options: Norm
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm of x + residual, that sum, and the stats of each row, if they are kept."""
+    stats = _empty_stats(x, options)
+    return *_forward(x, residual, weight, bias, stats if options.keeps_stats else None, options), stats
 
 
-@planned
-def _way(
-    x: Facts, size: torch.Size, weight: Facts | None, bias: Facts | None, eps: float, offset: float, is_rms: bool
-) -> Callable[..., Tensor] | None:
-    """From x, weight and bias as they lie in memory to the normed rows; None if that is torch's to do."""
-    shape, dtype, device = x
-    given = [w for w in (weight, bias) if w]
-    kinds = {w[1] for w in given} or {dtype}
-    alike = all(w[0] == size and w[2] == device for w in given) and len(kinds) == 1 and kinds <= {dtype, torch.float32}
-    if not size or not alike or not has_elements(shape, dtype, -len(size)) or shape[-len(size) :] != size:
+def _save_add_normalize(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    _, _, weight, bias, options = inputs
+    _, total, stats = output
+    _save(ctx, total, weight, bias, stats, options)
+
+
+def _backward_add_normalize(ctx: Any, dy: Tensor | None, dsum: Tensor | None, _: object) -> tuple[Tensor | None, ...]:
+    dx, *rest = (dsum,) if dy is None else _gradients(ctx, dy, dsum, ctx.needs_input_grad[2:4])
+    return dx, dx, *rest
+
+
+add_normalize.differentiate(_save_add_normalize, _backward_add_normalize)
+
+
+def apply_norm(options: Norm, x: Tensor, residual: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Any:
+    """Return the norm of x, or that of x + residual and the sum; keeps stats if a gradient will be needed."""
+    keeps = needs_gradient(x, residual, weight, bias)
+    if not keeps and not is_observed():
+        y, total = _forward(x, residual, weight, bias, None, options)
+        return y if residual is None else (y, total)
+    options = options._replace(keeps_stats=keeps)
+    if residual is None:
+        return normalize(x, weight, bias, options)[0]
+    return add_normalize(x, residual, weight, bias, options)[:2]
+
+
+Call = tuple[Norm, tuple[int, ...] | None]  # the normalized shape, which decides N: here it is 0
+
+
+@cached_plan
+def _plan_call(
+    call: Call, x: TensorKey, residual: TensorKey | None, weight: TensorKey | None, bias: TensorKey | None
+) -> Callable[..., Any] | None:
+    (options, size), (shape, dtype, device) = call, x
+    weights = [w for w in (weight, bias) if w]
+    weight_dtypes = {w[1] for w in weights} or {dtype}
+    fit = all(w[0] == size and w[2] == device for w in weights) and residual in (None, x)
+    if (
+        not size
+        or not isinstance(options.eps, float)
+        or not fit
+        or len(weight_dtypes) > 1
+        or not weight_dtypes <= {dtype, torch.float32}
+    ):
+        return None
+    if not has_elements(shape, dtype, -len(size)) or shape[-len(size) :] != size:
         return None
     N = math.prod(size)
-    dtypes = dtype, None, *(w and w[1] for w in (weight, bias))
-    launch = _plan_forward(dtypes, True, device, math.prod(shape) // N, N, eps, offset, is_rms, "best", False)
+    dtypes = dtype, residual and dtype, *(w and w[1] for w in (weight, bias))
+    launch = _plan_forward(options._replace(N=N), dtypes, True, device, math.prod(shape) // N)
+    empty = empty_like_options(shape)
 
-    make = empty_like(shape)
-
-    def run(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-        y = make(x)
+    def norm(x: Tensor, residual: None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        y = torch.empty_like(x, **empty)
         launch(x, None, weight, bias, y, None, None)
         return y
 
-    return run
+    def add_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        y, total = torch.empty_like(x, **empty), torch.empty_like(x, **empty)
+        launch(x, residual, weight, bias, y, total, None)
+        return y, total
+
+    return norm if residual is None else add_norm
 
 
-def _facts(tensor: Tensor | None) -> Facts | None:
-    return None if tensor is None else (tensor.shape, tensor.dtype, tensor.get_device())
-
-
-def by_ours(
-    smallest: int, x: Any, shape: Any, weight: Any, bias: Any, eps: float, offset: float, is_rms: bool
-) -> Tensor | None:
-    """The norm by our kernels; None if they cannot take it as torch would."""
-    if not has_at_least(smallest, x) or not isinstance(shape, (tuple, list)):
+def _call(call: Call, x: Tensor, residual: Tensor | None, weight: Any, bias: Any) -> Any:
+    options, size = call
+    weights = [w for w in (weight, bias) if w is not None]
+    if not size or not isinstance(options.eps, float) or x.shape[-len(size) :] != size:
         return None
-    if is_quiet() and is_ready(x) and (weight is None or is_ready(weight)) and (bias is None or is_ready(bias)):
-        way = _way(_facts(x), torch.Size(shape), _facts(weight), _facts(bias), eps, offset, is_rms)
-        return way and way(x, weight, bias)
-    if takes(smallest, shape, (x,), (weight, bias)):
-        return normed(x, weight, bias, math.prod(shape), eps, offset, is_rms, "best")
-    return None
+    if not all(isinstance(w, Tensor) and w.shape == size for w in weights):
+        return None
+    inputs = [x] if residual is None else [x, residual]
+    if not weights or weights[0].dtype == x.dtype:
+        is_eligible = eligible(*inputs, *weights)
+    else:
+        is_wide = weights[0].dtype == torch.float32 and weights[0].device == x.device
+        is_eligible = is_wide and eligible(*inputs) and eligible(*weights)
+    if not is_eligible:
+        return None
+    return apply_norm(options._replace(N=math.prod(size)), x, residual, weight, bias)
 
 
-def require_alike(input: Any, residual: Any) -> None:
+dispatch = Dispatch(_plan_call, _call)
+
+
+def require_addable(input: Any, residual: Any) -> None:
     """Raise unless the two can be added as they are."""
     for name, given in (("input", input), ("residual", residual)):
         if not isinstance(given, Tensor):

@@ -1,8 +1,8 @@
-"""The norms in Triton: whole rows in registers, or, where they are too long, in blocks, twice.
+"""The norms in Triton: whole rows in registers, or read twice in chunks where they are too long.
 
-Forward leaves each row's mean and 1 / sqrt(...), stats [M, 2], where they are wanted. Backward has each of a fixed
-number of programs take rows at a fixed distance and keep its share of dw and db in registers; a second kernel adds up
-the shares. Long rows have the columns cut into blocks with programs of their own.
+Forward stores mean and 1 / sqrt(…) of each row as stats [M, 2] where backward needs them. In backward a fixed number of
+programs strides over the rows, each with partial sums of dw and db in registers; a second kernel adds them. Long rows
+are split into blocks of columns, each with programs of its own.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.runtime.configs import Config, Tuned
-from tilewright.runtime.launch import Launcher, Prepared, shared_memory
-from tilewright.runtime.sizes import cdiv, next_power_of_2, rows_each
+from tilewright.runtime.configs import Config, ConfigTable
+from tilewright.runtime.launch import Launcher, PreparedLaunch, shared_memory
+from tilewright.runtime.sizes import cdiv, next_power_of_2, rows_per_program
 
-LONGEST_ROW = 32768  # elements that one program can hold in registers
+MAX_ROW = 32768  # elements that one program holds in registers
 
 
 @triton.jit
@@ -26,24 +26,24 @@ def _add_pairs(a, b, c, d):
 
 
 @triton.jit
-def _scaled(x, w_ptr, offs_n, N, offset, FILLED: tl.constexpr):
-    """Rows times offset + weight."""
+def _apply_weight(x, w_ptr, offs_n, N, offset, EVEN_N: tl.constexpr):
+    """Multiply rows by offset + weight."""
     if w_ptr is not None:
-        x *= _row_of(w_ptr, offs_n, N, FILLED) + offset
+        x *= _load_parameter(w_ptr, offs_n, N, EVEN_N) + offset
     return x
 
 
 @triton.jit
-def _moved(x, b_ptr, offs_n, N, FILLED: tl.constexpr):
-    """Rows plus bias."""
+def _add_bias(x, b_ptr, offs_n, N, EVEN_N: tl.constexpr):
+    """Add the bias to rows."""
     if b_ptr is not None:
-        x += _row_of(b_ptr, offs_n, N, FILLED)
+        x += _load_parameter(b_ptr, offs_n, N, EVEN_N)
     return x
 
 
 @triton.jit
-def _row_of(ptr, offs_n, N, FILLED: tl.constexpr):
-    if FILLED:
+def _load_parameter(ptr, offs_n, N, EVEN_N: tl.constexpr):
+    if EVEN_N:
         return tl.load(ptr + offs_n[None, :]).to(tl.float32)
     else:
         return tl.load(ptr + offs_n[None, :], mask=(offs_n < N)[None, :], other=0.0).to(tl.float32)
@@ -63,22 +63,22 @@ def _norm_fwd(
     eps,
     offset,
     IS_RMS: tl.constexpr,
-    FILLED: tl.constexpr,
+    EVEN_N: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     offs_n = tl.arange(0, BLOCK_N)
-    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: M * N may pass 2**31
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: M * N may exceed 2**31
     offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
     mask = (offs_m < M)[:, None]
-    if not FILLED:
+    if not EVEN_N:
         mask = mask & (offs_n < N)[None, :]
-    w = _scaled(tl.full([1, BLOCK_N], 1.0, tl.float32), w_ptr, offs_n, N, offset, FILLED)
-    b = _moved(tl.zeros([1, BLOCK_N], tl.float32), b_ptr, offs_n, N, FILLED)
+    w = _apply_weight(tl.full([1, BLOCK_N], 1.0, tl.float32), w_ptr, offs_n, N, offset, EVEN_N)
+    b = _add_bias(tl.zeros([1, BLOCK_N], tl.float32), b_ptr, offs_n, N, EVEN_N)
     x = tl.load(x_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
     if r_ptr is not None:
         r = tl.load(r_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    tl.debug_barrier()  # so that the weights come with the rows: the compiler would put them off
+    tl.debug_barrier()  # keeps the loads of the weights with those of the rows; the compiler would sink them
     if r_ptr is not None:
         s = (x + r).to(s_ptr.dtype.element_ty)
         tl.store(s_ptr + offs, s, mask=mask)
@@ -87,7 +87,7 @@ def _norm_fwd(
     if not IS_RMS:
         mean = tl.sum(x, axis=1) / N
         x -= mean[:, None]
-        if not FILLED:
+        if not EVEN_N:
             x = tl.where(mask, x, 0.0)
     rstd = tl.rsqrt(tl.sum(x * x, axis=1) / N + eps)
     if stats_ptr is not None:
@@ -116,11 +116,11 @@ def _norm_fwd_long(
     m = tl.program_id(0).to(tl.int64)
     row = m * N
     lanes = tl.arange(0, CHUNK)
-    centre = tl.zeros([CHUNK], tl.float32)
-    if not IS_RMS:  # each lane's sums are around what it meets first; the row is longer than a chunk
-        centre = tl.load(x_ptr + row + lanes, eviction_policy="evict_last").to(tl.float32)
+    center = tl.zeros([CHUNK], tl.float32)
+    if not IS_RMS:  # each lane sums around its first element; the row is longer than a chunk
+        center = tl.load(x_ptr + row + lanes, eviction_policy="evict_last").to(tl.float32)
         if r_ptr is not None:
-            centre += tl.load(r_ptr + row + lanes, eviction_policy="evict_last").to(tl.float32)
+            center += tl.load(r_ptr + row + lanes, eviction_policy="evict_last").to(tl.float32)
     totals = tl.zeros([CHUNK], tl.float32)
     squares = tl.zeros([CHUNK], tl.float32)
     for start in tl.range(0, N, CHUNK, num_stages=STAGES):
@@ -132,7 +132,7 @@ def _norm_fwd_long(
             s = (x + r.to(tl.float32)).to(s_ptr.dtype.element_ty)
             tl.store(s_ptr + row + offs_n, s, mask=mask)
             x = s.to(tl.float32)
-        x = tl.where(mask, x - centre, 0.0)
+        x = tl.where(mask, x - center, 0.0)
         totals += x
         squares += x * x
     if IS_RMS:
@@ -140,9 +140,9 @@ def _norm_fwd_long(
         square = tl.sum(squares, axis=0) / N
     else:
         counts = tl.cdiv(N - lanes, CHUNK).to(tl.float32)
-        centre += totals / counts
-        mean = tl.sum(centre * counts, axis=0) / N
-        squares += counts * (centre - mean) * (centre - mean) - totals * totals / counts
+        center += totals / counts
+        mean = tl.sum(center * counts, axis=0) / N
+        squares += counts * (center - mean) * (center - mean) - totals * totals / counts
         square = tl.maximum(tl.sum(squares, axis=0) / N, 0.0, propagate_nan=tl.PropagateNan.ALL)
     rstd = tl.rsqrt(square + eps)
     if stats_ptr is not None:
@@ -151,7 +151,7 @@ def _norm_fwd_long(
     normed_ptr = x_ptr
     if r_ptr is not None:
         normed_ptr = s_ptr
-    # Last chunk first: the end of the row is what the first pass left in the cache.
+    # Backwards, since the end of the row is what the first pass left in L2.
     for start in range(0, N, CHUNK):
         offs_n = (tl.cdiv(N, CHUNK) - 1) * CHUNK - start + lanes
         mask = offs_n < N
@@ -175,14 +175,14 @@ def _load_pair(x_ptr, dy_ptr, offs_m, offs_n, M, N):
 
 @triton.jit
 def _load_stats(stats_ptr, offs_m, M):
-    """mean and 1 / sqrt(...) of each row; 0 where there is none, so that nothing comes of it."""
+    """Load mean and 1 / sqrt(…) of each row; 0 past the last row, which then contributes nothing."""
     mean = tl.load(stats_ptr + offs_m * 2, mask=offs_m < M, other=0.0)
     return mean, tl.load(stats_ptr + offs_m * 2 + 1, mask=offs_m < M, other=0.0)
 
 
 @triton.jit
 def _normed(x, mean, rstd, IS_RMS: tl.constexpr):
-    """Rows of one size, before the weights."""
+    """Normalize rows, before weight and bias."""
     x = x.to(tl.float32)
     if not IS_RMS:
         x -= mean
@@ -190,9 +190,11 @@ def _normed(x, mean, rstd, IS_RMS: tl.constexpr):
 
 
 @triton.jit
-def _row_means(x, dy, mean, rstd, w_ptr, offs_n, N, offset, IS_RMS: tl.constexpr, FILLED: tl.constexpr):
-    """mean(g h) and mean(g) of each row. Past its end dy is 0."""
-    g = _scaled(dy.to(tl.float32), w_ptr, offs_n, N, offset, FILLED)  # from the cache: registers are worth more
+def _row_means(x, dy, mean, rstd, w_ptr, offs_n, N, offset, IS_RMS: tl.constexpr, EVEN_N: tl.constexpr):
+    """Return mean(g h) and mean(g) of each row. Past the end of a row dy is 0."""
+    g = _apply_weight(
+        dy.to(tl.float32), w_ptr, offs_n, N, offset, EVEN_N
+    )  # reloaded from L1 rather than kept in registers
     gh = g * _normed(x, mean[:, None], rstd[:, None], IS_RMS)
     if IS_RMS:
         gh_sum = tl.sum(gh, axis=1)
@@ -216,37 +218,37 @@ def _norm_bwd(
     N,
     offset,
     IS_RMS: tl.constexpr,
-    FILLED: tl.constexpr,
-    AHEAD: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    PREFETCH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """dw_ptr and db_ptr take the shares of the programs, [programs, N].
+    """dw_ptr and db_ptr take the partial sums, [programs, N].
 
-    AHEAD: while the gradients of some rows are written, the next rows are on their way to be summed up. Only sums and
-    stats live from one to the other, so few registers are needed; the rows are read again, from the cache.
+    PREFETCH: the next rows are loaded and reduced while the gradients of these are written. Only sums and stats stay in
+    registers until then; the rows themselves are loaded again, from L2.
     """
     offs_n = tl.arange(0, BLOCK_N)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     step = tl.num_programs(0) * BLOCK_M
     dw = tl.zeros([BLOCK_N], tl.float32)
     db = tl.zeros([BLOCK_N], tl.float32)
-    if AHEAD:
+    if PREFETCH:
         first_x, first_dy = _load_pair(x_ptr, dy_ptr, offs_m, offs_n, M, N)
         mean, rstd = _load_stats(stats_ptr, offs_m, M)
-        gh, g_mean = _row_means(first_x, first_dy, mean, rstd, w_ptr, offs_n, N, offset, IS_RMS, FILLED)
+        gh, g_mean = _row_means(first_x, first_dy, mean, rstd, w_ptr, offs_n, N, offset, IS_RMS, EVEN_N)
     for _ in tl.range(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.num_programs(0), num_stages=STAGES):
-        if AHEAD:
+        if PREFETCH:
             next_x, next_dy = _load_pair(x_ptr, dy_ptr, offs_m + step, offs_n, M, N)
             next_mean, next_rstd = _load_stats(stats_ptr, offs_m + step, M)
         x, dy = _load_pair(x_ptr, dy_ptr, offs_m, offs_n, M, N)
-        if not AHEAD:
+        if not PREFETCH:
             mean, rstd = _load_stats(stats_ptr, offs_m, M)
-            gh, g_mean = _row_means(x, dy, mean, rstd, w_ptr, offs_n, N, offset, IS_RMS, FILLED)
+            gh, g_mean = _row_means(x, dy, mean, rstd, w_ptr, offs_n, N, offset, IS_RMS, EVEN_N)
         h = _normed(x, mean[:, None], rstd[:, None], IS_RMS)
         dy = dy.to(tl.float32)
-        dx = _scaled(dy, w_ptr, offs_n, N, offset, FILLED)
+        dx = _apply_weight(dy, w_ptr, offs_n, N, offset, EVEN_N)
         if not IS_RMS:
             dx -= g_mean[:, None]
         dx = (dx - h * gh[:, None]) * rstd[:, None]
@@ -259,16 +261,16 @@ def _norm_bwd(
             dw += tl.sum(dy * h, axis=0)
         if db_ptr is not None:
             db += tl.sum(dy, axis=0)
-        if AHEAD:
+        if PREFETCH:
             mean = next_mean
             rstd = next_rstd
-            gh, g_mean = _row_means(next_x, next_dy, mean, rstd, w_ptr, offs_n, N, offset, IS_RMS, FILLED)
+            gh, g_mean = _row_means(next_x, next_dy, mean, rstd, w_ptr, offs_n, N, offset, IS_RMS, EVEN_N)
         offs_m += step
-    share = tl.program_id(0).to(tl.int64) * N
+    partial = tl.program_id(0).to(tl.int64) * N
     if dw_ptr is not None:
-        tl.store(dw_ptr + share + offs_n, dw, mask=offs_n < N)
+        tl.store(dw_ptr + partial + offs_n, dw, mask=offs_n < N)
     if db_ptr is not None:
-        tl.store(db_ptr + share + offs_n, db, mask=offs_n < N)
+        tl.store(db_ptr + partial + offs_n, db, mask=offs_n < N)
 
 
 @triton.jit
@@ -289,9 +291,9 @@ def _norm_bwd_long(
     CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """As above; each block of columns has programs of its own, which read whole rows, in chunks, for the sums."""
+    """The same for long rows: the programs of each block of columns read whole rows, in chunks, for the row sums."""
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    in_row = offs_n < N
+    in_bounds = offs_n < N
     dw = tl.zeros([BLOCK_N], tl.float32)
     db = tl.zeros([BLOCK_N], tl.float32)
     for m in range(tl.program_id(1).to(tl.int64), M, tl.num_programs(1)):
@@ -309,11 +311,11 @@ def _norm_bwd_long(
                 g *= tl.load(w_ptr + offs_c, mask=mask, other=0.0).to(tl.float32) + offset
             gs += g
             ghs += g * _normed(x, mean, rstd, IS_RMS)
-        h = _normed(tl.load(x_ptr + row + offs_n, mask=in_row, other=0.0), mean, rstd, IS_RMS)
-        dy = tl.load(dy_ptr + row + offs_n, mask=in_row, other=0.0).to(tl.float32)
+        h = _normed(tl.load(x_ptr + row + offs_n, mask=in_bounds, other=0.0), mean, rstd, IS_RMS)
+        dy = tl.load(dy_ptr + row + offs_n, mask=in_bounds, other=0.0).to(tl.float32)
         dx = dy
         if w_ptr is not None:
-            dx *= tl.load(w_ptr + offs_n, mask=in_row, other=0.0).to(tl.float32) + offset
+            dx *= tl.load(w_ptr + offs_n, mask=in_bounds, other=0.0).to(tl.float32) + offset
         if IS_RMS:
             gh_sum = tl.sum(ghs, axis=0)
         else:
@@ -321,74 +323,78 @@ def _norm_bwd_long(
             dx -= g_sum / N
         dx = rstd * (dx - h * (gh_sum / N))
         if ds_ptr is not None:
-            dx += tl.load(ds_ptr + row + offs_n, mask=in_row, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + row + offs_n, dx.to(dx_ptr.dtype.element_ty), mask=in_row)
+            dx += tl.load(ds_ptr + row + offs_n, mask=in_bounds, other=0.0).to(tl.float32)
+        tl.store(dx_ptr + row + offs_n, dx.to(dx_ptr.dtype.element_ty), mask=in_bounds)
         if dw_ptr is not None:
             dw += dy * h
         if db_ptr is not None:
             db += dy
-    share = tl.program_id(1).to(tl.int64) * N
+    partial = tl.program_id(1).to(tl.int64) * N
     if dw_ptr is not None:
-        tl.store(dw_ptr + share + offs_n, dw, mask=in_row)
+        tl.store(dw_ptr + partial + offs_n, dw, mask=in_bounds)
     if db_ptr is not None:
-        tl.store(db_ptr + share + offs_n, db, mask=in_row)
+        tl.store(db_ptr + partial + offs_n, db, mask=in_bounds)
 
 
-WAVE = 132  # programs: one for each of an H200's multiprocessors
-SHARED = 200 * 1024  # bytes that pipelined tiles may take
+PROGRAMS_PER_WAVE = 132  # one per multiprocessor of an H200
+MAX_PIPELINE_BYTES = 200 * 1024  # shared memory of pipelined tiles
 
 
-def _rows(N: int, elements: int, per_thread: int, resident: int = 0, stages: int = 1, **more: Any) -> Config:
-    """Whole rows, about so many elements a program. Backward has programs to fill so many resident warps."""
+def _row_config(N: int, elements: int, per_thread: int, resident: int = 0, stages: int = 1, **more: Any) -> Config:
+    """Configure whole rows, about `elements` per program. Backward launches programs for `resident` warps per SM."""
     rows = max(1, elements // N)
     warps = min(32, max(1, rows * N // (32 * per_thread)))
     config = {"BLOCK_M": rows, "BLOCK_N": N, "num_warps": warps, **more}
-    return config | {"PROGRAMS": WAVE * max(1, resident // warps), "STAGES": stages} if resident else config
+    return (
+        config | {"PROGRAMS": PROGRAMS_PER_WAVE * max(1, resident // warps), "STAGES": stages} if resident else config
+    )
 
 
-def _chunks(chunk: int, warps: int) -> Config:
-    """Forward by chunks of a row."""
+def _chunk_config(chunk: int, warps: int) -> Config:
+    """Configure forward in chunks of a row."""
     return {"CHUNK": chunk, "STAGES": 3, "num_warps": warps}
 
 
-def _columns(N: int, block: int, chunk: int, warps: int) -> Config:
-    """Backward by blocks of columns."""
-    programs = max(1, WAVE * max(1, 16 // warps) * block // N)
+def _column_config(N: int, block: int, chunk: int, warps: int) -> Config:
+    """Configure backward in blocks of columns."""
+    programs = max(1, PROGRAMS_PER_WAVE * max(1, 16 // warps) * block // N)
     return {"PROGRAMS": programs, "BLOCK_N": block, "CHUNK": chunk, "STAGES": 3, "num_warps": warps}
 
 
 def _default(op: str, direction: str, size: int, N: int) -> Config:
     if direction == "forward":
-        held = N if "rms" in op else 2 * N  # as registers count it: the mean is taken off, too
-        return _rows(N, 4096, 32) if held <= LONGEST_ROW else _chunks(8192, 16)
+        held = N if "rms" in op else 2 * N  # registers: layer_norm also holds x - mean
+        return _row_config(N, 4096, 32) if held <= MAX_ROW else _chunk_config(8192, 16)
     if N <= 8192:
-        return _rows(N, 2048, 16, resident=16, AHEAD=N > 4096)
-    return _columns(N, min(N, 16384 if op == "rms_norm" else 8192), 4096, 16)
+        return _row_config(N, 2048, 16, resident=16, PREFETCH=N > 4096)
+    return _column_config(N, min(N, 16384 if op == "rms_norm" else 8192), 4096, 16)
 
 
 def _choices(op: str, direction: str, size: int, N: int) -> list[Config]:
     found = []
     if direction == "forward":
-        if N <= LONGEST_ROW:
-            found += [_rows(N, elements, per) for elements in (1024, 2048, 4096, 8192) for per in (8, 16, 32, 64)]
+        if N <= MAX_ROW:
+            found += [_row_config(N, elements, per) for elements in (1024, 2048, 4096, 8192) for per in (8, 16, 32, 64)]
         chunks = [(2048, 8), (4096, 8), (4096, 16), (8192, 16), (8192, 32)]
-        found += [_chunks(chunk, warps) for chunk, warps in chunks if 2 * chunk <= N]  # rows are longer than N / 2
+        found += [
+            _chunk_config(chunk, warps) for chunk, warps in chunks if 2 * chunk <= N
+        ]  # rows are longer than N / 2
     elif N <= 8192:
         for elements, per in ((2048, 16), (4096, 16), (4096, 32)):
-            found += [_rows(N, elements, per, 16, stages, AHEAD=False) for stages in (1, 2)]
-            found += [_rows(N, elements, per, 16, AHEAD=True)]
-        found += [_rows(N, 2048, 16, resident=24, AHEAD=False)]
+            found += [_row_config(N, elements, per, 16, stages, PREFETCH=False) for stages in (1, 2)]
+            found += [_row_config(N, elements, per, 16, PREFETCH=True)]
+        found += [_row_config(N, 2048, 16, resident=24, PREFETCH=False)]
     else:
-        found += [_columns(N, block, 4096, 16) for block in (8192, 16384)]
-        found += [_columns(N, block, 8192, 32) for block in (8192, 16384, 32768) if block <= N]
-        if N <= LONGEST_ROW:
-            found += [_rows(N, N, 16, 32, stages, AHEAD=False) for stages in (1, 2)]
-            found += [_rows(N, N, 16, 32, AHEAD=True)]
-    fits = [c for c in found if (c.get("STAGES", 1) - 1) * c.get("BLOCK_M", 0) * N * size * 4 <= SHARED]
+        found += [_column_config(N, block, 4096, 16) for block in (8192, 16384)]
+        found += [_column_config(N, block, 8192, 32) for block in (8192, 16384, 32768) if block <= N]
+        if N <= MAX_ROW:
+            found += [_row_config(N, N, 16, 32, stages, PREFETCH=False) for stages in (1, 2)]
+            found += [_row_config(N, N, 16, 32, PREFETCH=True)]
+    fits = [c for c in found if (c.get("STAGES", 1) - 1) * c.get("BLOCK_M", 0) * N * size * 4 <= MAX_PIPELINE_BYTES]
     return [c for i, c in enumerate(fits) if c not in fits[:i]]
 
 
-CONFIG = Tuned("norm.json", _default, _choices)
+CONFIG = ConfigTable("norm.json", _default, _choices)
 _launch_fwd = Launcher(_norm_fwd)
 _launch_fwd_long = Launcher(_norm_fwd_long)
 _launch_bwd = Launcher(_norm_bwd)
@@ -396,36 +402,36 @@ _launch_bwd_long = Launcher(_norm_bwd_long)
 
 
 def _config(op: str, direction: str, dtype: torch.dtype, device: int, N: int) -> Config:
-    """The kernel's constants and, for backward, how many programs there are at most."""
+    """Return the kernel's constexpr arguments and, for backward, the largest number of programs."""
     found = CONFIG(device, op, direction, dtype.itemsize, next_power_of_2(N))
     config = {"IS_RMS": op.endswith("rms_norm"), **found}
-    return config if "CHUNK" in config else config | {"FILLED": config["BLOCK_N"] == N}
+    return config if "CHUNK" in config else config | {"EVEN_N": config["BLOCK_N"] == N}
 
 
-def forward_by_programs(
+def plan_triton_forward(
     op: str, dtype: torch.dtype, device: int, M: int, N: int, eps: float, offset: float
-) -> Prepared:
-    """Of x, residual, weight, bias: y and, with a residual, the sum; each row's mean and 1 / sqrt(...), if wanted."""
+) -> PreparedLaunch:
+    """Return the launch that takes x, residual, weight, bias, y, sum and stats."""
     config = _config(op, "forward", dtype, device, N)
     if "CHUNK" in config:
         read = 2 if op.startswith("add_") else 1  # tensors
         held = shared_memory(device) // (read * config["CHUNK"] * dtype.itemsize)
         config["STAGES"] = min(config["STAGES"], 1 + held)
         return _launch_fwd_long.prepare((M,), N, eps, offset, **config)
-    config["BLOCK_M"] = rows_each(M, config)
+    config["BLOCK_M"] = rows_per_program(M, config)
     return _launch_fwd.prepare((cdiv(M, config["BLOCK_M"]),), M, N, eps, offset, **config)
 
 
-def backward_by_programs(
+def plan_triton_backward(
     op: str, dtype: torch.dtype, device: int, M: int, N: int, offset: float
-) -> tuple[Prepared, int]:
-    """Of x, weight, stats, dy, dsum: dx, and the shares of the gradients of weight and bias that are wanted; and the
-    number of shares."""
+) -> tuple[PreparedLaunch, int]:
+    """Return the launch that takes x, weight, stats, dy, dsum, dx and the partial sums of dw and db, and the number of
+    partial sums."""
     config = _config(op, "backward", dtype, device, N)
     programs = min(config.pop("PROGRAMS"), cdiv(M, config.get("BLOCK_M", 1)))
     if "CHUNK" in config:
         grid = (cdiv(N, config["BLOCK_N"]), programs)
         return _launch_bwd_long.prepare(grid, M, N, offset, **config), programs
-    # Fused to dy * w - mean(dy * w), a difference that should be nothing would keep the product's rounding.
+    # With an FMA, dy * w - mean(dy * w) would keep the rounding of the product where the difference is zero.
     fuses = config["IS_RMS"]
     return _launch_bwd.prepare((programs,), M, N, offset, **config, enable_fp_fusion=fuses), programs

@@ -28,7 +28,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from tilewright.runtime.configs import Tuned
+from tilewright.runtime.configs import ConfigTable
 from tilewright.runtime.eligibility import is_interpreted
 from tilewright.runtime.launch import Launcher
 
@@ -411,7 +411,7 @@ def _choices(form: str, bytes_: int) -> list[dict[str, int]]:
     ]
 
 
-CONFIG = Tuned("adamw.json", _default, _choices)
+CONFIG = ConfigTable("adamw.json", _default, _choices)
 _launch_update, _launch_squares, _launch_norm = Launcher(_adamw), Launcher(_squares), Launcher(_norm)
 
 

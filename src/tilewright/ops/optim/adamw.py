@@ -30,7 +30,7 @@ from tilewright.ops.optim._triton import (
     scale_of,
     stepped,
 )
-from tilewright.runtime.eligibility import FLOATS, is_interpreted, runs_here
+from tilewright.runtime.eligibility import FLOATS, eligible, is_interpreted
 from tilewright.runtime.operator import operator
 from tilewright.spec import Case, Cost, Draw, Op, points
 
@@ -411,7 +411,7 @@ class _Plan:
         p, state = self._params[number], self._states[number]
         return (
             (p.is_cuda or is_interpreted(p))
-            and runs_here(p, g)
+            and eligible(p, g)
             and _is_run(p)
             and all(_lies_like(p, t) for t in (g, state["exp_avg"], state["exp_avg_sq"]))
             and state["exp_avg"].dtype in (torch.float32, torch.uint8)

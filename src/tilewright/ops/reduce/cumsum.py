@@ -1,27 +1,29 @@
 """Cumulative sum over a dimension: y_n = x_1 + … + x_n.
 
-A program goes along its rows, or columns, block by block, and carries the sum on. Of few long rows, each is cut into
-pieces: one kernel sums the pieces, and another begins each with the sum of those before it. The gradient is the same,
-from the other end.
+A program scans its rows or columns block by block and carries the sum. Few long rows are split into parts: one kernel
+sums the parts, and a second scans each, starting from the sum of those before it. The gradient is the same scan from
+the other end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.ops.reduce._operators import CHECK, Launch, named, sizes, split, takes
-from tilewright.runtime.configs import Config, Tuned, planned
-from tilewright.runtime.eligibility import filling, has_elements, is_quiet, is_ready
+from tilewright.ops.reduce._cases import CHECK
+from tilewright.ops.reduce._operators import Launch, Reduce, eligible_reduction, reduced_dims, split, split_sizes
+from tilewright.runtime.configs import Config, ConfigTable, cached_plan
+from tilewright.runtime.eligibility import Dispatch, TensorKey, has_elements, unary
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv, next_power_of_2
 from tilewright.spec import Cost, Op, points
+
+__all__ = ["cumsum"]
 
 
 def reference(x: Tensor) -> Tensor:
@@ -45,9 +47,9 @@ op = Op(
 
 
 @triton.jit
-def _places(M, N, inner, tiles, BLOCK_M: tl.constexpr):
-    """Where this program's rows of [M, N], or columns of [M, N, inner], begin, and which there are."""
-    program = tl.program_id(0).to(tl.int64)  # int64: M * N may pass 2**31
+def _row_starts(M, N, inner, tiles, BLOCK_M: tl.constexpr):
+    """Return where this program's rows of [M, N], or columns of [M, N, inner], start, which exist, and their number."""
+    program = tl.program_id(0).to(tl.int64)  # int64: M * N may exceed 2**31
     if inner == 1:
         offs_m = program * BLOCK_M + tl.arange(0, BLOCK_M)
         return offs_m * N, offs_m < M, offs_m
@@ -57,46 +59,46 @@ def _places(M, N, inner, tiles, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _cumsum_pieces(x_ptr, total_ptr, M, N, inner, tiles, chunk, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The sum of a piece of each row."""
-    starts, is_row, offs_m = _places(M, N, inner, tiles, BLOCK_M)
-    piece = tl.program_id(1).to(tl.int64)
+def _cumsum_parts(x_ptr, total_ptr, M, N, inner, tiles, part_size, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Sum a part of each row."""
+    starts, is_row, offs_m = _row_starts(M, N, inner, tiles, BLOCK_M)
+    part = tl.program_id(1).to(tl.int64)
     offs_n = tl.arange(0, BLOCK_N)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for first in range(piece * chunk, tl.minimum((piece + 1) * chunk, N), BLOCK_N):
-        n = first + offs_n  # a piece is whole blocks, but for the row's end
-        inside = is_row[:, None] & (n < N)[None, :]
-        total += tl.load(x_ptr + starts[:, None] + n[None, :] * inner, mask=inside, other=0.0).to(tl.float32)
-    tl.store(total_ptr + offs_m * tl.num_programs(1) + piece, tl.sum(total, axis=1), mask=is_row)
+    for first in range(part * part_size, tl.minimum((part + 1) * part_size, N), BLOCK_N):
+        n = first + offs_n  # a part is whole blocks, except at the end of the row
+        in_bounds = is_row[:, None] & (n < N)[None, :]
+        total += tl.load(x_ptr + starts[:, None] + n[None, :] * inner, mask=in_bounds, other=0.0).to(tl.float32)
+    tl.store(total_ptr + offs_m * tl.num_programs(1) + part, tl.sum(total, axis=1), mask=is_row)
 
 
 @triton.jit
 def _cumsum_fwd(
-    x_ptr, total_ptr, y_ptr, M, N, inner, tiles, chunk,
+    x_ptr, total_ptr, y_ptr, M, N, inner, tiles, part_size,
     REVERSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """A piece of each row, or all of it; in REVERSE from its end."""
-    starts, is_row, offs_m = _places(M, N, inner, tiles, BLOCK_M)
-    piece = tl.program_id(1).to(tl.int64)
-    pieces = tl.num_programs(1)
+    """Scan a part of each row, or all of it; REVERSE from its end."""
+    starts, is_row, offs_m = _row_starts(M, N, inner, tiles, BLOCK_M)
+    part = tl.program_id(1).to(tl.int64)
+    parts = tl.num_programs(1)
     offs_n = tl.arange(0, BLOCK_N)
     LAST: tl.constexpr = 0 if REVERSE else BLOCK_N - 1
     carry = tl.zeros([BLOCK_M], tl.float32)
-    if BLOCK_P > 1:  # the pieces before this one
+    if BLOCK_P > 1:  # the parts before this one
         offs_p = tl.arange(0, BLOCK_P)
-        is_before = (offs_p > piece) & (offs_p < pieces) if REVERSE else offs_p < piece
-        totals = total_ptr + offs_m[:, None] * pieces + offs_p[None, :]
+        is_before = (offs_p > part) & (offs_p < parts) if REVERSE else offs_p < part
+        totals = total_ptr + offs_m[:, None] * parts + offs_p[None, :]
         carry += tl.sum(tl.load(totals, mask=is_row[:, None] & is_before[None, :], other=0.0), axis=1)
-    begin = piece * chunk
-    blocks = tl.cdiv(tl.minimum(begin + chunk, N) - begin, BLOCK_N)
+    begin = part * part_size
+    blocks = tl.cdiv(tl.minimum(begin + part_size, N) - begin, BLOCK_N)
     for block in range(blocks):
         n = begin + (blocks - 1 - block if REVERSE else block) * BLOCK_N + offs_n
-        inside = is_row[:, None] & (n < N)[None, :]
+        in_bounds = is_row[:, None] & (n < N)[None, :]
         offs = starts[:, None] + n[None, :] * inner
-        x = tl.load(x_ptr + offs, mask=inside, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + offs, mask=in_bounds, other=0.0).to(tl.float32)
         y = carry[:, None] + tl.cumsum(x, axis=1, reverse=REVERSE)
         carry = tl.sum(tl.where(offs_n[None, :] == LAST, y, 0.0), axis=1)
-        tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=inside)
+        tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=in_bounds)
 
 
 def _default(form: str, size: int, length: int, width: int) -> Config:
@@ -116,30 +118,30 @@ def _choices(form: str, size: int, length: int, width: int) -> list[Config]:
     return [{"BLOCK_M": m, "BLOCK_N": n, "num_warps": w} for m, n in sorted(set(shapes)) for w in (4, 8)]
 
 
-CONFIG = Tuned("cumsum.json", _default, _choices)
-_pieces = Launcher(_cumsum_pieces)
+CONFIG = ConfigTable("cumsum.json", _default, _choices)
+_sum_parts = Launcher(_cumsum_parts)
 _forward = Launcher(_cumsum_fwd)
 
 
-@planned
+@cached_plan
 def _plan(shape: tuple[int, ...], dim: int, dtype: torch.dtype, out: torch.dtype, device: int, reverse: bool) -> Launch:
-    """How x becomes y."""
-    outer, N, inner = sizes(shape, dim, dim + 1)
+    """Return the launch that takes x and y."""
+    outer, N, inner = split_sizes(Reduce(dim, dim + 1, False, "sum"), shape)
     form = "rows" if inner == 1 else "columns"
     length, width = (next_power_of_2(min(longest, size)) for longest, size in ((4096, N), (256, inner)))
     config = CONFIG(device, form, dtype.itemsize, length, width)
     tiles = 1 if inner == 1 else cdiv(inner, config["BLOCK_M"])
     programs = cdiv(outer, config["BLOCK_M"]) if inner == 1 else outer * tiles
-    chunk, pieces = split(programs, N, config["BLOCK_N"])
-    given = outer, N, inner, tiles, chunk
-    cumulate = _forward.prepare((programs, pieces), *given, REVERSE=reverse, BLOCK_P=next_power_of_2(pieces), **config)
-    if pieces == 1:
+    part_size, parts = split(programs, N, config["BLOCK_N"])
+    given = outer, N, inner, tiles, part_size
+    cumulate = _forward.prepare((programs, parts), *given, REVERSE=reverse, BLOCK_P=next_power_of_2(parts), **config)
+    if parts == 1:
         return lambda x, y: cumulate(x, y, y)
-    add_up = _pieces.prepare((programs, pieces), *given, **config)
+    sum_parts = _sum_parts.prepare((programs, parts), *given, **config)
 
     def launch(x: Tensor, y: Tensor) -> None:
-        totals = torch.empty(outer * inner, pieces, dtype=torch.float32, device=x.device)
-        add_up(x, totals)
+        totals = torch.empty(outer * inner, parts, dtype=torch.float32, device=x.device)
+        sum_parts(x, totals)
         cumulate(x, totals, y)
 
     return launch
@@ -151,7 +153,7 @@ def _empty(x: Tensor, dim: int, reverse: bool, dtype: torch.dtype | None) -> Ten
 
 @operator("cumsum", fake=_empty)
 def cumsum_forward(x: Tensor, dim: int, reverse: bool, dtype: torch.dtype | None) -> Tensor:
-    """The cumulative sum over a dimension, from its beginning or from its end."""
+    """The cumulative sum over a dimension, from its start or from its end."""
     y = _empty(x, dim, reverse, dtype)
     if x.numel():
         _plan(x.shape, dim, x.dtype, y.dtype, x.get_device(), reverse)(x.contiguous(), y)
@@ -164,7 +166,7 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, dy: Tensor):
-    return cumsum_forward(dy, ctx.dim, not ctx.reverse, None).to(ctx.dtype), None, None, None
+    return cumsum_forward(dy, ctx.dim, not ctx.reverse, None).to(ctx.dtype)
 
 
 cumsum_forward.differentiate(_save, _backward)
@@ -175,30 +177,31 @@ def triton_cumsum(x: Tensor) -> Tensor:
     return cumsum_forward(x, 1, False, None)
 
 
-SMALLEST = 0  # elements: torch takes longer than our call costs the host, however small the input
+SMALLEST = 0  # elements: torch takes longer than our call costs the host at every size
 
 
-@planned
-def _way(shape: tuple[int, ...], dtype: torch.dtype, device: int, dim: int) -> Callable[[Tensor], Tensor] | None:
-    """From x as it lies in memory to its sums; None if that is torch's to do."""
+@cached_plan
+def _plan_call(dim: int, x: TensorKey) -> Callable[[Tensor], Tensor] | None:
+    shape, dtype, device = x
     if not has_elements(shape, dtype, dim):
         return None
-    return filling(_plan(shape, dim % len(shape), dtype, dtype, device, False), shape)
+    return unary(_plan(shape, dim % len(shape), dtype, dtype, device, False), shape)
 
 
-def _by_ours(x: Any, dim: int, dtype: torch.dtype | None) -> Tensor | None:
-    """None if our kernels cannot take it as torch would."""
-    if dtype is None and is_quiet() and is_ready(x):
-        way = _way(x.shape, x.dtype, x.get_device(), dim)
-        return way and way(x)
-    if takes(SMALLEST, x, dtype) and (dims := named(x, dim)):
-        return cumsum_forward(x, dims[0], False, dtype)
-    return None
+def _call(dim: int, x: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
+    if not eligible_reduction(x, dtype) or not (dims := reduced_dims(x.dim(), dim)):
+        return None
+    return cumsum_forward(x, dims[0], False, dtype)
+
+
+dispatch = Dispatch(_plan_call, _call)
 
 
 def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
-    """As `torch.cumsum`: the fast kernels where they fit, torch elsewhere."""
-    y = _by_ours(input, dim, dtype) if type(dim) is int and out is None else None
+    """Cumulative sum over a dimension, with the arguments of `torch.cumsum`."""
+    y = None
+    if type(dim) is int and out is None:
+        y = dispatch(SMALLEST, dim, input) if dtype is None else _call(dim, input, dtype)
     return torch.cumsum(input, dim, dtype=dtype, out=out) if y is None else y
 
 

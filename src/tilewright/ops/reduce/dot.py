@@ -17,14 +17,14 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops.reduce._numba import NUMBA_THREADS, numba_sum_chunks, numba_tree_sum
-from tilewright.ops.reduce._operators import split, sum_pieces
-from tilewright.runtime.configs import planned
-from tilewright.runtime.cuda import Source
-from tilewright.runtime.elementwise import takes
+from tilewright.ops.reduce._operators import plan_row_sums, split
+from tilewright.runtime.configs import cached_plan
+from tilewright.runtime.cuda import CudaSource
+from tilewright.runtime.elementwise import eligible_elementwise
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.numba import launch, numba_cuda
-from tilewright.runtime.operator import contiguous_like, operator, spread
-from tilewright.runtime.pdl import can_follow, let_follow
+from tilewright.runtime.operator import contiguous_like, operator, scatter
+from tilewright.runtime.pdl import has_pdl, launch_dependents
 from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Cost, Op, grid
 
@@ -57,8 +57,8 @@ op = Op(
 
 
 @triton.jit
-def _dot_chunk(x_ptr, y_ptr, partial_ptr, N, chunk, LEADS: tl.constexpr, BLOCK_N: tl.constexpr):
-    let_follow(LEADS)
+def _dot_chunk(x_ptr, y_ptr, partial_ptr, N, chunk, PDL: tl.constexpr, BLOCK_N: tl.constexpr):
+    launch_dependents(PDL)
     piece = tl.program_id(0).to(tl.int64)  # int64: N may pass 2**31
     begin = piece * chunk
     end = tl.minimum(begin + chunk, N)
@@ -98,11 +98,11 @@ _launch = Launcher(_dot_chunk)
 _launch_backward = Launcher(_dot_bwd)
 
 
-@planned
+@cached_plan
 def _plan(N: int, dtype: torch.dtype, device: int) -> Callable[..., None]:
     chunk, chunks = split(1, N, BLOCK_N)
-    multiply = _launch.prepare((chunks,), N, chunk, LEADS=can_follow(device), BLOCK_N=BLOCK_N, num_warps=4)
-    add_up = sum_pieces(1, chunks, device)
+    multiply = _launch.prepare((chunks,), N, chunk, PDL=has_pdl(device), BLOCK_N=BLOCK_N, num_warps=4)
+    add_up = plan_row_sums(1, chunks, device)
 
     def launch(x: Tensor, y: Tensor, out: Tensor) -> None:
         partial = x.new_empty(chunks, dtype=torch.float32)
@@ -116,7 +116,7 @@ def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
     _plan(x.numel(), x.dtype, x.get_device())(x, y, out)
 
 
-CUDA = Source("reduce/dot.cu", "dot_chunks", "dot_partials")
+CUDA = CudaSource("reduce/dot.cu", "dot_chunks", "dot_partials")
 CUDA_THREADS = 256  # any number is right
 CUDA_BLOCK = 16384  # pieces are multiples of it
 
@@ -182,7 +182,7 @@ def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(x, y)
 
 
-@planned
+@cached_plan
 def _plan_backward(N: int, dtypes: Any, device: int, wanted: tuple[bool, ...]) -> Callable[..., None]:
     how = {"FILLED": N % BACKWARD_BLOCK == 0, "BLOCK_N": BACKWARD_BLOCK, "num_warps": 4}
     return _launch_backward.prepare((cdiv(N, BACKWARD_BLOCK),), N, **how)
@@ -198,16 +198,16 @@ def dot_backward(x: Tensor, y: Tensor, grad: Tensor, wanted: Sequence[bool]) -> 
     gradients = _gradients_like(x, y, grad, wanted)
     if x.numel():
         plan = _plan_backward(x.numel(), (x.dtype, grad.dtype), x.get_device(), tuple(wanted))
-        plan(x.contiguous(), y.contiguous(), grad, *spread(gradients, wanted))
+        plan(x.contiguous(), y.contiguous(), grad, *scatter(gradients, wanted))
     return gradients
 
 
 def _backward(ctx, grad: Tensor):
     x, y = ctx.saved_tensors
     wanted = ctx.needs_input_grad[:2]
-    if torch.is_grad_enabled():  # for torch to differentiate again
-        return grad * y if wanted[0] else None, grad * x if wanted[1] else None, None
-    return *spread(dot_backward(x, y, grad, wanted), wanted), None
+    if torch.is_grad_enabled():  # double backward: torch differentiates this formula again
+        return grad * y if wanted[0] else None, grad * x if wanted[1] else None
+    return tuple(scatter(dot_backward(x, y, grad, wanted), wanted))
 
 
 dot_forward.differentiate(_save, _backward)
@@ -232,8 +232,8 @@ SMALLEST = 2**20  # elements; below this torch takes less time than our call cos
 
 
 def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """As `torch.dot`: the fast kernel where it fits, torch elsewhere."""
-    if out is not None or not takes(SMALLEST, input, tensor) or input.dim() != 1:
+    """Dot product, with the arguments of `torch.dot`."""
+    if out is not None or not eligible_elementwise(SMALLEST, input, tensor) or input.dim() != 1:
         return torch.dot(input, tensor, out=out)
     return dot_forward(input, tensor, "triton")
 

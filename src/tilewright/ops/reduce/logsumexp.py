@@ -1,7 +1,7 @@
 """Logarithm of the sum of exponentials over dimensions: y = max x + log sum exp(x - max x).
 
-Each lane keeps the largest element it has met and the sum of exp(x - largest), which shrinks when a larger one comes:
-one exp an element either way. The gradient is softmax: exp(x - y).
+Each lane keeps a running maximum and the sum of exp(x - maximum), rescaled when the maximum grows: one exp per element
+either way. The gradient is softmax: exp(x - y).
 """
 
 from __future__ import annotations
@@ -11,8 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops.reduce._operators import BENCH, CHECK, reduce, reduced
-from tilewright.spec import Cost, Op
+from tilewright.ops.reduce._cases import backward_cost as plain_backward_cost
+from tilewright.ops.reduce._cases import cost as plain_cost
+from tilewright.ops.reduce._cases import reduction_op
+from tilewright.ops.reduce._operators import ReduceCall, dispatch, reduce
+from tilewright.spec import Cost
+
+__all__ = ["logsumexp"]
 
 
 def reference(x: Tensor) -> Tensor:
@@ -20,39 +25,36 @@ def reference(x: Tensor) -> Tensor:
 
 
 def cost(x: Tensor) -> Cost:
-    written = x.numel() // max(1, x.shape[-1]) * x.element_size()
-    return Cost(read=x.nbytes, written=written, flops={"fp32": 4 * x.numel(), "special": x.numel()})
+    return plain_cost(x) + Cost(0, 0, {"fp32": 3 * x.numel(), "special": x.numel()})
 
 
 def backward_cost(x: Tensor) -> Cost:
-    rows = x.numel() // max(1, x.shape[-1])
-    read = x.nbytes + 2 * rows * x.element_size()
-    return Cost(read=read, written=x.nbytes, flops={"fp32": 2 * x.numel(), "special": x.numel()})
+    return plain_backward_cost(x) + Cost(0, 0, {"special": x.numel()})
 
 
-op = Op(
+op = reduction_op(
     "logsumexp",
     reference,
-    cost,
-    inputs=lambda draw: (draw.randn("M", "N", scale=3.0),),
-    check=CHECK,
-    bench=BENCH,
+    cost=cost,
     backward_cost=backward_cost,
-    batch="M",
+    inputs=lambda draw: (draw.randn("M", "N", scale=3.0),),
 )
 
 
 @op.kernel("triton", language="triton")
 def triton_logsumexp(x: Tensor) -> Tensor:
-    return reduce(x, (1,), False, "logsumexp")
+    return reduce(x, (1,), "logsumexp")
 
 
-SMALLEST = 0  # elements: one launch costs the host less than torch's several, and no input is too small for that
+SMALLEST = 0  # elements: one launch costs the host less than torch's several
 
 
 def logsumexp(input: Tensor, dim: Any, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
-    """As `torch.logsumexp`: the fast kernels where they fit, torch elsewhere."""
-    y = reduced(SMALLEST, input, dim, keepdim, "logsumexp") if dim is not None and out is None else None
+    """Logarithm of the sum of exponentials, with the arguments of `torch.logsumexp`."""
+    y = None
+    if dim is not None and out is None:
+        dims = tuple(dim) if type(dim) is list else dim
+        y = dispatch(SMALLEST, ReduceCall(dims, keepdim, "logsumexp"), input)
     return torch.logsumexp(input, dim, keepdim, out=out) if y is None else y
 
 

@@ -7,36 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops.reduce._operators import BENCH, CHECK, cost, reduce, reduced
-from tilewright.spec import Cost, Op
+from tilewright.ops.reduce._cases import expanded_cost, reduction_op
+from tilewright.ops.reduce._operators import ReduceCall, dispatch, reduce
+
+__all__ = ["mean"]
 
 
 def reference(x: Tensor) -> Tensor:
     return torch.mean(x, dim=-1)
 
 
-def backward_cost(x: Tensor) -> Cost:
-    return Cost(read=0, written=0)  # the incoming gradient / N, expanded without a copy
-
-
-op = Op(
-    "mean",
-    reference,
-    cost,
-    inputs=lambda draw: (draw.randn("M", "N"),),
-    check=CHECK,
-    bench=BENCH,
-    backward_cost=backward_cost,
-    batch="M",
-)
+op = reduction_op("mean", reference, backward_cost=expanded_cost)
 
 
 @op.kernel("triton", language="triton")
 def triton_mean(x: Tensor) -> Tensor:
-    return reduce(x, (1,), False, "mean")
+    return reduce(x, (1,), "mean")
 
 
-SMALLEST = 2**20  # elements; below this torch takes less time than our call costs the host
+SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
 
 
 def mean(
@@ -47,8 +36,9 @@ def mean(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As `torch.mean`: the fast kernels where they fit, torch elsewhere."""
-    y = None if out is not None else reduced(SMALLEST, input, dim, keepdim, "mean", dtype=dtype)
+    """Mean over dimensions, with the arguments of `torch.mean`."""
+    dims = tuple(dim) if type(dim) is list else dim
+    y = dispatch(SMALLEST, ReduceCall(dims, keepdim, "mean", dtype=dtype), input) if out is None else None
     return torch.mean(input, dim, keepdim, dtype=dtype, out=out) if y is None else y
 
 

@@ -1,8 +1,8 @@
 """Product over dimensions: y = product of x over each row.
 
-The gradient of an element is the product of the others: y / x where no element is zero; where one is, it alone has a
-gradient, the product of the rest; where more are, none has. So forward leaves the product of what is not zero, and how
-many are, where gradients are wanted.
+The gradient of an element is the product of the others: y / x where no element is zero; with one zero, that element
+alone has a gradient, the product of the rest; with more, none has. So where gradients are needed, forward keeps the
+product of the nonzero elements and the number of zeros.
 """
 
 from __future__ import annotations
@@ -12,43 +12,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops.reduce._operators import BENCH, CHECK, backward_cost, cost, reduce, reduced
-from tilewright.spec import Op
+from tilewright.ops.reduce._cases import reduction_op
+from tilewright.ops.reduce._operators import ReduceCall, dispatch, reduce
+
+__all__ = ["prod"]
 
 
 def reference(x: Tensor) -> Tensor:
     return torch.prod(x, dim=-1)
 
 
-op = Op(
-    "prod",
-    reference,
-    cost,
-    inputs=lambda draw: (1 + draw.randn("M", "N", scale=1 / 64),),
-    check=CHECK,
-    bench=BENCH,
-    backward_cost=backward_cost,
-    batch="M",
-)
+op = reduction_op("prod", reference, inputs=lambda draw: (1 + draw.randn("M", "N", scale=1 / 64),))
 
 
 @op.kernel("triton", language="triton")
 def triton_prod(x: Tensor) -> Tensor:
-    return reduce(x, (1,), False, "prod")
+    return reduce(x, (1,), "prod")
 
 
-SMALLEST = 2**20  # elements; below this torch takes less time than our call costs the host
+SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
 
 
 def prod(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """As `torch.prod`: the fast kernels where they fit, torch elsewhere."""
-    if type(dim) is int or (dim is None and keepdim is False):
-        y = reduced(SMALLEST, input, dim, keepdim, "prod", dtype=dtype)
+    """Product over dimensions, with the arguments of `torch.prod`."""
+    over_all = dim is None and keepdim is False
+    if over_all or type(dim) is int:
+        y = dispatch(SMALLEST, ReduceCall(dim, keepdim, "prod", dtype=dtype), input)
         if y is not None:
             return y
-    if dim is None and keepdim is False:
-        return torch.prod(input, dtype=dtype)
-    return torch.prod(input, dim, keepdim, dtype=dtype)
+    return torch.prod(input, dtype=dtype) if over_all else torch.prod(input, dim, keepdim, dtype=dtype)
 
 
 @op.public

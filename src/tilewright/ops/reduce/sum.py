@@ -1,7 +1,7 @@
 """Sum over dimensions: y = sum of x over each row.
 
-The kernels are those of every reduction (`_reduce.py`); beside them, whole rows and pieces of rows in CUDA C++ and in
-Numba.
+The Triton kernels are those of every reduction (`_triton.py`); beside them, whole rows and parts of rows in CUDA C++
+and in Numba.
 """
 
 from __future__ import annotations
@@ -11,61 +11,50 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.ops.reduce._cases import expanded_cost, reduction_op
 from tilewright.ops.reduce._numba import NUMBA_THREADS, numba_sum_chunks
-from tilewright.ops.reduce._operators import BENCH, CHECK, cost, reduce, reduced, split
-from tilewright.runtime.cuda import Source
+from tilewright.ops.reduce._operators import ReduceCall, dispatch, reduce, split
+from tilewright.runtime.cuda import CudaSource
 from tilewright.runtime.numba import launch
 from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv, next_power_of_2
-from tilewright.spec import Cost, Op
+
+__all__ = ["sum"]
 
 
 def reference(x: Tensor) -> Tensor:
     return torch.sum(x, dim=-1)
 
 
-def backward_cost(x: Tensor) -> Cost:
-    return Cost(read=0, written=0)  # the incoming gradient, expanded without a copy
-
-
-op = Op(
-    "sum",
-    reference,
-    cost,
-    inputs=lambda draw: (draw.randn("M", "N"),),
-    check=CHECK,
-    bench=BENCH,
-    backward_cost=backward_cost,
-    batch="M",
-)
+op = reduction_op("sum", reference, backward_cost=expanded_cost)
 
 
 @op.kernel("triton", language="triton")
 def triton_sum(x: Tensor) -> Tensor:
-    return reduce(x, (1,), False, "sum")
+    return reduce(x, (1,), "sum")
 
 
-CUDA = Source("reduce/sum.cu", "sum_whole", "sum_chunks", "sum_partials")
-CUDA_THREADS = 256  # any number is right
-CUDA_BLOCK = 16384  # pieces of rows are multiples of it
+CUDA = CudaSource("reduce/sum.cu", "sum_whole", "sum_chunks", "sum_partials")
+CUDA_THREADS = 256
+CUDA_BLOCK = 16384  # parts of rows are multiples of it
 
 
 def _cuda(x: Tensor, y: Tensor) -> None:
     M, N = x.shape
     where = x.dtype, x.get_device()
-    room = 4 * CUDA_THREADS  # bytes of shared memory: a float for each thread
+    shared = 4 * CUDA_THREADS  # bytes: one float per thread
     chunk, chunks = split(M, N, CUDA_BLOCK)
     if chunks == 1:
         lanes = min(CUDA_THREADS, next_power_of_2(cdiv(x.element_size() * N, 16)))
         blocks = cdiv(M, CUDA_THREADS // lanes)
-        CUDA.prepare("sum_whole", *where, (blocks,), CUDA_THREADS, M, N, lanes, shared=room)(x, y)
+        CUDA.prepare("sum_whole", *where, (blocks,), CUDA_THREADS, M, N, lanes, shared=shared)(x, y)
         return
     partial = torch.empty(M, chunks, dtype=torch.float32, device=x.device)
-    CUDA.prepare("sum_chunks", *where, (M, chunks), CUDA_THREADS, M, N, chunk, shared=room)(x, partial)
-    CUDA.prepare("sum_partials", *where, (M,), CUDA_THREADS, M, chunks, shared=room)(partial, y)
+    CUDA.prepare("sum_chunks", *where, (M, chunks), CUDA_THREADS, M, N, chunk, shared=shared)(x, partial)
+    CUDA.prepare("sum_partials", *where, (M,), CUDA_THREADS, M, chunks, shared=shared)(partial, y)
 
 
-NUMBA_BLOCK = 4096  # pieces of rows are multiples of it
+NUMBA_BLOCK = 4096  # parts of rows are multiples of it
 
 
 def _numba(x: Tensor, y: Tensor) -> None:
@@ -88,7 +77,7 @@ def _fake(x: Tensor, form: str) -> Tensor:
 
 @operator("sum_rows", fake=_fake)
 def sum_rows(x: Tensor, form: str) -> Tensor:
-    """The sum over the last dimension by the named form."""
+    """The sum over the last dimension, by CUDA C++ or Numba."""
     if x.numel() == 0:
         return x.new_zeros(x.shape[:-1])
     y = x.new_empty(x.shape[:-1])
@@ -101,7 +90,7 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, grad: Tensor):
-    return grad.unsqueeze(-1).expand(ctx.shape), None
+    return grad.unsqueeze(-1).expand(ctx.shape)
 
 
 sum_rows.differentiate(_save, _backward)
@@ -118,19 +107,20 @@ def numba(x: Tensor) -> Tensor:
 
 
 @op.also
-def of_columns(device: str) -> None:
-    reduce(torch.empty(64, 4096, 256, dtype=torch.bfloat16, device=device), (1,), False, "sum")
+def sum_over_a_middle_dimension(device: str) -> None:
+    reduce(torch.empty(64, 4096, 256, dtype=torch.bfloat16, device=device), (1,), "sum")
 
 
-SMALLEST = 2**20  # elements; below this torch takes less time than our call costs the host
+SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
 
 
 def sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """As `torch.sum`: the fast kernels where they fit, torch elsewhere."""
-    y = reduced(SMALLEST, input, dim, keepdim, "sum", dtype=dtype)
+    """Sum over dimensions, with the arguments of `torch.sum`."""
+    dims = tuple(dim) if type(dim) is list else dim
+    y = dispatch(SMALLEST, ReduceCall(dims, keepdim, "sum", dtype=dtype), input)
     if y is not None:
         return y
-    if dim is None and not keepdim:  # two overloads: some kinds of tensor have only this one
+    if dim is None and not keepdim:  # of the two overloads, some tensor subclasses have only this one
         return torch.sum(input, dtype=dtype)
     return torch.sum(input, dim, keepdim, dtype=dtype)
 

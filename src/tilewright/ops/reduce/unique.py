@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.runtime.configs import Config, Tuned
-from tilewright.runtime.eligibility import runs_here
+from tilewright.runtime.configs import Config, ConfigTable
+from tilewright.runtime.eligibility import eligible
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv, next_power_of_2
@@ -190,7 +190,7 @@ def _choices(form: str, size: int) -> list[Config]:
     return [{"BLOCK_N": n, "programs": p, "num_warps": w} for n, w, p in shapes]
 
 
-CONFIG = Tuned("unique.json", _default, _choices)
+CONFIG = ConfigTable("unique.json", _default, _choices)
 _mark_launch = Launcher(_unique_mark)
 _groups_launch = Launcher(_unique_groups)
 _write_launch = Launcher(_unique_write)
@@ -303,7 +303,7 @@ def _takes(x: Any, inverse: bool) -> bool:
     smallest = SMALLEST_COUNT if x.element_size() == 2 and not inverse else SMALLEST
     if x.numel() < max(1, smallest) or (x.requires_grad and torch.is_grad_enabled()):
         return False
-    return runs_here(x if x.is_floating_point() else x.new_zeros(0, dtype=torch.float32))  # it takes floats alone
+    return eligible(x if x.is_floating_point() else x.new_zeros(0, dtype=torch.float32))  # it takes floats alone
 
 
 @op.public

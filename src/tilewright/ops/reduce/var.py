@@ -1,8 +1,8 @@
 """Variance over dimensions: y = sum of (x - mean)^2 / (N - correction).
 
-A row that one program holds, or a tile of a longer one, is summed twice there. Where rows are many, or tiles do not
-divide them, lanes sum distances, and their squares, from the mean of the first block, which is near enough that little
-cancels. Pieces are put together by their means and counts (Chan).
+A row that one program holds, or a tile of a longer one, is summed twice from registers. Where rows are many, or tiles
+do not divide them, lanes sum distances from the mean of the first block and their squares; that mean is close enough
+that little cancels. Parts are combined by their means and counts (Chan's formula).
 """
 
 from __future__ import annotations
@@ -12,40 +12,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops.reduce._operators import BENCH, CHECK, backward_cost, cost, reduce, reduced
-from tilewright.spec import Op
+from tilewright.ops.reduce._cases import reduction_op
+from tilewright.ops.reduce._operators import ReduceCall, dispatch, reduce
+
+__all__ = ["var"]
 
 
 def reference(x: Tensor) -> Tensor:
     return torch.var(x, dim=-1)
 
 
-op = Op(
-    "var",
-    reference,
-    cost,
-    inputs=lambda draw: (draw.randn("M", "N"),),
-    check=CHECK,
-    bench=BENCH,
-    backward_cost=backward_cost,
-    batch="M",
-)
+op = reduction_op("var", reference)
 
 
 @op.kernel("triton", language="triton")
 def triton_var(x: Tensor) -> Tensor:
-    return reduce(x, (1,), False, "var", 1.0)
+    return reduce(x, (1,), "var", p=1.0)
 
 
-SMALLEST = 2**20  # elements; below this torch takes less time than our call costs the host
+SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
 
 
 def var(
     input: Tensor, dim: Any = None, *, correction: float = 1, keepdim: bool = False, out: Tensor | None = None
 ) -> Tensor:
-    """As `torch.var`: the fast kernels where they fit, torch elsewhere."""
+    """Variance over dimensions, with the arguments of `torch.var`."""
     if out is None and type(correction) in (int, float):
-        y = reduced(SMALLEST, input, dim, keepdim, "var", float(correction))
+        dims = tuple(dim) if type(dim) is list else dim
+        y = dispatch(SMALLEST, ReduceCall(dims, keepdim, "var", float(correction)), input)
         if y is not None:
             return y
     return torch.var(input, dim, correction=correction, keepdim=keepdim, out=out)

@@ -1,7 +1,7 @@
 """Norm over dimensions: y = (sum of |x|^p over each row)^(1/p).
 
-For p = inf and -inf it is the largest and the smallest |x|, for p = 0 the number of elements that are not zero. The
-gradient of p is x |x|^(p-2) / y^(p-1); where p is inf, elements that reach y share it.
+For p = inf and -inf it is the largest and the smallest |x|, for p = 0 the number of nonzero elements. The gradient is
+x |x|^(p-2) / y^(p-1); for p = inf and -inf, the elements with |x| = y share it.
 """
 
 from __future__ import annotations
@@ -12,28 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops.reduce._operators import backward_cost as rows_backward_cost
-from tilewright.ops.reduce._operators import cost as rows_cost
-from tilewright.ops.reduce._operators import reduce, reduced
-from tilewright.spec import Cost, Op, points
+from tilewright.ops.reduce._cases import reduction_op
+from tilewright.ops.reduce._operators import ReduceCall, dispatch, reduce
+from tilewright.spec import points
+
+__all__ = ["vector_norm"]
 
 
 def reference(x: Tensor, ord: str) -> Tensor:
     return torch.linalg.vector_norm(x, float(ord), dim=-1)
 
 
-def cost(x: Tensor, ord: str) -> Cost:
-    return rows_cost(x)
-
-
-def backward_cost(x: Tensor, ord: str) -> Cost:
-    return rows_backward_cost(x)
-
-
-op = Op(
+op = reduction_op(
     "vector_norm",
     reference,
-    cost,
     inputs=lambda draw: (draw.randn("M", "N"), draw["ord"]),
     check=points(
         M=(1, 3, 1, 5, 3, 3, 1061, 5003, 3, 5, 5),
@@ -41,8 +33,6 @@ op = Op(
         ord=("2", "3", "0.5", "inf", "2", "1", "2", "inf", "2.5", "0", "-inf"),
     ),
     bench=points(M=(1, 4096, 65536, 2**22, 65536), N=(2**28, 65536, 4096, 64, 4096), ord=("2", "2", "2", "2", "1")),
-    backward_cost=backward_cost,
-    batch="M",
 )
 
 
@@ -52,10 +42,10 @@ def _kind(ord: float) -> str:
 
 @op.kernel("triton", language="triton")
 def triton_vector_norm(x: Tensor, ord: str) -> Tensor:
-    return reduce(x, (1,), False, _kind(float(ord)), float(ord))
+    return reduce(x, (1,), _kind(float(ord)), p=float(ord))
 
 
-SMALLEST = 2**20  # elements; below this torch takes less time than our call costs the host
+SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
 
 
 def vector_norm(
@@ -67,9 +57,10 @@ def vector_norm(
     dtype: torch.dtype | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As `torch.linalg.vector_norm`: the fast kernels where they fit, torch elsewhere."""
+    """Norm over dimensions, with the arguments of `torch.linalg.vector_norm`."""
     if out is None and type(ord) in (int, float) and ord == ord:
-        y = reduced(SMALLEST, x, dim, keepdim, _kind(ord), float(ord), dtype)
+        dims = tuple(dim) if type(dim) is list else dim
+        y = dispatch(SMALLEST, ReduceCall(dims, keepdim, _kind(ord), float(ord), dtype), x)
         if y is not None:
             return y
     return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype, out=out)

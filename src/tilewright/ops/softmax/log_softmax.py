@@ -1,6 +1,6 @@
 """Logarithm of softmax over a dimension: y = x - max x - log sum exp(x - max x).
 
-The same kernels as softmax's, with the logarithm taken in place of the quotient.
+The kernels of softmax with LOG set.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tilewright.ops.softmax._operators import LONGEST_TILE, fits_a_cluster, softmax_forward, softmaxed
+from tilewright.ops.softmax._operators import MAX_TILE, Softmax, dispatch, fits_cluster, softmax_forward
 from tilewright.spec import Cost, Op, grid, points
 
 
@@ -45,25 +45,26 @@ def _has_columns(x: Tensor) -> bool:
 
 @op.kernel("triton-online", language="triton", fits=_has_columns)
 def online(x: Tensor) -> Tensor:
-    return softmax_forward(x, -1, True, "online")
+    return softmax_forward(x, Softmax(-1, log=True, form="online"))
 
 
-@op.kernel("triton", language="triton", fits=lambda x: 0 < x.shape[-1] <= LONGEST_TILE)
+@op.kernel("triton", language="triton", fits=lambda x: 0 < x.shape[-1] <= MAX_TILE)
 def tile(x: Tensor) -> Tensor:
-    return softmax_forward(x, -1, True, "tile")
+    return softmax_forward(x, Softmax(-1, log=True, form="tile"))
 
 
-@op.kernel("cuda", language="cuda", fits=lambda x: _has_columns(x) and fits_a_cluster(x))
+@op.kernel("cuda", language="cuda", fits=lambda x: _has_columns(x) and fits_cluster(x))
 def cluster(x: Tensor) -> Tensor:
-    return softmax_forward(x, -1, True, "cluster")
+    return softmax_forward(x, Softmax(-1, log=True, form="cluster"))
 
 
-SMALLEST = 2**21  # elements; below this torch takes less time than our call costs the host
+SMALLEST = 2**21  # elements, below which torch takes less time than our call costs the host
 
 
 def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """As `torch.nn.functional.log_softmax`: the fast kernels where they fit and win, torch elsewhere."""
-    y = softmaxed(SMALLEST, input, dim, dtype, True)
+    """Logarithm of softmax over a dimension, with the arguments of `torch.nn.functional.log_softmax`."""
+    same_dtype = dtype is None or dtype == getattr(input, "dtype", None)
+    y = dispatch(SMALLEST, Softmax(dim, log=True), input) if same_dtype and type(dim) is int else None
     return torch.nn.functional.log_softmax(input, dim=dim, dtype=dtype) if y is None else y
 
 

@@ -1,7 +1,7 @@
-"""Softmax of scaled scores over the keys that may be seen: y = softmax(scale * x) where they may, 0 elsewhere.
+"""Softmax of scaled scores over the visible keys: y = softmax(scale * x) where visible, 0 elsewhere.
 
-Scores are [..., queries, keys]. A boolean mask is true where a key may be seen; if causal, a query sees keys up to its
-own number. A query that sees nothing gets zeros. What may not be seen is not read.
+Scores are [..., queries, keys]. A boolean mask is true where a key is visible; causal, a query sees the keys up to its
+own position. A query that sees no key gets zeros. Hidden scores are not read.
 """
 
 from __future__ import annotations
@@ -12,11 +12,18 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops._exp import exp
-from tilewright.ops.softmax._operators import LONGEST_TILE, TILE, gradient_formula, softmax_backward
-from tilewright.runtime.clusters import PACK
-from tilewright.runtime.configs import planned
-from tilewright.runtime.eligibility import runs_here
-from tilewright.runtime.launch import Launcher, Prepared
+from tilewright.ops.softmax._operators import (
+    MAX_TILE,
+    TILE,
+    Softmax,
+    SoftmaxBackward,
+    gradient_formula,
+    softmax_backward,
+)
+from tilewright.runtime.clusters import VECTOR
+from tilewright.runtime.configs import cached_plan
+from tilewright.runtime.eligibility import eligible
+from tilewright.runtime.launch import Launcher, PreparedLaunch
 from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.sizes import cdiv, next_power_of_2
 from tilewright.spec import Cost, Draw, Op, grid, points
@@ -25,7 +32,7 @@ MODES = ("causal", "mask", "both")
 
 
 def visible(x: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
-    """Which scores count, as a boolean tensor that broadcasts to them."""
+    """Return which scores are visible, as a boolean tensor that broadcasts to them."""
     keep = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device)
     keep = keep.tril() if is_causal else keep
     return keep if mask is None else keep & mask
@@ -33,7 +40,7 @@ def visible(x: Tensor, mask: Tensor | None, is_causal: bool) -> Tensor:
 
 def reference(x: Tensor, mask: Tensor | None, scale: float, is_causal: bool) -> Tensor:
     keep = visible(x, mask, is_causal)
-    # Filled with the least number, not with -inf: a row of -inf alone would be NaN, in gradients too.
+    # Filled with the smallest finite number: a row of only -inf would be NaN, and so would its gradient.
     scores = (x * scale).masked_fill(~keep, torch.finfo(x.dtype).min)
     return torch.softmax(scores, -1).masked_fill(~keep, 0.0)
 
@@ -83,19 +90,19 @@ def _scores(
     x_ptr, mask_ptr, row, offs_n, inside, N, Q, H, scale, stride_b, stride_h, stride_q, stride_k,
     HAS_MASK: tl.constexpr, CAUSAL: tl.constexpr, VECTOR: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """Scores of these rows, -inf where a key is hidden, and which keys are seen. Of VECTOR neighbours all are read
-    where one may be seen: they are one access."""
+    """Return the scores of these rows, -inf where hidden, and which keys are visible. A vector of VECTOR neighbours is
+    loaded if one of them may be visible, since it is one access."""
     q = row % Q
-    near = inside
+    loaded = inside
     seen = inside
     if CAUSAL:
-        near = inside & (offs_n // VECTOR * VECTOR <= q)
+        loaded = inside & (offs_n // VECTOR * VECTOR <= q)
         seen = inside & (offs_n <= q)
     if HAS_MASK:
         lead = (row // Q).to(tl.int64)
         start = lead // H * stride_b + lead % H * stride_h + q.to(tl.int64) * stride_q
-        seen = seen & (tl.load(mask_ptr + start + offs_n.to(tl.int64) * stride_k, mask=near, other=0) != 0)
-    x = tl.load(x_ptr + row.to(tl.int64) * N + offs_n, mask=near, other=-float("inf"), eviction_policy=EVICT)
+        seen = seen & (tl.load(mask_ptr + start + offs_n.to(tl.int64) * stride_k, mask=loaded, other=0) != 0)
+    x = tl.load(x_ptr + row.to(tl.int64) * N + offs_n, mask=loaded, other=-float("inf"), eviction_policy=EVICT)
     return tl.where(seen, x.to(tl.float32) * scale, -float("inf")), seen
 
 
@@ -104,7 +111,7 @@ def _masked_softmax_tile(
     x_ptr, mask_ptr, y_ptr, M, N, Q, H, scale, stride_b, stride_h, stride_q, stride_k,
     HAS_MASK: tl.constexpr, CAUSAL: tl.constexpr, VECTOR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    row = (tl.program_id(0) + 0 * M) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]  # int64 only where M is: it is divided
+    row = (tl.program_id(0) + 0 * M) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]  # int64 only if M is
     offs_n = tl.arange(0, BLOCK_N)[None, :]
     inside = (row < M) & (offs_n < N)
     x, seen = _scores(
@@ -132,10 +139,10 @@ def _masked_softmax_online(
             x_ptr, mask_ptr, row, offs_n, offs_n < N, N, Q, H, scale, stride_b, stride_h, stride_q, stride_k,
             HAS_MASK, CAUSAL, VECTOR, "",
         )  # fmt: skip
-        grown = tl.maximum(m, tl.max(x, axis=0))
-        shift = tl.where(grown == -float("inf"), 0.0, grown)
+        new_max = tl.maximum(m, tl.max(x, axis=0))
+        shift = tl.where(new_max == -float("inf"), 0.0, new_max)
         total = total * exp(m - shift) + exp(x - shift)
-        m = grown
+        m = new_max
     scale_of_row = 1.0 / tl.sum(total, axis=0)
     for start in range(0, N, BLOCK_N):
         offs_n = start + tl.arange(0, BLOCK_N)
@@ -151,7 +158,7 @@ _launch_tile = Launcher(_masked_softmax_tile)
 _launch_online = Launcher(_masked_softmax_online)
 
 
-@planned
+@cached_plan
 def _plan(
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
@@ -159,13 +166,13 @@ def _plan(
     device: int,
     scale: float,
     is_causal: bool,
-) -> Prepared:
-    """How scores and a mask, of these strides if there is one, become y."""
+) -> PreparedLaunch:
+    """Return the launch that takes scores, mask and y; `strides` are those of the mask, if there is one."""
     B, H, Q, N = shape
     M = B * H * Q
-    args, vector = (N, Q, H, scale, *(strides or (0, 0, 0, 0))), PACK // dtype.itemsize
+    args, vector = (N, Q, H, scale, *(strides or (0, 0, 0, 0))), VECTOR // dtype.itemsize
     flags = {"HAS_MASK": strides is not None, "CAUSAL": is_causal, "VECTOR": vector}
-    if N <= LONGEST_TILE:
+    if N <= MAX_TILE:
         config = TILE(device, "fwd", dtype.itemsize, next_power_of_2(N))
         return _launch_tile.prepare((cdiv(M, config["BLOCK_M"]),), M, *args, **flags, **config)
     return _launch_online.prepare((M,), *args, **flags, BLOCK_N=8192, num_warps=16)
@@ -177,12 +184,12 @@ def _like(x: Tensor, mask: Tensor | None, scale: float, is_causal: bool) -> Tens
 
 @operator("masked_softmax", fake=_like)
 def masked_softmax_forward(x: Tensor, mask: Tensor | None, scale: float, is_causal: bool) -> Tensor:
-    """Of scores [B, H, Q, K], with a mask that has or broadcasts to their shape."""
+    """Masked softmax of scores [B, H, Q, K], with a mask that broadcasts to their shape."""
     y = contiguous_like(x)
     if not x.numel():
         return y
     x = x.contiguous()
-    seen, strides = x, None  # without a mask the pointer is not used
+    seen, strides = x, None  # without a mask the pointer is unused
     if mask is not None:
         seen = mask.expand(x.shape).view(torch.uint8)
         strides = seen.stride()
@@ -197,10 +204,10 @@ def _save(ctx, inputs, output) -> None:
 
 def _backward(ctx, dy: Tensor):
     (y,) = ctx.saved_tensors
-    if torch.is_grad_enabled():  # gradients of gradients: torch differentiates this form again
-        dx = gradient_formula(y, dy, -1, log=False) * ctx.scale
-        return dx.masked_fill(y == 0, 0.0), None, None, None
-    return softmax_backward(y, dy, -1, False, ctx.scale, "masked"), None, None, None
+    if torch.is_grad_enabled():  # double backward: torch differentiates this formula again
+        dx = gradient_formula(y, dy, Softmax(-1)) * ctx.scale
+        return dx.masked_fill(y == 0, 0.0)
+    return softmax_backward(y, dy, SoftmaxBackward(-1, form="masked", scale=ctx.scale))
 
 
 masked_softmax_forward.differentiate(_save, _backward)
@@ -212,28 +219,31 @@ def triton_masked_softmax(x: Tensor, mask: Tensor | None, scale: float, is_causa
 
 
 @op.also
-def of_long_rows(device: str) -> None:
+def masked_softmax_of_long_rows(device: str) -> None:
     x = torch.empty(1, 1, 64, 65536, dtype=torch.bfloat16, device=device)
     masked_softmax_forward(x, torch.empty_like(x, dtype=torch.bool), 1.0, True)
 
 
-MOST_DIMS = 4
+MAX_DIMS = 4
 
 
 def masked_softmax(input: Tensor, mask: Tensor | None = None, *, scale: float = 1.0, is_causal: bool = False) -> Tensor:
-    """Softmax over the last dimension of `scale * input`, of what `mask` (boolean, true: counts; broadcasts to the
-    input) and, if causal, the queries' own numbers let be seen. A row that sees nothing is zero."""
+    """Softmax of `scale * input` over the last dimension, restricted to visible keys.
+
+    `mask` is boolean, true where a key is visible, and broadcasts to the input. Causal, query q also sees no key beyond
+    q. A row without a visible key is zero.
+    """
     if input.dim() < 2:
-        raise ValueError(f"masked_softmax takes scores [..., queries, keys], not a tensor of {input.dim()} dimensions")
+        raise ValueError(f"masked_softmax needs scores [..., queries, keys], got a tensor of {input.dim()} dimensions")
     if mask is not None and mask.dtype != torch.bool:
-        raise TypeError(f"mask is boolean, true where a key may be seen, not {mask.dtype}")
+        raise TypeError(f"mask must be boolean, true where a key is visible, not {mask.dtype}")
     if mask is not None and torch.broadcast_shapes(mask.shape, input.shape) != input.shape:
         raise ValueError(f"a mask of shape {tuple(mask.shape)} does not broadcast to scores {tuple(input.shape)}")
-    if input.dim() > MOST_DIMS or not runs_here(input) or (mask is not None and mask.device != input.device):
+    if input.dim() > MAX_DIMS or not eligible(input) or (mask is not None and mask.device != input.device):
         return reference(input, mask, scale, is_causal)
-    if input.dim() == MOST_DIMS:
+    if input.dim() == MAX_DIMS:
         return masked_softmax_forward(input, mask, float(scale), is_causal)
-    scores = input[(None,) * (MOST_DIMS - input.dim())]
+    scores = input[(None,) * (MAX_DIMS - input.dim())]
     return masked_softmax_forward(scores, mask, float(scale), is_causal).view(input.shape)
 
 

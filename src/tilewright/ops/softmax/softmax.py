@@ -1,9 +1,8 @@
 """Softmax over a dimension: y = exp(x - max x) / sum exp(x - max x).
 
-Forms of one algorithm, in the order in which each removes what the one before it wastes. Counted in moves of the row
-through memory: three-pass reads it three times and writes it once (4N), online finds maximum and sum together (3N),
-the tile form keeps the row in the registers of one program (2N, the least), and the cluster form does so for rows that
-are longer than one program can hold.
+Four forms of the algorithm, each removing memory traffic of the previous one: three-pass reads the row three times and
+writes it once (4N), online computes maximum and sum in one pass (3N), tile keeps the row in the registers of one
+program (2N, the minimum), and cluster does the same for rows that are too long for one program.
 """
 
 from __future__ import annotations
@@ -14,15 +13,17 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops.softmax._operators import (
-    LONGEST_TILE,
-    fits_a_cluster,
+    MAX_TILE,
+    Softmax,
+    SoftmaxBackward,
+    dispatch,
+    fits_cluster,
     gradient_formula,
     softmax_backward,
     softmax_forward,
-    softmaxed,
 )
-from tilewright.runtime.configs import planned
-from tilewright.runtime.launch import Launcher, Prepared
+from tilewright.runtime.configs import cached_plan
+from tilewright.runtime.launch import Launcher, PreparedLaunch
 from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.sizes import next_power_of_2
 from tilewright.spec import Cost, Op, grid, points
@@ -61,7 +62,7 @@ def _has_columns(x: Tensor) -> bool:
 
 @op.kernel("manual", fits=_has_columns, is_baseline=True)
 def manual(x: Tensor) -> Tensor:
-    """Written out in PyTorch: five kernels, each through memory."""
+    """Written out in PyTorch: five kernels, each with a round trip through memory."""
     shifted = x.float() - x.float().amax(dim=-1, keepdim=True)
     e = torch.exp(shifted)
     return (e / e.sum(dim=-1, keepdim=True)).to(x.dtype)
@@ -69,7 +70,7 @@ def manual(x: Tensor) -> Tensor:
 
 @triton.jit
 def _softmax_three_pass(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)  # int64: M * N may pass 2**31
+    row = tl.program_id(0).to(tl.int64)  # int64: M * N may exceed 2**31
     x_ptr += row * N
     y_ptr += row * N
     largest = tl.full([BLOCK_N], -float("inf"), tl.float32)
@@ -92,15 +93,15 @@ def _softmax_three_pass(x_ptr, y_ptr, N, BLOCK_N: tl.constexpr):
 _launch_three_pass = Launcher(_softmax_three_pass)
 
 
-@planned
-def _plan_three_pass(M: int, N: int, dtype: torch.dtype, device: int) -> Prepared:
+@cached_plan
+def _plan_three_pass(M: int, N: int, dtype: torch.dtype, device: int) -> PreparedLaunch:
     block, warps = (4096, 8) if N <= 8192 else (8192, 16)
     return _launch_three_pass.prepare((M,), N, BLOCK_N=min(block, next_power_of_2(N)), num_warps=warps)
 
 
 @operator("softmax_three_pass", fake=contiguous_like)
 def three_pass_forward(x: Tensor) -> Tensor:
-    """Softmax of the last dimension, reading it three times."""
+    """Softmax over the last dimension, reading it three times."""
     y = contiguous_like(x)
     N = x.shape[-1]
     if x.numel():
@@ -115,8 +116,8 @@ def _save(ctx, inputs, output) -> None:
 def _backward(ctx, dy: Tensor) -> Tensor:
     (y,) = ctx.saved_tensors
     if torch.is_grad_enabled():
-        return gradient_formula(y, dy, -1, log=False)
-    return softmax_backward(y, dy, -1, False, 1.0, "online")
+        return gradient_formula(y, dy, Softmax(-1))
+    return softmax_backward(y, dy, SoftmaxBackward(-1, form="online"))
 
 
 three_pass_forward.differentiate(_save, _backward)
@@ -129,31 +130,32 @@ def three_pass(x: Tensor) -> Tensor:
 
 @op.kernel("triton-online", language="triton", fits=_has_columns)
 def online(x: Tensor) -> Tensor:
-    return softmax_forward(x, -1, False, "online")
+    return softmax_forward(x, Softmax(-1, form="online"))
 
 
-@op.kernel("triton", language="triton", fits=lambda x: 0 < x.shape[-1] <= LONGEST_TILE)
+@op.kernel("triton", language="triton", fits=lambda x: 0 < x.shape[-1] <= MAX_TILE)
 def tile(x: Tensor) -> Tensor:
-    return softmax_forward(x, -1, False, "tile")
+    return softmax_forward(x, Softmax(-1, form="tile"))
 
 
-@op.kernel("cuda", language="cuda", fits=lambda x: _has_columns(x) and fits_a_cluster(x))
+@op.kernel("cuda", language="cuda", fits=lambda x: _has_columns(x) and fits_cluster(x))
 def cluster(x: Tensor) -> Tensor:
-    return softmax_forward(x, -1, False, "cluster")
+    return softmax_forward(x, Softmax(-1, form="cluster"))
 
 
 @op.also
-def of_columns(device: str) -> None:
-    y = softmax_forward(torch.empty(64, 4096, 256, dtype=torch.bfloat16, device=device), 1, False, "best")
-    softmax_backward(y, y, 1, False, 1.0, "best")
+def softmax_over_a_middle_dimension(device: str) -> None:
+    y = softmax_forward(torch.empty(64, 4096, 256, dtype=torch.bfloat16, device=device), Softmax(1))
+    softmax_backward(y, y, SoftmaxBackward(1))
 
 
-SMALLEST = 2**21  # elements; below this torch takes less time than our call costs the host
+SMALLEST = 2**21  # elements, below which torch takes less time than our call costs the host
 
 
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """As `torch.nn.functional.softmax`: the fast kernels where they fit and win, torch elsewhere."""
-    y = softmaxed(SMALLEST, input, dim, dtype, False)
+    """Softmax over a dimension, with the arguments of `torch.nn.functional.softmax`."""
+    same_dtype = dtype is None or dtype == getattr(input, "dtype", None)
+    y = dispatch(SMALLEST, Softmax(dim), input) if same_dtype and type(dim) is int else None
     return torch.nn.functional.softmax(input, dim=dim, dtype=dtype) if y is None else y
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from triton.backends.compiler import GPUTarget
 
-from tilewright.runtime.cuda import FOLDER, Source
+from tilewright.runtime.cuda import FOLDER, CudaSource
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TritonCode:
 class CudaCode:
     """An instance of a CUDA C++ kernel template."""
 
-    source: Source
+    source: CudaSource
     instance: str  # as C++ spells it
     arch: str
     threads: int

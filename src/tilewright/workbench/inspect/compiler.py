@@ -26,7 +26,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 import tilewright
 from tilewright.errors import CompilationFailed, FileBroken, MissingTool, TilewrightError, first_line
-from tilewright.runtime.cuda import INCLUDE, _compiler_version
+from tilewright.runtime.cuda import INCLUDE, compiler_version
 from tilewright.workbench.inspect.code import CudaCode, TritonCode
 from tilewright.workbench.inspect.disk_cache import cached
 
@@ -125,7 +125,7 @@ def _compile_nvrtc(code: CudaCode) -> CompiledKernel:
     if code.arch.startswith("gfx"):
         raise CompilationFailed(code.file, None, CUDA_IS_NVIDIA_ONLY, code.arch)
     binary, symbols = code.source.cubin(code.arch, (code.instance,))
-    identity = [*_with_includes(Path(code.file))], code.file, code.instance, code.arch, _compiler_version()
+    identity = [*_with_includes(Path(code.file))], code.file, code.instance, code.arch, compiler_version()
     texts = {"ptx": cached(repr(identity).encode(), "ptx", lambda: _nvrtc_ptx(code)).decode()}
     return CompiledKernel(symbols[code.instance], binary, code.arch, code.threads, code.shared, code.cluster, texts)
 

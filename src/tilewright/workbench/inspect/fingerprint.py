@@ -16,7 +16,7 @@ import triton
 
 from tilewright.errors import LauncherFailed
 from tilewright.hardware import GPU
-from tilewright.runtime.cuda import _compiler_version
+from tilewright.runtime.cuda import compiler_version
 from tilewright.spec import Case, Kernel, Op
 from tilewright.workbench.inspect.code import TritonCode
 from tilewright.workbench.inspect.compiler import CompiledKernel, compile_kernel
@@ -32,7 +32,7 @@ COUNTED = (".text.", ".nv.constant", ".nv.shared.", ".nv.global")  # code, const
 
 def toolchain() -> dict[str, str]:
     """Return the versions that a fingerprint depends on: only fingerprints of the same toolchain can be compared."""
-    nvrtc = ".".join(map(str, _compiler_version()))
+    nvrtc = ".".join(map(str, compiler_version()))
     return {"triton": triton.__version__, "nvrtc": nvrtc, "torch": torch.__version__.partition("+")[0]}
 
 
@@ -46,8 +46,8 @@ def fingerprint(op: Op, kernel: Kernel, case: Case, gpu: GPU, direction: str = "
         if not computed:
             raise
         launches = []
-    torchs = [f"torch {len(computed)} functions {_digest(repr(computed).encode())}"] if computed else []
-    return [*map(_launch, launches), *torchs]
+    by_torch = [f"torch {len(computed)} functions {_digest(repr(computed).encode())}"] if computed else []
+    return [*map(_launch, launches), *by_torch]
 
 
 def _launch(launch: Launch) -> str:

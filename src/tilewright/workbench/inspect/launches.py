@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from tilewright.errors import LauncherFailed, TilewrightError, UnknownSetting, WrongInputs, first_line
 from tilewright.hardware import GPU
-from tilewright.runtime.cuda import Prepared, Source, _spelled
+from tilewright.runtime.cuda import CudaLaunch, CudaSource, cpp_name
 from tilewright.spec import Case, Kernel, Op
 from tilewright.workbench.inspect.code import CudaCode, TritonCode
 from tilewright.workbench.inspect.compiler import compile_kernel
@@ -210,8 +210,8 @@ def _recording(gpu: GPU) -> Iterator[list[Launch]]:
         tuner.fn.run(*args, **options, **chosen)
         tuner.nargs, note = None, ""
 
-    def launch_cuda(prepared: Prepared, *tensors: Tensor | None) -> None:
-        instance = _spelled(prepared.kernel, prepared.dtype)
+    def launch_cuda(prepared: CudaLaunch, *tensors: Tensor | None) -> None:
+        instance = cpp_name(prepared.kernel, prepared.dtype)
         code = CudaCode(prepared.source, instance, gpu.arch, prepared.block, prepared.shared, prepared.cluster)
         passed = (*(0 if t is None else None for t in tensors), *_integers(prepared.numbers))
         found.append(Launch(instance, code, _grid(prepared.grid), gpu, arguments=passed))
@@ -220,14 +220,14 @@ def _recording(gpu: GPU) -> Iterator[list[Launch]]:
         source: Any, kernel: str, dtype: Any, device: int, block: int, *, shared: int = 0, cluster: int = 1
     ) -> int:
         # An upper bound: only the driver knows how clusters map to GPCs.
-        compiled = compile_kernel(CudaCode(source, _spelled(kernel, dtype), gpu.arch, block, shared, cluster))
+        compiled = compile_kernel(CudaCode(source, cpp_name(kernel, dtype), gpu.arch, block, shared, cluster))
         return gpu.sms * occupancy(gpu, resources(compiled), block).blocks // cluster
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(JITFunction, "run", run))
         stack.enter_context(patch.object(Autotuner, "run", run_first))
-        stack.enter_context(patch.object(Prepared, "__call__", launch_cuda))
-        stack.enter_context(patch.object(Source, "resident", resident, create=True))
+        stack.enter_context(patch.object(CudaLaunch, "__call__", launch_cuda))
+        stack.enter_context(patch.object(CudaSource, "resident", resident, create=True))
         # With a launch hook, our launchers call JITFunction.run, which is recorded.
         knobs.runtime.launch_enter_hook.add(_hook)
         stack.callback(knobs.runtime.launch_enter_hook.remove, _hook)

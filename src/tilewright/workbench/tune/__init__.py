@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from tilewright.runtime.configs import TABLES, Config, Key, Tuned
+from tilewright.runtime.configs import TABLES, Config, ConfigTable, Key
 from tilewright.spec import Case, Kernel, Op
 from tilewright.timer import Clock, require_working_gpu
 from tilewright.workbench.check.cases import CheckCase
@@ -34,7 +34,7 @@ class Tried:
 class Search:
     """What was tried for one key, best first."""
 
-    table: Tuned
+    table: ConfigTable
     key: Key
     op: str
     kernel: str
@@ -91,7 +91,7 @@ def tune(
 def keep(found: Sequence[Search], gpu: str) -> None:
     """Write the winners down, and forget those that the default beats now. Where nothing was right nothing changes."""
     for table in {id(search.table): search.table for search in found}.values():
-        table.keep(gpu, {search.key: search.winner for search in found if search.table is table and search.best})
+        table.save(gpu, {search.key: search.winner for search in found if search.table is table and search.best})
 
 
 class _TestBed:
@@ -103,33 +103,33 @@ class _TestBed:
         self._references = ReferenceRuns(op, device, seed=0, evicts_large=False, is_training=True)
         self._inputs: dict[str, InputPool] = {}
 
-    def asked(self, kernel: Kernel, direction: str) -> list[tuple[Tuned, Key]]:
+    def asked(self, kernel: Kernel, direction: str) -> list[tuple[ConfigTable, Key]]:
         """What the kernel asks for in this direction and, with gradients, not already without."""
         request = self._request(direction)
-        found: dict[str, list[tuple[Tuned, Key]]] = {}
+        found: dict[str, list[tuple[ConfigTable, Key]]] = {}
         for way in ("forward", "both"):
             wanted = request if way == "both" else replace(request, grads=[], needs_grad=[])
             with contextlib.ExitStack() as stack:
-                keys = [(table, stack.enter_context(table.listening())) for table in TABLES]
+                keys = [(table, stack.enter_context(table.recording())) for table in TABLES]
                 Executor(self._device).execute(kernel.fn, wanted)
                 found[way] = [(table, key) for table, asked in keys for key in asked]
         if direction == "forward":
             return found["forward"]
         return [one for one in found["both"] if one not in found["forward"]]
 
-    def search(self, kernel: Kernel, direction: str, table: Tuned, key: Key) -> Search:
+    def search(self, kernel: Kernel, direction: str, table: ConfigTable, key: Key) -> Search:
         default = table.default(*key)
         search = Search(table, key, self._op.name, kernel.name, self._case, direction, default)
         glances: list[tuple[float, Config]] = []
         for config in [default, *[config for config in table.choices(*key) if config != default]]:
-            with table.trying(key, config):
+            with table.override(key, config):
                 glances.append((self._glance(kernel, direction), config))
         timed = 0
         for us, config in [glances[0], *sorted(glances[1:], key=lambda glance: glance[0])]:
             if timed > FINALISTS:
                 search.tried.append(Tried(config, None, f"{us:.1f} us at first sight"))
                 continue
-            with table.trying(key, config):
+            with table.override(key, config):
                 search.tried.append(self._try(kernel, direction, config))
             timed += search.tried[-1].us is not None
         search.tried.sort(key=lambda one: one.us if one.us is not None else float("inf"))
