@@ -72,7 +72,10 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_and_options_exist(page):
+    text = page.read_text()
     for line in commands(page):
+        if f"`src/tilewright/cli/{line.split()[1]}.py`:" in text:  # the page adds this command
+            continue
         command, words = command_of(shlex.split(line)[1:])
         known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
         for word in words:
