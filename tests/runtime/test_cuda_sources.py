@@ -6,15 +6,15 @@ import pytest
 
 from tilewright import source
 from tilewright.runtime import cuda
-from tilewright.runtime.cuda import Source
+from tilewright.runtime.cuda import CudaSource
 
 ARCHITECTURES = ("sm_80", "sm_90")
 
 
-def sources() -> list[Source]:
+def sources() -> list[CudaSource]:
     """Return the sources of all modules below ops/, one per file."""
     modules = [importlib.import_module(source.module_name(path)) for path in sorted(source.OPS.rglob("*.py"))]
-    found = [value for module in modules for value in vars(module).values() if isinstance(value, Source)]
+    found = [value for module in modules for value in vars(module).values() if isinstance(value, CudaSource)]
     return list({one.file: one for one in found}.values())
 
 
@@ -38,4 +38,4 @@ def test_a_typo_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path))
     (tmp_path / "typo.cu").write_text("template <typename T> __global__ void f(T* x) { x[0] = ; }")
     with pytest.raises(Exception, match="COMPILATION"):
-        Source("typo.cu", "f").cubin("sm_90", ("f<float>",))
+        CudaSource("typo.cu", "f").cubin("sm_90", ("f<float>",))

@@ -60,7 +60,8 @@ for name in sys.argv[1:]:
                 floats = floats if kernel.differentiable else []
                 leaves, outputs = forward(kernel.fn, args, floats)
                 if floats:
-                    backward(flatten(outputs), [leaves[n] for n in floats], [torch.empty_like(o) for o in flatten(outputs)])
+                    results = flatten(outputs)
+                    backward(results, [leaves[n] for n in floats], [torch.empty_like(o) for o in results])
     assert launches > before, f"{name} has launched nothing"
 """
 

@@ -16,7 +16,7 @@ from tilewright.ops.reduce._operators import reduce
 from tilewright.runtime.launch import Launcher, _Compiled, _specialised_on
 from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Case
-from tilewright.workbench.inspect.launches import of_kernel
+from tilewright.workbench.inspect.launches import kernel_launches
 
 
 @triton.jit
@@ -147,7 +147,7 @@ def test_the_way_past_tritons_launcher_tells_the_same():
 def test_a_kernel_follows_where_the_gpu_has_that(name, point, direction, gpu, can):
     op = registry.load(name)
     case = Case(tuple(point.items()), "bfloat16")
-    launches = [one.code for one in of_kernel(op, op.kernels["triton"], case, datasheet(gpu), (direction,))]
+    launches = [one.code for one in kernel_launches(op, op.kernels["triton"], case, datasheet(gpu), (direction,))]
     assert len(launches) == (3 if name == "var" else 2)
 
     def said(code, name):

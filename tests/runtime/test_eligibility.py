@@ -11,7 +11,7 @@ from tilewright.ops.norm import rms_norm
 from tilewright.ops.reduce import cumsum
 from tilewright.ops.reduce import sum as sum_module
 from tilewright.ops.softmax import softmax
-from tilewright.runtime.eligibility import has_elements, is_quiet, is_ready, runs_here
+from tilewright.runtime.eligibility import has_elements, is_quiet, is_ready, eligible
 from tilewright.worker.memory import guard_allocations
 
 
@@ -21,38 +21,38 @@ def x(device):
 
 
 def test_plain_floats_of_one_kind_run_here(x):
-    assert runs_here(x)
-    assert runs_here(x, torch.nn.Parameter(x), x.t())
-    assert runs_here(x.bfloat16())
+    assert eligible(x)
+    assert eligible(x, torch.nn.Parameter(x), x.t())
+    assert eligible(x.bfloat16())
 
 
 def test_other_dtypes_and_layouts_go_to_torch(x):
-    assert not runs_here(x.double())
-    assert not runs_here(x.int())
-    assert not runs_here(x, x.half())
-    assert not runs_here(x.to_sparse())
-    assert not runs_here(x.to("meta"))
+    assert not eligible(x.double())
+    assert not eligible(x.int())
+    assert not eligible(x, x.half())
+    assert not eligible(x.to_sparse())
+    assert not eligible(x.to("meta"))
 
 
 def test_subclasses_go_to_torch(x):
     class Mine(torch.Tensor):
         pass
 
-    assert not runs_here(x.as_subclass(Mine))
+    assert not eligible(x.as_subclass(Mine))
 
 
 def test_autocast_goes_to_torch(x, device):
     with torch.autocast(device, dtype=torch.bfloat16):
-        assert not runs_here(x)
-    assert runs_here(x)
+        assert not eligible(x)
+    assert eligible(x)
 
 
 def test_transforms_go_to_torch(x):
     seen = []
-    torch.func.vmap(lambda row: seen.append(runs_here(row)) or row)(x)
-    torch.func.jvp(lambda v: seen.append(runs_here(v)) or v, (x,), (x,))
+    torch.func.vmap(lambda row: seen.append(eligible(row)) or row)(x)
+    torch.func.jvp(lambda v: seen.append(eligible(v)) or v, (x,), (x,))
     with forward_ad.dual_level():
-        seen.append(runs_here(forward_ad.make_dual(x, x)))
+        seen.append(eligible(forward_ad.make_dual(x, x)))
     assert seen == [False, False, False]
 
 

@@ -34,9 +34,9 @@ def launched(monkeypatch):
     return seen
 
 
-def prepared(cluster: int = 1) -> _cuda.Prepared:
+def prepared(cluster: int = 1) -> _cuda.CudaLaunch:
     source: Any = SimpleNamespace(_kernel=lambda *_: SimpleNamespace(handle=KERNEL))
-    return _cuda.Prepared(source, "f", torch.float32, 0, (3, 2), 128, (-7, 0.5), 16, cluster)
+    return _cuda.CudaLaunch(source, "f", torch.float32, 0, (3, 2), 128, (-7, 0.5), 16, cluster)
 
 
 def parameters(*tensors) -> list[bytes]:

@@ -7,9 +7,9 @@ import triton
 
 from tilewright import ops, registry
 from tilewright.hardware import datasheet
-from tilewright.runtime.sizes import FEW, cdiv, next_power_of_2, rows_each
+from tilewright.runtime.sizes import FEW, cdiv, next_power_of_2, rows_per_program
 from tilewright.spec import Case
-from tilewright.workbench.inspect.launches import of_kernel
+from tilewright.workbench.inspect.launches import kernel_launches
 
 
 def test_they_are_tritons():
@@ -19,7 +19,7 @@ def test_they_are_tritons():
 
 
 def test_no_op_calls_tritons():
-    for path in Path(ops.__file__).parent.glob("*.py"):
+    for path in Path(ops.__file__).parent.rglob("*.py"):
         text = path.read_text()
         assert "triton.cdiv" not in text, path.name
         assert "triton.next_power_of_2" not in text, path.name
@@ -27,11 +27,11 @@ def test_no_op_calls_tritons():
 
 def test_few_rows_are_spread_over_more_programs():
     config = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}
-    assert rows_each(64 * FEW, config) == 64, "as configured"
-    assert rows_each(64 * FEW - 64, config) == 32
-    assert rows_each(8 * FEW, config) == 8
-    assert rows_each(1, config) == 8, "a thread has some to do"
-    assert rows_each(1, {"BLOCK_M": 4, "BLOCK_N": 1024, "num_warps": 4}) == 1
+    assert rows_per_program(64 * FEW, config) == 64, "as configured"
+    assert rows_per_program(64 * FEW - 64, config) == 32
+    assert rows_per_program(8 * FEW, config) == 8
+    assert rows_per_program(1, config) == 8, "a thread has some to do"
+    assert rows_per_program(1, {"BLOCK_M": 4, "BLOCK_N": 1024, "num_warps": 4}) == 1
 
 
 @pytest.mark.parametrize(
@@ -41,5 +41,5 @@ def test_few_rows_are_spread_over_more_programs():
 def test_small_inputs_are_launched_so(name, point, programs):
     op = registry.load(name)
     case = Case(tuple(point.items()), "bfloat16")
-    (launch,) = of_kernel(op, op.kernels["triton"], case, datasheet("h200"), ("forward",))
+    (launch,) = kernel_launches(op, op.kernels["triton"], case, datasheet("h200"), ("forward",))
     assert launch.programs == programs
