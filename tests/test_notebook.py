@@ -395,7 +395,7 @@ def test_short_calls_are_timed_back_to_back_and_memory_is_counted():
 
 @pytest.mark.gpu
 def test_a_time_below_what_the_hardware_needs_is_not_believed():
-    if hardware.in_hand()["gpu"] not in hardware.DATASHEETS:
+    if hardware.current_gpu()["gpu"] not in hardware.DATASHEETS:
         pytest.skip("needs a GPU with a datasheet")
     x = torch.randn(64, 64, device="cuda")
     mine, baseline = timed(in_steps, x, against=softmax, cost=Cost(10**15, 0)).entries

@@ -333,7 +333,7 @@ def _against(entry: Entry, baseline: Entry | None) -> Entry:
 
 def _least_us(cost: Cost) -> float:
     """Return the minimum time by the GPU's datasheet; 0 without one."""
-    device = hardware.in_hand()
+    device = hardware.current_gpu()
     return physical_seconds({}, device)(cost) * 1e6 if device["gpu"] in hardware.DATASHEETS else 0.0
 
 

@@ -51,7 +51,7 @@ def gpu(results, monkeypatch, tmp_path):
         return {"copy": 4e12, "read": 4e12}
 
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
-    monkeypatch.setattr(hardware, "in_hand", lambda: device)
+    monkeypatch.setattr(hardware, "current_gpu", lambda: device)
     monkeypatch.setattr(timer, "Timer", timer.HostTimer)
     monkeypatch.setattr(microbenchmarks, "measure", measure)
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))

@@ -51,7 +51,7 @@ def asked(monkeypatch):
         ]
 
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
-    monkeypatch.setattr(hardware, "in_hand", lambda: {"gpu": "h200", "name": "NVIDIA H200"})
+    monkeypatch.setattr(hardware, "current_gpu", lambda: {"gpu": "h200", "name": "NVIDIA H200"})
     monkeypatch.setattr(tool, "profile", profile)
     return calls_made
 

@@ -198,7 +198,7 @@ def test_on_a_gpu_it_measures_records_and_draws(monkeypatch, results, command, t
         return points
 
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
-    monkeypatch.setattr(hardware, "in_hand", lambda: {"gpu": "h200", "name": "NVIDIA H200"})
+    monkeypatch.setattr(hardware, "current_gpu", lambda: {"gpu": "h200", "name": "NVIDIA H200"})
     monkeypatch.setattr(timer, "Timer", object)
     monkeypatch.setattr(microbenchmarks, "measure", lambda timer: CEILINGS)
     monkeypatch.setattr(tool, "sweep", fake_sweep)

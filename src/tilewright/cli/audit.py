@@ -133,7 +133,7 @@ def _record(path: Path, job: Job, found: Audit, counted: dict[str, int] | None) 
 
     content = {k: v for k, v in found.as_json().items() if k not in ("title", "summary")}
     if counted:
-        content |= {"counted": counted, "device": hardware.in_hand()}
+        content |= {"counted": counted, "device": hardware.current_gpu()}
     names = (job.call["op"], job.call["kernel"]) if "op" in job.call else (job.call["file"], job.call["function"])
     append(path, [stamp("audit", *names, job.source, call=job.call, **content, versions=hardware.versions())])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +179,8 @@ def _time(ops: list[Op], plan: Plan, path: Path | None, fresh: bool) -> Result:
         warn(f"this GPU is shared: {busy}; times may be too long")
     timer = Timer()
     ceilings = measure_ceilings(timer, fresh)
-    context = {"ceilings": ceilings.rates, "device": hardware.in_hand(), "versions": hardware.versions()}
+    context: dict[str, Any] = {"run": uuid.uuid4().hex, "ceilings": ceilings.rates}
+    context |= {"device": hardware.current_gpu(), "versions": hardware.versions()}
     if plan.is_sized:
         context["sized"] = True
     result = Result([], [], f"{_command(ops)} --record FILE.jsonl")

@@ -93,7 +93,7 @@ def _append(path: Path, found: list[Verdict], *, is_narrow: bool) -> None:
 
     about = {
         "is_narrow": is_narrow,
-        "device": hardware.in_hand() if hardware.has_gpu() else {},
+        "device": hardware.current_gpu() if hardware.has_gpu() else {},
         "versions": hardware.versions(),
     }
     for verdict in found:

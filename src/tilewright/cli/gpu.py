@@ -54,9 +54,9 @@ def gpu(
         raise NoGPU("--measure")
     if name:
         sheet = hardware.datasheet(name)
-        content, rows = {**vars(sheet), "tera": dict(sheet.tera)}, _datasheet_rows(sheet)
+        content, rows = {**vars(sheet), "tflops": dict(sheet.tflops)}, _datasheet_rows(sheet)
     elif hardware.has_gpu():
-        content = hardware.in_hand()
+        content = hardware.current_gpu()
         if measure:
             from tilewright.timer import Timer
             from tilewright.workbench.bench.ceilings import current
@@ -91,8 +91,8 @@ def _datasheet_rows(sheet: GPU) -> Iterator[tuple[str, str]]:
     yield "warps per SM", f"{sheet.warps_per_sm} of {sheet.warp} threads"
     yield "blocks per SM", str(sheet.blocks_per_sm)
     yield "special functions", f"{sheet.special_per_clock} per clock per SM"
-    for unit, tera in sheet.tera.items():
-        yield f"peak {unit}", _rate(unit, tera * 1e12)
+    for unit, tflops in sheet.tflops.items():
+        yield f"peak {unit}", _rate(unit, tflops * 1e12)
     yield "source", sheet.source
 
 
@@ -113,4 +113,5 @@ def _device_rows(content: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _rate(unit: str, per_second: float) -> str:
-    return f"{digits(per_second / 1e12)} {'TB/s' if unit in BANDWIDTHS else 'TFLOP/s'}"
+    scale = "TB/s" if unit in BANDWIDTHS else "TOP/s" if unit in ("tensor.int8", "special") else "TFLOP/s"
+    return f"{digits(per_second / 1e12)} {scale}"

@@ -151,7 +151,7 @@ def _predict_wavefronts(call: Call) -> dict[str, list[float]]:
     from tilewright.workbench.inspect import Inspection, inspect_kernel
     from tilewright.workbench.inspect.bank_conflicts import mean_wavefronts
 
-    gpu = hardware.DATASHEETS.get(hardware.in_hand()["gpu"])
+    gpu = hardware.DATASHEETS.get(hardware.current_gpu()["gpu"])
     if gpu is None or "op" not in call or "file" in call:
         return {}
     op = registry.load(call["op"])
@@ -176,5 +176,5 @@ def _record(one: Profile, predicted: dict[str, list[float]]) -> dict[str, Any]:
     code = source.file_hash(Path(call["file"])) if "file" in call else source.kernel_hash(*names)
     where = {key: call[key] for key in ("case", "dtype", "direction") if key in call}
     content = {key: value for key, value in one.as_json().items() if key != "rows"}
-    about = {"device": hardware.in_hand(), "versions": hardware.versions()}
+    about = {"device": hardware.current_gpu(), "versions": hardware.versions()}
     return stamp("counters", *names, code or "", **where, **content, predicted=predicted, **about)

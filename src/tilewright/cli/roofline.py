@@ -107,7 +107,7 @@ def _measure(records: list[dict[str, Any]], samples: int | None, fresh: bool) ->
     from tilewright.timer import Timer
     from tilewright.workbench.bench import sweep as tool
 
-    timer, device, taken = Timer(), hardware.in_hand(), None
+    timer, device, taken = Timer(), hardware.current_gpu(), None
     ceilings = measure_ceilings(timer, fresh).rates
     if samples:
         with progress("running the sweep", None) as advance:

@@ -46,7 +46,7 @@ def tune(
     from tilewright.timer import Timer
     from tilewright.workbench import tune as tool
 
-    gpu = hardware.in_hand()["gpu"]
+    gpu = hardware.current_gpu()["gpu"]
     found = []
     with progress(f"tuning {op_name}", None) as advance:
         for search in tool.tune(op, kernels, cases, clock=Timer(), samples=samples, on_step=advance):

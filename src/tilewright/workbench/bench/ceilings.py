@@ -56,7 +56,7 @@ def _read(path: Path) -> Ceilings | None:
 
 def _cache_file() -> Path:
     """Return the cache file of this GPU, its driver and these versions of torch and Triton."""
-    device, versions = hardware.in_hand(), hardware.versions()
+    device, versions = hardware.current_gpu(), hardware.versions()
     identity = [device["name"], device.get("driver"), versions["torch"], versions["triton"], _uuid()]
     return settings.cache_dir() / f"ceilings-{hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]}.json"
 

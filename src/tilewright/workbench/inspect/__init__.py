@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import CompilationFailed, NoCudaKernel
-from tilewright.hardware import GPU, MOST_BLOCKS
+from tilewright.hardware import GPU, MAX_GRID
 from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.workbench.inspect.bank_conflicts import SharedAccess, shared_memory_accesses
 from tilewright.workbench.inspect.compiler import (
@@ -169,8 +169,8 @@ def _grid_error(launch: Launch, threads: int) -> str | None:
         return None
     sizes = {"x": x * launch.code.cluster, "y": y, "z": z}
     for dimension, blocks in sizes.items():
-        if blocks > MOST_BLOCKS[dimension]:
-            return f"{blocks} blocks in grid dimension {dimension} exceed the limit of {MOST_BLOCKS[dimension]}"
+        if blocks > MAX_GRID[dimension]:
+            return f"{blocks} blocks in grid dimension {dimension} exceed the limit of {MAX_GRID[dimension]}"
     return None
 
 
