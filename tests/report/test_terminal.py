@@ -171,7 +171,7 @@ def test_throttled_ceilings_are_named():
 
 def test_records_of_schema_1_have_fewer_figures():
     old = timing("triton", 2.0, timer={}, interval_us=None, host_us=None, extra_bytes=None)
-    assert "Ceilings measured" in conditions(old)
+    assert "Measured ceilings" in conditions(old)
     assert "Timer" not in conditions(old)
     assert "2.00" in shown(old)
     assert not conditions().strip()
