@@ -124,13 +124,13 @@ def generate() -> dict[Path, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a file is out of date")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     changed = {path: text for path, text in generate().items() if not path.exists() or path.read_text() != text}
     for path, text in changed.items():
-        print(f"{path.relative_to(ROOT)}: {'out of date' if asked.check else 'written'}")
-        if not asked.check:
+        print(f"{path.relative_to(ROOT)}: {'out of date' if args.check else 'written'}")
+        if not args.check:
             path.write_text(text)
-    sys.exit(1 if changed and asked.check else 0)
+    sys.exit(1 if changed and args.check else 0)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import tilewright
 from tilewright import hardware, registry, source
 from tilewright.record import append, stamp
 from tilewright.spec import Case
-from tilewright.timer import Clock, Lane, Timer
+from tilewright.timer import Clock, Sampler, Timer
 
 CALLS = (
     *(("silu", f"N={N}") for N in (2**24, 2**28)),
@@ -53,8 +53,8 @@ def make_call(name: str, text: str) -> Callable[[], torch.Tensor]:
     return lambda: fn(*next(inputs))
 
 
-def pair_lane(clock: Clock, call: Callable[[], torch.Tensor], follower: Callable[[torch.Tensor], Any]) -> Lane:
-    """Return a lane that times pairs of the call and its follower, back to back."""
+def pair_sampler(clock: Clock, call: Callable[[], torch.Tensor], follower: Callable[[torch.Tensor], Any]) -> Sampler:
+    """Return a sampler that times pairs of the call and its follower, back to back."""
 
     def pair() -> None:
         follower(call())
@@ -63,11 +63,11 @@ def pair_lane(clock: Clock, call: Callable[[], torch.Tensor], follower: Callable
         for _ in range(INPUTS):
             pair()
 
-    return Lane(clock, lambda: [pair] * PAIRS, before)
+    return Sampler(clock, lambda: [pair] * PAIRS, before)
 
 
-def pair_us(lane: Lane) -> float:
-    sample = lane.sample()
+def pair_us(sampler: Sampler) -> float:
+    sample = sampler.sample()
     return (
         sample.us if sample.is_queued else sys.exit("the GPU started before all launches were queued; is the CPU busy?")
     )
@@ -84,15 +84,15 @@ def serve() -> None:
     }
 
     @functools.lru_cache(1)
-    def lanes(name: str, text: str) -> dict[str, Lane]:
+    def samplers(name: str, text: str) -> dict[str, Sampler]:
         call = make_call(name, text)
-        found = {name: pair_lane(clock, call, follower) for name, follower in followers.items()}
-        for lane in found.values():
-            lane.warm_up()
+        found = {name: pair_sampler(clock, call, follower) for name, follower in followers.items()}
+        for sampler in found.values():
+            sampler.warm_up()
         return found
 
     for line in sys.stdin:
-        print(json.dumps({name: pair_us(lane) for name, lane in lanes(*line.split()).items()}), flush=True)
+        print(json.dumps({name: pair_us(sampler) for name, sampler in samplers(*line.split()).items()}), flush=True)
 
 
 def start_server(package: Path) -> subprocess.Popen[str]:

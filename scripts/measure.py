@@ -33,8 +33,8 @@ def start_up() -> None:
     for words in ("--help", "--version", "ops", "gpu h200"):
         command = [sys.executable, "-m", "tilewright", *words.split()]
         seconds(command, **quiet)  # warm the bytecode and file caches
-        taken = sorted(1e3 * seconds(command, **quiet) for _ in range(RUNS))
-        print(f"tilewright {words:10} median {statistics.median(taken):4.0f} ms, {taken[0]:.0f} to {taken[-1]:.0f} ms")
+        times = sorted(1e3 * seconds(command, **quiet) for _ in range(RUNS))
+        print(f"tilewright {words:10} median {statistics.median(times):4.0f} ms, {times[0]:.0f} to {times[-1]:.0f} ms")
 
 
 def check() -> None:
@@ -42,8 +42,8 @@ def check() -> None:
     quiet = {"stdout": subprocess.DEVNULL, "env": os.environ | {"PYTHONPATH": str(ROOT / "src")}}
     for depth in ([], ["--quick"], ["--full"]):
         command = [sys.executable, "-m", "tilewright", "check", "softmax", str(file), *depth]
-        taken = sorted(seconds(command, **quiet) for _ in range(3))
-        print(f"check softmax FILE {' '.join(depth):8} {taken[0]:.1f} to {taken[-1]:.1f} s")
+        times = sorted(seconds(command, **quiet) for _ in range(3))
+        print(f"check softmax FILE {' '.join(depth):8} {times[0]:.1f} to {times[-1]:.1f} s")
 
 
 def make_test() -> None:
@@ -74,27 +74,27 @@ if audited:
 else:
     call = lambda: fn(*args)
 call()
-taken = []
+times = []
 for _ in range(3):
     begin = time.perf_counter()
     call()
-    taken.append(time.perf_counter() - begin)
-print(statistics.median(taken))
+    times.append(time.perf_counter() - begin)
+print(statistics.median(times))
 """
 
 
 def interpreter() -> None:
     for name, kernel, point in INTERPRETED:
-        taken = {}
+        times = {}
         for how, more in (("stock", {"TRITON_INTERPRET": "1"}), ("audited", {})):
             environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"} | more
             command = [sys.executable, "-c", RUN, how, name, kernel, json.dumps(point)]
             done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
-            taken[how] = float(done.stdout)
+            times[how] = float(done.stdout)
         case = ",".join(f"{k}={v}" for k, v in point.items())
         print(
-            f"{name + ' ' + kernel:26} {case:48} Triton {taken['stock']:7.3f} s, Tilewright with audit "
-            f"{taken['audited']:6.3f} s: speedup {taken['stock'] / taken['audited']:5.1f}"
+            f"{name + ' ' + kernel:26} {case:48} Triton {times['stock']:7.3f} s, Tilewright with audit "
+            f"{times['audited']:6.3f} s: speedup {times['stock'] / times['audited']:5.1f}"
         )
 
 
@@ -110,8 +110,8 @@ def site() -> None:
         records.write_text("".join(json.dumps(r) + "\n" for r in itertools.islice(synthetic_records(), SITE)))
         quiet = {"stdout": subprocess.DEVNULL, "env": os.environ | {"PYTHONPATH": str(ROOT / "src")}}
         command = [sys.executable, "-m", "tilewright", "report", str(records), "--out", str(out)]
-        taken = sorted(seconds(command, **quiet) for _ in range(3))
-        print(f"report of {SITE} records: built in {taken[0]:.1f} to {taken[-1]:.1f} s, including process start")
+        times = sorted(seconds(command, **quiet) for _ in range(3))
+        print(f"report of {SITE} records: built in {times[0]:.1f} to {times[-1]:.1f} s, including process start")
         options = webdriver.ChromeOptions()
         options.binary_location = shutil.which("chromium") or ""
         for flag in ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"):

@@ -241,13 +241,13 @@ def main() -> None:
     warming = commands.add_parser("warm", help="internal: fill the cache of torch.compile for one operation")
     warming.add_argument("op")
     warming.add_argument("kind", choices=("timings", "sizes"))
-    asked = parser.parse_args()
-    if asked.command == "warm":
-        warm(asked.op, asked.kind)
+    args = parser.parse_args()
+    if args.command == "warm":
+        warm(args.op, args.kind)
         return
     try:
-        ops = _ops(asked.ops)
-        gpu = hardware.datasheet(asked.gpu).name if asked.command == "plan" else None
+        ops = _ops(args.ops)
+        gpu = hardware.datasheet(args.gpu).name if args.command == "plan" else None
     except TilewrightError as error:
         parser.error(str(error))
     if gpu:
@@ -258,7 +258,7 @@ def main() -> None:
     if not hardware.has_gpu():
         parser.error("no GPU found; `plan` works without one")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # unwinds, so that the records made so far are filed
-    if not run(asked.steps or STEPS, ops, asked.minutes):
+    if not run(args.steps or STEPS, ops, args.minutes):
         sys.exit(1)
 
 

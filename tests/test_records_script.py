@@ -112,7 +112,7 @@ def test_records_go_to_the_file_of_their_operation(script, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (("plan", "h20"), "did you mean"),
         (("plan", "--ops", "sum,sofmax"), "no operation named 'sofmax'; did you mean 'softmax'?"),
@@ -122,13 +122,13 @@ def test_records_go_to_the_file_of_their_operation(script, tmp_path, monkeypatch
     ],
     ids=("GPU", "operation", "step", "no GPU", "nothing"),
 )
-def test_bad_arguments_are_an_error_of_one_line(script, words, said, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["records.py", *words])
+def test_bad_arguments_are_an_error_of_one_line(script, arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["records.py", *arguments])
     monkeypatch.setattr(script.hardware, "has_gpu", lambda: False)
     with pytest.raises(SystemExit) as left:
         script.main()
     assert left.value.code == 2
-    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert message in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_each_dtype_needs_its_own_timing(script, ops):

@@ -91,7 +91,7 @@ def everything() -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("site")
-    (made / "foreign.txt").write_text("kept")
+    (made / "foreign.txt").write_text("unchanged")
     (made / "index.html").write_text("old")
     written = site.build(everything(), made)
     assert all(path.is_file() for path in written)
@@ -232,9 +232,9 @@ def test_the_tooltip_has_the_case_time_rate_and_result(browser):
     mouse = ActionChains(browser.driver, duration=0)
     mouse.w3c_actions.pointer_action.move_to_location(int(x), int(y))
     mouse.perform()
-    said = browser.when("document.querySelector('.hovertext')?.textContent ?? ''")
+    text = browser.when("document.querySelector('.hovertext')?.textContent ?? ''")
     for word in ("triton", "M=65536, N=256", "20.0 µs (19.6 – 20.8)", "GB/s", "right", "stale", "wins"):
-        assert word in said
+        assert word in text
 
 
 def test_the_table_has_every_timing(browser):
@@ -243,7 +243,7 @@ def test_the_table_has_every_timing(browser):
     assert len(tables) == 4, "forward and backward, two dtypes, two GPUs"
     browser.script("arguments[0].scrollIntoView()", tables[0])
     text = tables[0].text
-    for said in (
+    for words in (
         "M=65536, N=256",
         "19.6 – 20.8",
         "Speedup over eager",
@@ -252,7 +252,7 @@ def test_the_table_has_every_timing(browser):
         "7.50",
         "loses to eager",
     ):
-        assert said in text
+        assert words in text
     lines = {line.split()[0]: line for line in text.splitlines() if line.startswith(("triton", "cuda"))}
     assert "loses to" in lines["triton"], "the last one, at 4096"
     assert [mark.text for mark in tables[0].find_elements("css selector", "mark")] == ["stale", "throttled: power cap"]
@@ -332,8 +332,8 @@ def test_the_first_page_has_outcomes_environment_and_ceilings(browser):
     assert "triton loses to eager, 220 µs against 100 µs (speedup 0.45)" in text
     assert "0.45 to 5.00: 1 win, 1 tie, 1 loss" in text
     assert_results_have_colours(browser, ".summary td")
-    for said in ("NVIDIA H200", "NVIDIA L4", "torch 2.11.0", "1 stale", "copy 4,000 GB/s 4,800 GB/s 83"):
-        assert said in text
+    for words in ("NVIDIA H200", "NVIDIA L4", "torch 2.11.0", "1 stale", "copy 4,000 GB/s 4,800 GB/s 83"):
+        assert words in text
     links = browser.script("return [...document.querySelectorAll('nav a')].map((a) => a.textContent)")
     assert links == ["Results", "softmax", HOSTILE, "bare", "Roofline"]
 
@@ -377,9 +377,9 @@ def test_names_are_never_markup(browser, folder):
 
 def test_the_sweep_shows_where_it_becomes_compute_bound(browser):
     browser.open("roofline.html")
-    said = browser.text("#sweep")
-    assert turning_point(sweep()) in said
-    assert "stale" in said
+    text = browser.text("#sweep")
+    assert turning_point(sweep()) in text
+    assert "stale" in text
     drawn = browser.drawn("sweep-chart")
     assert [trace["xaxis"] for trace in drawn["traces"]] == ["x", "x2", "x3"]
     assert drawn["traces"][0]["y"] == [10.0, 12.8, 102.4]
@@ -389,9 +389,9 @@ def test_the_sweep_shows_where_it_becomes_compute_bound(browser):
 
 def test_the_roofline_has_ceilings_and_a_mark_per_kernel(browser):
     drawn = browser.open("roofline.html").drawn()
-    roofs = [trace for trace in drawn["traces"] if trace["mode"] == "lines"]
-    assert len(roofs) == 10, "copy and four units, measured and from the datasheet"
-    slope = next(trace for trace in roofs if trace["dash"] is None)
+    ceilings = [trace for trace in drawn["traces"] if trace["mode"] == "lines"]
+    assert len(ceilings) == 10, "copy and four units, measured and from the datasheet"
+    slope = next(trace for trace in ceilings if trace["dash"] is None)
     assert slope["y"][0] / slope["x"][0] == pytest.approx(slope["y"][1] / slope["x"][1]) == pytest.approx(4.0)
     assert slope["y"][1] == pytest.approx(1400)
     marks = [trace for trace in drawn["traces"] if trace["mode"] == "markers"]
@@ -462,7 +462,7 @@ def test_charts_follow_the_colour_scheme(browser):
 
 
 def test_files_of_the_site_are_overwritten_and_others_stay(folder):
-    assert (folder / "foreign.txt").read_text() == "kept"
+    assert (folder / "foreign.txt").read_text() == "unchanged"
     assert (folder / "index.html").read_text() != "old"
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert {"index.html", "softmax.html", "roofline.html", "plotly.min.js", "raw/softmax.jsonl"} <= names
@@ -512,8 +512,8 @@ def command(monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["tilewright", "report", *map(str, words)])
         with pytest.raises(SystemExit) as end:
             main()
-        said = capsys.readouterr()
-        return int(end.value.code or 0), said.out, said.err
+        printed = capsys.readouterr()
+        return int(end.value.code or 0), printed.out, printed.err
 
     return run
 
@@ -524,10 +524,10 @@ def test_the_command_uses_the_newest_record_of_each_call(command, tmp_path):
     record.append(file, [old, timing("triton", 5.0, {"N": 1}), timing("eager", 9.0, {"N": 1})])
     with file.open("a") as torn:
         torn.write('{"cut": "of')
-    code, said, complaint = command(file, "--out", out)
+    code, output, errors = command(file, "--out", out)
     assert code == 0
-    assert said.endswith(f"Next: open {out}/index.html in a browser\n")
-    assert "line 4 is incomplete" in complaint
+    assert output.endswith(f"Next: open {out}/index.html in a browser\n")
+    assert "line 4 is incomplete" in errors
     assert "77.0" not in (out / "softmax.html").read_text()
     assert len((out / "raw" / "softmax.jsonl").read_text().splitlines()) == 2
 
@@ -544,8 +544,8 @@ def test_the_command_uses_the_newest_record_of_each_call(command, tmp_path):
 def test_unusable_records_are_an_error_of_one_line(command, tmp_path, text, words):
     file = tmp_path / "records.jsonl"
     file.write_text(text)
-    code, said, complaint = command(file, "--out", tmp_path / "out")
-    assert (code, said) == (2, "")
-    assert words in complaint
-    assert complaint.count("\n") == 1
+    code, output, errors = command(file, "--out", tmp_path / "out")
+    assert (code, output) == (2, "")
+    assert words in errors
+    assert errors.count("\n") == 1
     assert not (tmp_path / "out").exists()

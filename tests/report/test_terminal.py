@@ -156,8 +156,8 @@ def test_kernels_whose_samples_include_host_time_are_named():
 
 
 def test_throttled_timings_are_counted():
-    held = timing("triton", 2.0, state={"throttled": ["power cap", "heat"]})
-    text = conditions(timing("eager", 2.0, state={"throttled": []}), held, timing("cuda", None))
+    throttled = timing("triton", 2.0, state={"throttled": ["power cap", "heat"]})
+    text = conditions(timing("eager", 2.0, state={"throttled": []}), throttled, timing("cuda", None))
     assert "Throttled (heat, power cap) in 1 of 2 timings, after a second attempt." in text
     assert "Throttled" not in conditions(timing("eager", 2.0, state={"throttled": []}))
 

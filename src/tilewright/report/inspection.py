@@ -66,7 +66,7 @@ def _figures(found: Sequence[Inspection], title: str) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("limited by")
     for one in found:
-        used, held = one.resources, one.occupancy
+        used, occupancy = one.resources, one.occupancy
         grid = re.sub(r"(x1)+$", "", "x".join(map(str, one.launch.grid))) if one.launch else ""
         table.add_row(
             one.name + (f" ({one.launch.direction})" if one.launch and one.launch.direction != "forward" else ""),
@@ -77,11 +77,11 @@ def _figures(found: Sequence[Inspection], title: str) -> Table:
             Text(size(used.spills), BAD) if used.spills else "0",
             *((size(used.stack),) if has_stack else ()),
             size(used.shared),
-            str(held.blocks),
-            f"{held.share:.0%}",
+            str(occupancy.blocks),
+            f"{occupancy.share:.0%}",
             f"{one.waves:.1f}" if one.waves else "",
             f"{one.idle:.0%}" if one.idle is not None else "",
-            held.limiter,
+            occupancy.limiter,
         )
     return table
 

@@ -246,10 +246,10 @@ def _verdicts(records: Records) -> str:
     """Render one row per kernel: its verdict, how many cases it passed, and remarks."""
     lines = []
     for r in records:
-        asked = [case["verdict"] for case in r["cases"] if case["verdict"] != "unsupported"]
+        verdicts = [case["verdict"] for case in r["cases"] if case["verdict"] != "unsupported"]
         notes = [r["reason"]] if r["reason"] else [label for label in r["labels"] if "left out" not in label]
         name = f"`{r['file']}`" if "file" in r else r["kernel"]
-        passed = f"{asked.count('right')} / {len(asked)}"
+        passed = f"{verdicts.count('right')} / {len(verdicts)}"
         lines.append((r["op"], name, r["verdict"] + _stale(r), passed, "; ".join(notes)))
     columns = ("op", "kernel", "verdict", ">cases passed", "notes")
     return _experiment(table(columns, lines), records, "Checked on", "torch", "triton")

@@ -113,11 +113,7 @@ def conditions(records: Sequence[dict[str, Any]], state: dict[str, Any]) -> Grou
         return Group()
     last = records[-1]
     sheet = DATASHEETS.get(last["device"]["gpu"])
-    lines = [
-        "Measured ceilings (share of the datasheet peak): "
-        + "; ".join(_ceilings(last["ceilings"], sheet))
-        + "."
-    ]
+    lines = ["Measured ceilings (share of the datasheet peak): " + "; ".join(_ceilings(last["ceilings"], sheet)) + "."]
     timed = [r for r in records if r["median_us"] and r["timer"]]
     if timed:
         overheads = sorted(r["timer"]["overhead_us"] for r in timed)
@@ -132,11 +128,11 @@ def conditions(records: Sequence[dict[str, Any]], state: dict[str, Any]) -> Grou
         )
     if late := {r["kernel"] for r in timed if r["timer"].get("unqueued")}:
         lines.append(f"Samples of {', '.join(sorted(late))} include host time: a call synchronises with the GPU.")
-    if held := {reason for r in timed for reason in r["state"].get("throttled", ())}:
+    if reasons := {reason for r in timed for reason in r["state"].get("throttled", ())}:
         count = f"{sum(bool(r['state'].get('throttled')) for r in timed)} of {len(timed)} timings"
-        lines.append(f"Throttled ({', '.join(sorted(held))}) in {count}, after a second attempt.")
-    if held := state.get("throttled"):
-        lines.append(f"Throttled ({', '.join(held)}) while the ceilings were measured: they may be too low.")
+        lines.append(f"Throttled ({', '.join(sorted(reasons))}) in {count}, after a second attempt.")
+    if reasons := state.get("throttled"):
+        lines.append(f"Throttled ({', '.join(reasons)}) while the ceilings were measured: they may be too low.")
     return Group(*(Text(line, "dim") for line in lines))
 
 

@@ -150,8 +150,8 @@ function op(element, form) {
     const { numeric, widest } = axes(chosen);
     const usual = widest && isUnique(chosen, (row) => row.parameters[widest]) ? `size ${widest}` : "case";
     const values = [...numeric.map((name) => `size ${name}`), "bytes", "case"];
-    const kept = values.includes(form.x.value) && form.x.dataset.chosen ? form.x.value : usual;
-    options(form.x, values, [...numeric, "minimum bytes", "case"], kept);
+    const selected = values.includes(form.x.value) && form.x.dataset.chosen ? form.x.value : usual;
+    options(form.x, values, [...numeric, "minimum bytes", "case"], selected);
   }
 
   function draw() {
@@ -225,10 +225,10 @@ function roofline(element, form) {
 
   const units = (rates) => Object.keys(rates ?? {}).filter((unit) => unit !== "copy");
 
-  function roofs(rates, [low, high], style) {
+  function ceilings(rates, [low, high], style) {
     if (!rates?.copy || !units(rates).length) return [];
     const top = Math.max(...units(rates).map((unit) => rates[unit]));
-    const roof = (text, x, y) => ({
+    const ceiling = (text, x, y) => ({
       type: "scatter", mode: "lines", x, y, line: style, showlegend: false,
       hovertemplate: `${escaped(text)}<extra></extra>`,
     });
@@ -236,7 +236,7 @@ function roofline(element, form) {
     const flat = (unit) => [
       `${unit}, ${rates[unit].toFixed(1)} T/s`, [rates[unit] / rates.copy, high], [rates[unit], rates[unit]],
     ];
-    return [slope, ...units(rates).map(flat)].map((one) => roof(...one));
+    return [slope, ...units(rates).map(flat)].map((one) => ceiling(...one));
   }
 
   // Ceilings close to each other share a label.
@@ -281,8 +281,8 @@ function roofline(element, form) {
     }));
     const narrow = element.clientWidth < 680;
     show(element, narrow ? 560 : 640, [
-      ...roofs(datasheet[gpu], span, { color: themed("--muted"), width: 1, dash: "dot" }),
-      ...roofs(rates, span, { color: themed("--ink"), width: 2 }),
+      ...ceilings(datasheet[gpu], span, { color: themed("--muted"), width: 1, dash: "dot" }),
+      ...ceilings(rates, span, { color: themed("--ink"), width: 2 }),
       ...marks,
     ], {
       xaxis: axis({ type: "log", title: "Arithmetic intensity, FLOP/byte", range: span.map(Math.log10), dtick: 1 }),
