@@ -43,7 +43,7 @@ def test_pairs_run_back_to_back_and_a_sample_that_was_not_queued_is_an_error(scr
         def __init__(self, is_queued):
             self.is_queued = is_queued
 
-        def sample(self, calls, ahead, fill=lambda: None, then=None):
+        def sample(self, calls, head_start, fill=lambda: None, keep=None):
             fill()
             done.append("start")
             for call in calls:
@@ -54,7 +54,7 @@ def test_pairs_run_back_to_back_and_a_sample_that_was_not_queued_is_an_error(scr
         done.append("call")
         return "result"
 
-    assert script.pair_us(script.pair_lane(RecordingClock(True), call, done.append)) == 7.0
+    assert script.pair_us(script.pair_sampler(RecordingClock(True), call, done.append)) == 7.0
     assert done == ["call", "result"] * script.INPUTS + ["start"] + ["call", "result"] * script.PAIRS
     with pytest.raises(SystemExit, match="before all launches were queued"):
-        script.pair_us(script.pair_lane(RecordingClock(False), call, done.append))
+        script.pair_us(script.pair_sampler(RecordingClock(False), call, done.append))

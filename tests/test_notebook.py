@@ -146,7 +146,7 @@ def test_right_when_checked_and_wrong_later_is_found_out(x):
 
 
 def test_a_crash_halfway_costs_the_others_nothing(x, monkeypatch):
-    monkeypatch.setattr("tilewright.timer.WARM_UP_SECONDS", 0)
+    monkeypatch.setattr("tilewright.timer.MAX_WARM_UP", 0)
     calls = []
 
     def breaks(x):
@@ -314,7 +314,7 @@ class Counted(HostTimer):
     def __init__(self, is_queued=True):
         self.taken, self.is_queued = 0, is_queued
 
-    def sample(self, calls, ahead, fill=lambda: None, then=None):
+    def sample(self, calls, head_start, fill=lambda: None, keep=None):
         self.taken += 1
         for call in calls:
             call()
@@ -325,7 +325,7 @@ class Counted(HostTimer):
 def samples_of_do_bench(monkeypatch):
     """What it returns, shifted so that its first sample is 1 ms."""
     monkeypatch.setattr(notebook, "timer_for", lambda _: Counted())
-    monkeypatch.setattr("tilewright.timer.WARM_UP_SECONDS", 0)
+    monkeypatch.setattr("tilewright.timer.MAX_WARM_UP", 0)
 
     def run(**more):
         return notebook.do_bench(lambda: None, **{"warmup": 0, "rep": 0} | more)
@@ -369,7 +369,7 @@ def test_do_bench_clears_gradients_before_each_call():
 
 def test_do_bench_warns_of_host_time(monkeypatch):
     monkeypatch.setattr(notebook, "timer_for", lambda _: Counted(is_queued=False))
-    monkeypatch.setattr("tilewright.timer.WARM_UP_SECONDS", 0)
+    monkeypatch.setattr("tilewright.timer.MAX_WARM_UP", 0)
     with pytest.warns(UserWarning, match="waits for the GPU"):
         notebook.do_bench(lambda: None, warmup=0, rep=0)
 

@@ -1,4 +1,4 @@
-"""What takes a sample, who takes turns, and when warming up ends. Without a GPU a pretended clock stands in for one."""
+"""Samples, their order and the end of warm-up, with a fake clock on a machine without a GPU."""
 
 import gc
 from itertools import count, cycle
@@ -8,47 +8,47 @@ import pytest
 import torch
 
 from tilewright import timer
-from tilewright.timer import HostTimer, Lane, Sample, Timer, floor_us, interleave, timer_for, turns
+from tilewright.timer import HostTimer, Sample, Sampler, Timer, floor_us, interleave, shuffled_rounds, timer_for
 
 
-class Pretended:
-    """A clock that says what it is told: `us` one after the other, queued from a head start of `needs` seconds on."""
+class FakeClock:
+    """A clock that returns `us` one after the other; samples with a head start of `needs` seconds are queued."""
 
     def __init__(self, us=(7.0,), needs: float = 0.0):
         self._us, self._needs = cycle(us), needs
-        self.ahead: list[float] = []
+        self.head_starts: list[float] = []
         self.counts: list[int] = []
-        self.settled = 0
+        self.synchronized = 0
 
-    def sample(self, calls, ahead, fill=lambda: None, then=None):
+    def sample(self, calls, head_start, fill=lambda: None, keep=None):
         fill()
-        self.ahead.append(ahead)
+        self.head_starts.append(head_start)
         self.counts.append(len(calls))
         results = [call() for call in calls]
-        return Sample(next(self._us), ahead >= self._needs, then(results) if then else None)
+        return Sample(next(self._us), head_start >= self._needs, keep(results) if keep else None)
 
-    def settle(self):
-        self.settled += 1
+    def synchronize(self):
+        self.synchronized += 1
 
     def extra_bytes(self, call):
         return len(call())
 
 
 @pytest.fixture
-def hours(monkeypatch):
-    """Every look at the clock finds it a tenth of a second later."""
-    looks = count()
+def ticks(monkeypatch):
+    """Advance the clock by a tenth of a second per reading; the test may advance it further."""
+    readings = count()
 
     def now():
-        return next(looks) * 0.1
+        return next(readings) * 0.1
 
     monkeypatch.setattr(timer, "time", SimpleNamespace(monotonic=now, perf_counter=now))
-    return looks
+    return readings
 
 
-def test_every_round_has_every_name_once_in_an_order_of_its_own():
+def test_every_round_has_every_name_once_in_random_order():
     names = dict.fromkeys("abcde")
-    taken = list(turns(names, 60))
+    taken = list(shuffled_rounds(names, 60))
     rounds = [tuple(taken[n : n + 5]) for n in range(0, len(taken), 5)]
     assert len(rounds) == 60
     assert all(sorted(one) == list("abcde") for one in rounds)
@@ -57,80 +57,80 @@ def test_every_round_has_every_name_once_in_an_order_of_its_own():
     assert list(names) == list("abcde")
 
 
-def test_a_sample_is_taken_again_with_twice_the_head_start_until_it_is_queued():
-    clock, prepared = Pretended(us=count(), needs=300e-6), []
-    lane = Lane(clock, lambda: prepared.append(0) or [lambda: None])
-    assert lane.sample() == Sample(3, True)
-    assert clock.ahead == [50e-6, 100e-6, 200e-6, 400e-6]
-    assert len(prepared) == 4, "each attempt has inputs of its own"
-    lane.sample()
-    assert clock.ahead[4:] == [400e-6], "what was learned is kept"
+def test_a_sample_is_retried_with_twice_the_head_start_until_it_is_queued():
+    clock, prepared = FakeClock(us=count(), needs=300e-6), []
+    sampler = Sampler(clock, lambda: prepared.append(0) or [lambda: None])
+    assert sampler.sample() == Sample(3, True)
+    assert clock.head_starts == [50e-6, 100e-6, 200e-6, 400e-6]
+    assert len(prepared) == 4, "each attempt has its own inputs"
+    sampler.sample()
+    assert clock.head_starts[4:] == [400e-6], "the next sample begins with the last head start"
 
 
-def test_a_call_that_is_never_queued_is_given_up_and_the_head_start_does_not_grow():
-    """One that waits for the GPU on its way: no head start helps it."""
-    clock = Pretended(needs=float("inf"))
-    lane = Lane(clock, lambda: [lambda: None])
-    assert not lane.sample().is_queued
-    assert len(clock.ahead) == 1 + timer.ATTEMPTS
+def test_a_call_that_is_never_queued_is_not_retried_again():
+    """No head start helps a call that synchronizes with the GPU."""
+    clock = FakeClock(needs=float("inf"))
+    sampler = Sampler(clock, lambda: [lambda: None])
+    assert not sampler.sample().is_queued
+    assert len(clock.head_starts) == 1 + timer.ATTEMPTS
     for _ in range(50):
-        assert not lane.sample().is_queued
-    assert len(clock.ahead) == 51 + timer.ATTEMPTS
-    assert sum(clock.ahead) < 0.1
+        assert not sampler.sample().is_queued
+    assert len(clock.head_starts) == 51 + timer.ATTEMPTS
+    assert sum(clock.head_starts) < 0.1
 
 
-def test_no_head_start_is_longer_than_any_host_needs(hours):
-    """The host time of a call that waits for a slow kernel says nothing of how long queuing takes."""
-    clock = Pretended(needs=float("inf"))
-    Lane(clock, lambda: [lambda: None]).warm_up()
-    assert max(clock.ahead) == timer.LONGEST_AHEAD
+def test_the_head_start_is_limited(ticks):
+    """The host time of a call that waits for a slow kernel is not the time to queue it."""
+    clock = FakeClock(needs=float("inf"))
+    Sampler(clock, lambda: [lambda: None]).warm_up()
+    assert max(clock.head_starts) == timer.MAX_HEAD_START
 
 
-def test_warming_up_begins_with_a_call_and_gives_a_head_start_for_its_host_time(monkeypatch, hours):
-    monkeypatch.setattr(timer, "LONGEST_AHEAD", 1e9)
-    clock, called = Pretended(), []
-    lane = Lane(clock, lambda: [lambda: called.append(len(clock.ahead))] * 4)
-    lane.warm_up()
+def test_warm_up_derives_the_head_start_from_the_host_time(monkeypatch, ticks):
+    monkeypatch.setattr(timer, "MAX_HEAD_START", 1e9)
+    clock, called = FakeClock(), []
+    sampler = Sampler(clock, lambda: [lambda: called.append(len(clock.head_starts))] * 4)
+    sampler.warm_up()
     assert called[:4] == [0] * 4
-    assert clock.ahead == [pytest.approx(50e-6 + 1.5 * 0.1 * 4)] * len(clock.ahead)
+    assert clock.head_starts == [pytest.approx(50e-6 + 1.5 * 0.1 * 4)] * len(clock.head_starts)
 
 
-def test_warming_up_ends_when_two_groups_agree():
-    clock = Pretended(us=[90.0] * 5 + [50.0] * 5 + [40.0] * 5 + [40.3] * 5 + [0.0] * 5)
-    assert Lane(clock, lambda: [lambda: None]).warm_up() == 40.3
-    assert len(clock.ahead) == 4 * timer.GROUP
+def test_warm_up_ends_when_two_groups_agree():
+    clock = FakeClock(us=[90.0] * 5 + [50.0] * 5 + [40.0] * 5 + [40.3] * 5 + [0.0] * 5)
+    assert Sampler(clock, lambda: [lambda: None]).warm_up() == 40.3
+    assert len(clock.head_starts) == 4 * timer.GROUP
 
 
-def test_one_slow_sample_in_a_group_keeps_no_one_waiting():
-    clock = Pretended(us=[40.0, 40.0, 900.0, 40.0, 40.0])
-    assert Lane(clock, lambda: [lambda: None]).warm_up() == 40.0
-    assert len(clock.ahead) == 2 * timer.GROUP
+def test_one_slow_sample_does_not_prolong_warm_up():
+    clock = FakeClock(us=[40.0, 40.0, 900.0, 40.0, 40.0])
+    assert Sampler(clock, lambda: [lambda: None]).warm_up() == 40.0
+    assert len(clock.head_starts) == 2 * timer.GROUP
 
 
-def test_warming_up_ends_even_if_no_two_groups_agree(hours):
-    clock = Pretended(us=(2.0**-n for n in count()))
-    assert Lane(clock, lambda: [lambda: None]).warm_up() > 0
-    assert timer.GROUP < len(clock.ahead) < 10 * timer.GROUP
+def test_warm_up_ends_even_if_no_two_groups_agree(ticks):
+    clock = FakeClock(us=(2.0**-n for n in count()))
+    assert Sampler(clock, lambda: [lambda: None]).warm_up() > 0
+    assert timer.GROUP < len(clock.head_starts) < 10 * timer.GROUP
 
 
-def test_what_is_kept_is_made_of_the_results_of_that_sample():
-    lane = Lane(Pretended(), lambda: [lambda: "first", lambda: "second"])
-    assert lane.sample(then=lambda results: results).kept == ["first", "second"]
-    assert lane.sample().kept is None
+def test_keep_receives_the_results_of_the_sample():
+    sampler = Sampler(FakeClock(), lambda: [lambda: "first", lambda: "second"])
+    assert sampler.sample(keep=lambda results: results).kept == ["first", "second"]
+    assert sampler.sample().kept is None
 
 
-def test_the_host_timer_takes_the_time_of_the_calls_alone(hours):
+def test_the_host_timer_times_the_calls_alone(ticks):
     made = []
     calls = [lambda: made.append("call") or len(made)] * 4
-    taken = HostTimer().sample(calls, 1e9, then=lambda results: made.append("then") or results)
+    taken = HostTimer().sample(calls, 1e9, keep=lambda results: made.append("keep") or results)
     assert taken == Sample(pytest.approx(0.1e6 / 4), True, [1, 2, 3, 4])
-    assert made == ["call"] * 4 + ["then"]
+    assert made == ["call"] * 4 + ["keep"]
     assert HostTimer().sample([], 0.0).us == pytest.approx(0.1e6)
     assert isinstance(timer_for("cpu"), HostTimer)
 
 
-def test_the_floor_is_the_median_of_nothing_at_all():
-    clock = Pretended(us=[1.0, 2.0, 99.0])
+def test_the_floor_is_the_median_of_empty_samples():
+    clock = FakeClock(us=[1.0, 2.0, 99.0])
     assert floor_us(clock) == 2.0
     assert set(clock.counts) == {0}
 
@@ -138,67 +138,67 @@ def test_the_floor_is_the_median_of_nothing_at_all():
 def test_interleaving_returns_every_sample_of_every_call():
     calls = {name: lambda name=name: order.append(name) for name in "abc"}
     order: list[str] = []
-    taken = interleave(Pretended(us=count(1)), calls, 9)
+    taken = interleave(FakeClock(us=count(1)), calls, 9)
     assert {name: len(samples) for name, samples in taken.items()} == dict.fromkeys("abc", 9)
     timed = order[-27:]
     assert all(set(timed[n : n + 3]) == set("abc") for n in range(0, 27, 3))
     ordered = sorted((us, name) for name, samples in taken.items() for us in samples)
-    assert [name for _, name in ordered] == timed, "a sample is told under the name of its call"
+    assert [name for _, name in ordered] == timed, "a sample is returned under the name of its call"
 
 
-def test_host_time_is_of_a_call_with_nothing_before_it_and_no_garbage_collected(hours):
-    clock, collects = Pretended(), []
-    lane = Lane(clock, lambda: [lambda: collects.append(gc.isenabled())] * 8)
+def test_host_time_of_a_call_after_synchronization_without_garbage_collection(ticks):
+    clock, collects = FakeClock(), []
+    sampler = Sampler(clock, lambda: [lambda: collects.append(gc.isenabled())] * 8)
     assert gc.isenabled()
-    assert lane.host_us() == pytest.approx(0.1e6)
+    assert sampler.host_us() == pytest.approx(0.1e6)
     assert gc.isenabled()
-    assert collects == [False] * 24, "whole samples, at least so many calls"
-    assert clock.settled == 25
+    assert collects == [False] * 24, "whole samples, at least HOST_CALLS calls"
+    assert clock.synchronized == 25
 
 
-def test_host_time_in_a_row_is_of_the_second_of_two_calls(hours):
-    clock, calls = Pretended(), count()
+def test_host_time_back_to_back_is_of_the_second_of_two_calls(ticks):
+    clock, calls = FakeClock(), count()
 
-    def slow_after_a_wait():
+    def slow_after_synchronization():
         if next(calls) % 2 == 0:
-            next(hours)
+            next(ticks)
 
-    lane = Lane(clock, lambda: [slow_after_a_wait])
-    assert lane.host_us(in_a_row=True) == pytest.approx(0.1e6)
+    sampler = Sampler(clock, lambda: [slow_after_synchronization])
+    assert sampler.host_us(back_to_back=True) == pytest.approx(0.1e6)
     assert next(calls) == 40
-    assert clock.settled == 21
+    assert clock.synchronized == 21
 
 
-def test_what_else_the_machine_does_is_not_host_time(hours):
+def test_host_time_is_the_minimum_of_several_calls(ticks):
     calls = count()
 
-    def now_and_then_slow():
+    def sometimes_slow():
         for _ in range(next(calls) % 3):
-            next(hours)
+            next(ticks)
 
-    assert Lane(Pretended(), lambda: [now_and_then_slow]).host_us() == pytest.approx(0.1e6)
+    assert Sampler(FakeClock(), lambda: [sometimes_slow]).host_us() == pytest.approx(0.1e6)
 
 
-def test_garbage_is_collected_again_after_a_call_that_fails():
+def test_garbage_collection_is_enabled_again_after_a_failed_call():
     def broken():
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError):
-        Lane(Pretended(), lambda: [broken]).host_us()
+        Sampler(FakeClock(), lambda: [broken]).host_us()
     assert gc.isenabled()
 
 
-def test_garbage_that_nobody_collected_is_not_collected_after():
+def test_garbage_collection_stays_disabled_if_it_was():
     gc.disable()
     try:
-        Lane(Pretended(), lambda: [lambda: None]).host_us()
+        Sampler(FakeClock(), lambda: [lambda: None]).host_us()
         assert not gc.isenabled()
     finally:
         gc.enable()
 
 
-def test_memory_is_counted_of_one_call():
-    assert Lane(Pretended(), lambda: [lambda: "four", lambda: "others"]).extra_bytes() == 4
+def test_extra_bytes_are_of_one_call():
+    assert Sampler(FakeClock(), lambda: [lambda: "four", lambda: "others"]).extra_bytes() == 4
 
 
 @pytest.mark.parametrize(
@@ -206,14 +206,14 @@ def test_memory_is_counted_of_one_call():
     [
         (lambda x: x, 400, 0),
         (lambda x: x, 900, 500),
-        (lambda x: [x, {"view": x[50:], "none": None, "number": 3}], 900, 500),  # one memory, counted once
+        (lambda x: [x, {"view": x[50:], "none": None, "number": 3}], 900, 500),  # one storage, counted once
         (lambda x: (x, torch.ones(25)), 900, 400),
         (lambda x: None, 900, 900),
         (lambda x: x, 300, 0),
     ],
 )
-def test_memory_beyond_what_is_returned(monkeypatch, made, peak, extra):
-    """With an allocator that has given out 1000 bytes before, and so many more at the peak."""
+def test_extra_bytes_exclude_what_is_returned(monkeypatch, made, peak, extra):
+    """The fake allocator holds 1000 bytes before the call and `peak` more during it."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1000)
@@ -222,31 +222,31 @@ def test_memory_beyond_what_is_returned(monkeypatch, made, peak, extra):
 
 
 @pytest.mark.gpu
-def test_a_floor_below_ten_microseconds():
+def test_the_floor_is_below_ten_microseconds():
     assert 0 < floor_us(Timer()) < 10
 
 
 @pytest.mark.gpu
-def test_samples_are_queued_and_see_the_device_alone():
+def test_samples_are_queued_and_exclude_host_time():
     x = torch.randn(2**26, device="cuda")
-    lane = Lane(Timer(), lambda: [lambda: x + 1])
-    us = lane.warm_up()
-    samples = [lane.sample() for _ in range(20)]
+    sampler = Sampler(Timer(), lambda: [lambda: x + 1])
+    us = sampler.warm_up()
+    samples = [sampler.sample() for _ in range(20)]
     assert all(sample.is_queued for sample in samples)
     assert 2 * x.nbytes / 10e12 < us * 1e-6 < 2 * x.nbytes / 0.1e12
 
 
 @pytest.mark.gpu
-def test_a_call_that_waits_for_the_gpu_is_told_and_soon_over():
+def test_a_call_that_synchronizes_is_marked_as_not_queued():
     x = torch.randn(2**20, device="cuda")
-    lane = Lane(Timer(), lambda: [lambda: x.sum().item()])
-    lane.warm_up()
-    assert not any(lane.sample().is_queued for _ in range(5))
+    sampler = Sampler(Timer(), lambda: [lambda: x.sum().item()])
+    sampler.warm_up()
+    assert not any(sampler.sample().is_queued for _ in range(5))
 
 
 @pytest.mark.gpu
-def test_a_small_read_is_slower_from_memory_than_from_the_cache():
-    x = torch.randn(2**22, device="cuda")  # 16 MB: it stays in the L2 of all that have 24 MB or more
+def test_a_small_read_is_slower_from_dram_than_from_the_l2():
+    x = torch.randn(2**22, device="cuda")  # 16 MB, which fits an L2 of 24 MB or more
     total = torch.empty((), device="cuda")
     times = {}
     for flush in ("read", "none"):
@@ -256,31 +256,31 @@ def test_a_small_read_is_slower_from_memory_than_from_the_cache():
 
 
 @pytest.mark.gpu
-def test_without_a_head_start_the_host_is_timed():
+def test_without_queueing_the_host_is_timed():
     x = torch.randn(16, device="cuda")
     calls = [lambda: x + 1] * 20
-    apart = {queues: Lane(Timer(queues=queues), lambda: calls).warm_up() for queues in (True, False)}
-    assert apart[True] < apart[False]
+    times = {queues: Sampler(Timer(queues=queues), lambda: calls).warm_up() for queues in (True, False)}
+    assert times[True] < times[False]
 
 
 @pytest.mark.gpu
 def test_results_are_copied_before_the_next_sample_can_change_them():
     buffer = torch.zeros(2**20, device="cuda")
-    lane = Lane(Timer(), lambda: [lambda: buffer.add_(1)])
-    lane.warm_up()
-    kept = [lane.sample(then=lambda results: results[0].clone()).kept for _ in range(3)]
+    sampler = Sampler(Timer(), lambda: [lambda: buffer.add_(1)])
+    sampler.warm_up()
+    kept = [sampler.sample(keep=lambda results: results[0].clone()).kept for _ in range(3)]
     first = float(kept[0][0])
     assert [float(k.min()) for k in kept] == [first, first + 1, first + 2]
 
 
 @pytest.mark.gpu
-def test_memory_of_a_call_on_a_gpu():
+def test_extra_bytes_on_a_gpu():
     x = torch.randn(2**20, device="cuda")
     assert Timer().extra_bytes(lambda: x + 1) == 0
     assert Timer().extra_bytes(lambda: (x + 1) * 2) == x.nbytes
 
 
-def test_inputs_are_in_place_before_the_clock_starts(monkeypatch):
+def test_inputs_are_filled_before_the_clock_starts(monkeypatch):
     order = []
     monkeypatch.setattr(timer.time, "perf_counter", lambda: order.append("clock") or 0.0)
     HostTimer().sample([lambda: order.append("call")], 0.0, lambda: order.append("fill"))

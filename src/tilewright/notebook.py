@@ -20,9 +20,9 @@ from torch import Tensor
 from tilewright import hardware
 from tilewright.errors import first_line
 from tilewright.spec import Cost
-from tilewright.timer import Lane, floor_us, require_working_gpu, timer_for, turns
+from tilewright.timer import Sampler, floor_us, require_working_gpu, shuffled_rounds, timer_for
 from tilewright.workbench.bench import intervals
-from tilewright.workbench.bench.gpu_state import watched
+from tilewright.workbench.bench.gpu_state import record_gpu_state
 from tilewright.workbench.bench.runner import BACK_TO_BACK, SAMPLES, SHORT_US, physical_seconds
 from tilewright.workbench.check.budget import ExpectedTensor, Mismatch, compare, expect
 from tilewright.workbench.check.repeatable import unrepeatable
@@ -164,15 +164,15 @@ def do_bench(
             tensor.grad = None
         return [fn]
 
-    lane = Lane(timer_for("cuda" if torch.cuda.is_available() else "cpu"), prepare)
+    sampler = Sampler(timer_for("cuda" if torch.cuda.is_available() else "cpu"), prepare)
     end = time.perf_counter() + warmup / 1e3
-    lane.warm_up()
+    sampler.warm_up()
     while time.perf_counter() < end:
-        lane.sample()
+        sampler.sample()
     taken = []
     end = time.perf_counter() + rep / 1e3
     while len(taken) < MIN_SAMPLES or time.perf_counter() < end:
-        taken.append(lane.sample())
+        taken.append(sampler.sample())
     if not all(sample.is_queued for sample in taken):
         warnings.warn("the samples include host time: fn synchronizes with the GPU", stacklevel=2)
     times = [sample.us / 1e3 for sample in taken]
@@ -308,8 +308,8 @@ def _timed(
         candidate.attempt(candidate.run.warm_up, calls)
     secret = random.SystemRandom()
     checked = {name: secret.sample(range(samples), len(requests)) if reference else [] for name in candidates}
-    with watched() as state:
-        for name in turns(candidates, samples):
+    with record_gpu_state() as state:
+        for name in shuffled_rounds(candidates, samples):
             number, candidate = len(candidates[name].samples), candidates[name]
             values = checked[name].index(number) if number in checked[name] else None
             candidate.attempt(candidate.sample, reference, values)

@@ -1,5 +1,8 @@
-"""Device time of one call. Before each sample the cache is emptied, and the GPU is kept busy until the host has queued
-all there is to time, so that two events see the device alone."""
+"""Timers: the device time of a call, between two CUDA events, or its host time on a CPU.
+
+Before each sample the L2 is flushed, and the GPU is kept busy until the host has queued all timed work, so that the
+events measure the device alone.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +22,15 @@ from torch.utils import _pytree as pytree
 
 from tilewright.errors import GPUUnusable, first_line
 
-CACHES = 4  # times the L2: what is read to empty it
-SLEEP_HZ = 2.0e9  # cycles that torch.cuda._sleep spends in a second, about
-FIRST_AHEAD = 50e-6  # seconds: more than any flush needs to be queued
-LONGEST_AHEAD = 0.1
-ATTEMPTS = 6  # to queue a sample in time, each with twice the head start
+FLUSH_FACTOR = 4  # bytes read to flush the L2, over its size
+SLEEP_HZ = 2.0e9  # cycles per second of torch.cuda._sleep, roughly
+MIN_HEAD_START = 50e-6  # seconds, longer than it takes to queue a flush
+MAX_HEAD_START = 0.1  # seconds
+ATTEMPTS = 6  # at queueing a sample in time, each with twice the head start
 HOST_CALLS = 20
-GROUP = 5  # samples whose medians are compared
-STEADY = 0.01  # of the median, between two groups
-WARM_UP_SECONDS = 0.5
+GROUP = 5  # samples per group; warm-up compares the medians of two groups
+STEADY = 0.01  # relative difference between the medians of two groups
+MAX_WARM_UP = 0.5  # seconds
 
 Call = Callable[[], Any]
 Keep = Callable[[list[Any]], Any]
@@ -38,49 +41,57 @@ def _nothing() -> None: ...
 
 @dataclass
 class Sample:
-    us: float  # of one call
-    is_queued: bool = True  # the GPU came to it only after all of it was queued
-    kept: Any = None
+    us: float  # per call
+    is_queued: bool = True  # all work was queued before the GPU started it, so no host time is included
+    kept: Any = None  # what the `keep` function returned
 
 
 class Clock(Protocol):
-    """What takes a sample: the GPU's events, or this machine's clock where the tensors are on the CPU."""
+    """A source of samples: CUDA events, or the host's clock for tensors on the CPU."""
 
-    def sample(self, calls: Sequence[Call], ahead: float, fill: Call = _nothing, then: Keep | None = None) -> Sample:
-        """The time of one of these calls, back to back. `fill` puts inputs in their places just before; `then` makes
-        what is kept of the results just after."""
+    def sample(
+        self, calls: Sequence[Call], head_start: float, fill: Call = _nothing, keep: Keep | None = None
+    ) -> Sample:
+        """Run the calls back to back and return the time per call.
+
+        `fill` writes the inputs just before; `keep` selects what to keep of the results just after.
+        """
         ...
 
-    def settle(self) -> None:
-        """Wait for all work to end."""
+    def synchronize(self) -> None:
+        """Wait until all queued work is done."""
         ...
 
     def extra_bytes(self, call: Call) -> int | None:
-        """Memory that a call needs at its peak beyond what it returns; None where no one counts."""
+        """Return the peak memory of a call beyond what it returns, or None if it cannot be measured."""
         ...
 
 
 class Timer:
-    """Events on the current CUDA stream. `flush` (by reading, by writing, or none) and `queues` are there to show what
-    goes wrong otherwise."""
+    """CUDA events on the current stream.
+
+    `flush` ("read", "write" or "none") and `queues` exist to demonstrate what goes wrong with other settings.
+    """
 
     def __init__(self, *, flush: str = "read", queues: bool = True) -> None:
         self._flush, self._queues = flush, queues
         l2 = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        self._cold = torch.randn(CACHES * l2 // 4, device="cuda")
+        self._cold = torch.randn(FLUSH_FACTOR * l2 // 4, device="cuda")
         self._sink = torch.empty((), device="cuda")
         self._driver = ctypes.CDLL("libcuda.so.1") if torch.version.cuda else None
 
-    def sample(self, calls: Sequence[Call], ahead: float, fill: Call = _nothing, then: Keep | None = None) -> Sample:
+    def sample(
+        self, calls: Sequence[Call], head_start: float, fill: Call = _nothing, keep: Keep | None = None
+    ) -> Sample:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         stream = torch.cuda.current_stream()
-        self.settle()
+        self.synchronize()
         if self._driver:
-            self._driver.cuCtxResetPersistingL2Cache()  # lines that a kernel asked to keep outlive any flush
+            self._driver.cuCtxResetPersistingL2Cache()  # persisting lines survive a flush
         if self._queues:
-            torch.cuda._sleep(int(ahead * SLEEP_HZ))
-        fill()  # in the queue, behind the wait: work on another stream that does not wait finds other inputs
-        if self._flush == "read":  # lines written to would go out to memory while the call is timed
+            torch.cuda._sleep(int(head_start * SLEEP_HZ))
+        fill()  # queued behind the sleep, so that work on a stream that does not wait reads other inputs
+        if self._flush == "read":  # dirty lines would be written back during the timed call
             torch.sum(self._cold, dim=0, out=self._sink)
         elif self._flush == "write":
             self._cold.zero_()
@@ -88,37 +99,39 @@ class Timer:
         results = [call() for call in calls]
         end.record(stream)
         is_queued = not start.query()
-        torch.cuda.set_stream(stream)  # a call may have left another one
-        kept = then(results) if then else None
-        self.settle()  # what it left on other streams must not run in the next one's time
+        torch.cuda.set_stream(stream)  # a call may have switched streams
+        kept = keep(results) if keep else None
+        self.synchronize()  # work left on other streams must not run during the next sample
         return Sample(start.elapsed_time(end) * 1e3 / max(1, len(calls)), is_queued or not self._queues, kept)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         torch.cuda.synchronize()
 
     def extra_bytes(self, call: Call) -> int | None:
-        self.settle()
+        self.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         returned = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_in(call())}
         return max(0, torch.cuda.max_memory_allocated() - before - sum(returned.values()))
 
     def interleave(self, calls: Mapping[str, Call], samples: int) -> dict[str, list[float]]:
-        """Microseconds of every sample of every call."""
+        """Return the microseconds of all samples of each call."""
         return interleave(self, calls, samples)
 
 
 class HostTimer:
-    """The host's clock, for tensors that are on the CPU."""
+    """The host's clock, for tensors on the CPU."""
 
-    def sample(self, calls: Sequence[Call], ahead: float, fill: Call = _nothing, then: Keep | None = None) -> Sample:
+    def sample(
+        self, calls: Sequence[Call], head_start: float, fill: Call = _nothing, keep: Keep | None = None
+    ) -> Sample:
         fill()
         begin = time.perf_counter()
         results = [call() for call in calls]
         spent = time.perf_counter() - begin
-        return Sample(spent * 1e6 / max(1, len(calls)), True, then(results) if then else None)
+        return Sample(spent * 1e6 / max(1, len(calls)), True, keep(results) if keep else None)
 
-    def settle(self) -> None: ...
+    def synchronize(self) -> None: ...
 
     def extra_bytes(self, call: Call) -> int | None:
         return None
@@ -129,63 +142,67 @@ def timer_for(device: str) -> Clock:
 
 
 def floor_us(clock: Clock) -> float:
-    """What the clock says of nothing at all."""
-    return median(clock.sample([], FIRST_AHEAD).us for _ in range(50))
+    """Return the time that the clock measures for an empty sample."""
+    return median(clock.sample([], MIN_HEAD_START).us for _ in range(50))
 
 
-class Lane:
-    """One of several callables that take turns. `prepare` makes the next sample's calls, `fill` puts their inputs in
-    place."""
+class Sampler:
+    """Takes samples of one callable, with a head start long enough to queue them.
+
+    `prepare` returns the calls of the next sample, `fill` writes their inputs.
+    """
 
     def __init__(self, clock: Clock, prepare: Callable[[], Sequence[Call]], fill: Call = _nothing):
         self._clock, self._prepare, self._fill = clock, prepare, fill
-        self._ahead, self._attempts = FIRST_AHEAD, ATTEMPTS
+        self._head_start, self._attempts = MIN_HEAD_START, ATTEMPTS
 
-    def sample(self, then: Keep | None = None) -> Sample:
-        ahead = self._ahead
-        taken = self._clock.sample(self._prepare(), ahead, self._fill, then)
+    def sample(self, keep: Keep | None = None) -> Sample:
+        head_start = self._head_start
+        sample = self._clock.sample(self._prepare(), head_start, self._fill, keep)
         for _ in range(self._attempts):
-            if taken.is_queued:
+            if sample.is_queued:
                 break
-            ahead = min(2 * ahead, LONGEST_AHEAD)
-            taken = self._clock.sample(self._prepare(), ahead, self._fill, then)
-        if taken.is_queued:
-            self._ahead = ahead
+            head_start = min(2 * head_start, MAX_HEAD_START)
+            sample = self._clock.sample(self._prepare(), head_start, self._fill, keep)
+        if sample.is_queued:
+            self._head_start = head_start
         else:
-            self._attempts = 0  # it waits for the GPU on its way: no head start helps
-        return taken
+            self._attempts = 0  # the call synchronizes with the GPU, so no head start helps
+        return sample
 
     def warm_up(self) -> float:
-        """Compile, then go on until two groups of samples agree. The time of one."""
+        """Compile, then sample until the medians of two groups agree; return the last median."""
         calls = self._ready()
         for call in calls:
             call()
-        self._ahead = min(self._ahead + 1.5e-6 * self.host_us() * len(calls), LONGEST_AHEAD)
+        self._head_start = min(self._head_start + 1.5e-6 * self.host_us() * len(calls), MAX_HEAD_START)
         self._attempts = ATTEMPTS
         begin, last = time.monotonic(), float("inf")
         while True:
             now = median(self.sample().us for _ in range(GROUP))
-            if abs(now - last) <= STEADY * now or time.monotonic() - begin > WARM_UP_SECONDS:
+            if abs(now - last) <= STEADY * now or time.monotonic() - begin > MAX_WARM_UP:
                 return now
             last = now
 
-    def host_us(self, *, in_a_row: bool = False) -> float:
-        """Host time of one call, from asking to returning: with nothing queued before it or, in a row, the same call.
-        After a wait for the GPU a host is slow for a while. The least of several: what else the machine does can only
-        add to it."""
-        taken = []
-        with _without_collection():
-            while len(taken) < HOST_CALLS:
+    def host_us(self, *, back_to_back: bool = False) -> float:
+        """Return the host time of one call, the minimum of several since other processes can only add to it.
+
+        Nothing is queued before the call or, with `back_to_back`, the same call is: a host is slow for a while after it
+        has waited for the GPU.
+        """
+        times = []
+        with _gc_disabled():
+            while len(times) < HOST_CALLS:
                 for call in self._ready():
-                    self._clock.settle()
-                    if in_a_row:
+                    self._clock.synchronize()
+                    if back_to_back:
                         call()
                         self._fill()
                     begin = time.perf_counter()
                     call()
-                    taken.append(time.perf_counter() - begin)
-        self._clock.settle()
-        return min(taken) * 1e6
+                    times.append(time.perf_counter() - begin)
+        self._clock.synchronize()
+        return min(times) * 1e6
 
     def extra_bytes(self) -> int | None:
         return self._clock.extra_bytes(self._ready()[0])
@@ -197,18 +214,18 @@ class Lane:
 
 
 def interleave(clock: Clock, calls: Mapping[str, Call], samples: int) -> dict[str, list[float]]:
-    """Microseconds of every sample of every call, after all are warm."""
-    lanes = {name: Lane(clock, lambda call=call: [call]) for name, call in calls.items()}
-    for lane in lanes.values():
-        lane.warm_up()
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for name in turns(lanes, samples):
-        taken[name].append(lanes[name].sample().us)
-    return taken
+    """Warm up all calls, then sample them in random order; return the microseconds of all samples of each."""
+    samplers = {name: Sampler(clock, lambda call=call: [call]) for name, call in calls.items()}
+    for sampler in samplers.values():
+        sampler.warm_up()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for name in shuffled_rounds(samplers, samples):
+        times[name].append(samplers[name].sample().us)
+    return times
 
 
-def turns(names: Mapping[str, Any], rounds: int) -> Iterator[str]:
-    """Every round all of them in a new random order: a drifting clock or a busy neighbour falls on all alike."""
+def shuffled_rounds(names: Mapping[str, Any], rounds: int) -> Iterator[str]:
+    """Yield all names in a new random order every round, so that clock drift and other load affect all alike."""
     order = list(names)
     for _ in range(rounds):
         random.shuffle(order)
@@ -216,7 +233,7 @@ def turns(names: Mapping[str, Any], rounds: int) -> Iterator[str]:
 
 
 def require_working_gpu(who: str) -> None:
-    """After some errors the driver answers nothing more in this process."""
+    """Raise GPUUnusable if an earlier error has left the CUDA context of this process unusable."""
     if torch.cuda.is_initialized():
         try:
             torch.cuda.synchronize()
@@ -229,7 +246,7 @@ def tensors_in(result: Any) -> list[Tensor]:
 
 
 @contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
+def _gc_disabled() -> Iterator[None]:
     was_on = gc.isenabled()
     gc.disable()
     try:

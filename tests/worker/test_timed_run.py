@@ -37,7 +37,7 @@ ROWS, COLUMNS = 3, 5
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(timer, "WARM_UP_SECONDS", 0.05)
+    monkeypatch.setattr(timer, "MAX_WARM_UP", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -260,9 +260,9 @@ def test_backward_does_not_time_the_forward():
     moments = []
 
     class Watching(HostTimer):
-        def sample(self, calls, ahead, fill, then=None):
+        def sample(self, calls, head_start, fill, keep=None):
             moments.append("sample")
-            return super().sample(calls, ahead, fill, then)
+            return super().sample(calls, head_start, fill, keep)
 
     def fn(x):
         moments.append("forward")

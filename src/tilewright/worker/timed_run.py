@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tilewright.timer import Call, Clock, Lane
+from tilewright.timer import Call, Clock, Sampler
 from tilewright.worker.execute import (
     KernelFailed,
     Request,
@@ -81,19 +81,19 @@ class TimedRun:
         self._calls = _Calls(fn, inputs, direction)
         self._results: list[list[Tensor | None]] = []
         # Methods of this object would form a reference cycle that keeps the inputs in memory.
-        self._lane = Lane(clock, self._calls.prepare, self._calls.fill)
+        self._sampler = Sampler(clock, self._calls.prepare, self._calls.fill)
 
     def warm_up(self, calls: int = 1) -> float:
         """Warm up, and return a rough time per call in microseconds."""
         self._calls.count = calls
         with self._mode():
-            return self._lane.warm_up()
+            return self._sampler.warm_up()
 
     def sample(self, values: int | None = None) -> TimedSample:
         """Time one sample on the values of this request, or on unseen values."""
         self._calls.values, self._results = values, []
         with self._mode():
-            taken = self._lane.sample(then=lambda results: [_copies(result) for result in results])
+            taken = self._sampler.sample(keep=lambda results: [_copies(result) for result in results])
         self._calls.values, self._results = None, taken.kept
         return TimedSample(taken.us, taken.is_queued)
 
@@ -105,7 +105,7 @@ class TimedRun:
         """Return the host time per call in microseconds, and the peak memory beyond inputs and outputs in bytes."""
         with self._mode():
             can_repeat = self._direction != "backward"  # which frees its graph
-            return self._lane.host_us(in_a_row=can_repeat), self._lane.extra_bytes()
+            return self._sampler.host_us(back_to_back=can_repeat), self._sampler.extra_bytes()
 
     @contextlib.contextmanager
     def _mode(self) -> Iterator[None]:
