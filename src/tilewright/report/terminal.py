@@ -30,15 +30,16 @@ STYLE = {"right": "green", "unsupported": "dim"} | dict.fromkeys(
 def verdicts(found: Sequence[Verdict], title: str) -> Group:
     """Render a row per kernel, then a map of the wrong elements of two-dimensional outputs."""
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in ("kernel", "verdict", "cases", "evidence"):
-        table.add_column(column)
+    for column in ("kernel", "verdict", "cases", "calls", "evidence"):
+        table.add_column(column, justify="right" if column == "calls" else "left")
     for verdict in found:
         right = sum(case.verdict == "right" for case in verdict.cases)
         evidence = verdict.reason or "; ".join(verdict.labels) or _tightest(verdict)
         table.add_row(
             verdict.kernel,
-            Text(verdict.verdict, STYLE[verdict.verdict]),
+            Text(verdict.verdict, STYLE.get(verdict.verdict, BAD)),
             f"{right}/{len(verdict.cases)}" if verdict.cases else "",
+            str(verdict.calls or ""),
             Text(evidence),
         )
     drawn = [(verdict.kernel, bad) for verdict in found if (bad := _first_bad(verdict)) and len(bad.picture) > 1]
@@ -47,7 +48,9 @@ def verdicts(found: Sequence[Verdict], title: str) -> Group:
 
 
 def _first_bad(verdict: Verdict) -> CaseVerdict | None:
-    return next((case for case in verdict.cases if case.verdict == verdict.verdict != "right"), None)
+    return next(
+        (case for case in verdict.cases if not verdict.right and case.verdict in (verdict.verdict, "wrong")), None
+    )
 
 
 def timings(found: Sequence[TimingRow], title: str, width: int = 160) -> Group:

@@ -74,7 +74,7 @@ def losses(found: Iterable[Outcome]) -> list[str]:
     return [
         f"<li><p><b>{escape(ours.op)}</b> {escape(f'{ours.direction}, {ours.dtype}, {spaced(ours.case)}')}: "
         f"{escape(f'{ours.kernel} loses to {other.kernel}')}, {digits(ours.us)} µs against {digits(other.us)} µs "
-        f"(speedup {speedup:.2f})</p>"
+        f"(speedup {speedup:.3f}){' <mark>stale</mark>' if ours.is_stale or other.is_stale else ''}</p>"
         for speedup, ours, other in sorted(lost, key=lambda one: one[0])
     ]
 

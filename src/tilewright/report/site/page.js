@@ -42,9 +42,10 @@ function escaped(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-// Python's spelling.
-function spelled(value) {
-  return typeof value === "boolean" ? (value ? "True" : "False") : value;
+// Short enough for a tick: 64 Mi for 67108864, and a flag by its name if it is set.
+function short(name, value) {
+  if (typeof value === "boolean") return value ? name : "";
+  return value >= 2 ** 20 && value % 2 ** 20 === 0 ? `${value / 2 ** 20} Mi` : String(value ?? "");
 }
 
 function distinct(values) {
@@ -129,7 +130,8 @@ function op(element, form) {
     options(form[name], values, values.map((value) => (name === "gpu" ? gpus[value] : value)), first[name]);
   }
   const shown = () => rows.filter((row) => filters.every((name) => row[name] === form[name].value));
-  const label = (row, names) => escaped(names.map((name) => spelled(row.parameters[name])).join(", "));
+  const label = (row, names) =>
+    escaped(names.map((name) => short(name, row.parameters[name])).filter((text) => text).join(", ") || "none");
 
   function axes(chosen) {
     const names = distinct(chosen.flatMap((row) => Object.keys(row.parameters)));
@@ -184,7 +186,7 @@ function op(element, form) {
     const values = distinct(chosen.map(at));
     // A size along the axis is misleading if another one changes with it, so the tick names that one too.
     const others = varying.filter((other) => other !== name);
-    const note = (row) => ` (${others.map((other) => `${escaped(other)}=${spelled(row.parameters[other])}`).join(", ")})`;
+    const note = (row) => ` (${others.map((other) => `${escaped(other)}=${escaped(row.parameters[other])}`).join(", ")})`;
     const notes = name && unique && others.length ? Object.fromEntries(chosen.map((row) => [at(row), note(row)])) : {};
     const width = element.clientWidth / (element.clientWidth < 680 ? 1 : 2);
     const named = by === "bytes" ? {} : sizes(values, width, notes);
