@@ -187,3 +187,19 @@ def test_functions_call_torch_where_the_table_says(name, when):
         smallest = 2 ** int(threshold[1])
         assert not launches(call, smallest - 1024)
         assert launches(call, smallest)
+
+
+def named_files(page: Path) -> Iterator[str]:
+    """Yield the files of the repository that a page names in inline code; those that it adds itself are left out."""
+    text = page.read_text()
+    for name in re.findall(
+        r"`((?:src|tests|scripts|docs|examples|requirements|ops|runtime|workbench|worker|cli)/[\w./-]+)`", text
+    ):
+        if f"`{name}`:\n" not in text and not name.startswith("src/tilewright/runtime/tuned/"):
+            yield name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_named_files_exist(page):
+    for name in named_files(page):
+        assert (ROOT / name).exists() or (source.PACKAGE / name).exists(), f"{name_of(page)} names {name}"
