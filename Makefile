@@ -18,12 +18,13 @@ WORKERS ?= 2
 PYTEST := MALLOC_ARENA_MAX=2 $(RUN) -m pytest
 PARALLEL := -n $(WORKERS) --dist loadgroup --max-worker-restart=0
 
-.PHONY: help demo quick test lint types tests gpu-test pairs records pages clean
+.PHONY: help demo quick test lint types tests verify gpu-test pairs records pages clean
 
 help:
 	@echo "make demo      run tilewright bench softmax"
 	@echo "make quick     lint, architecture, style and one case of each test: under 90 s; lists the tests it leaves out"
-	@echo "make test      lint, types and all tests: under 10 minutes and 6 GB of memory on 2 cores"
+	@echo "make test      lint, types, all tests and a sample of the records: under 10 minutes and 6 GB on 2 cores"
+	@echo "make verify    compare the launch fingerprints of all records with the current code: under 5 minutes"
 	@echo "make gpu-test  run the tests of this machine's GPU"
 	@echo "make pairs     run the interpreter's tests with other versions of Triton and NumPy"
 	@echo "make records   measure on this GPU the records that results/ lacks and those that are stale"
@@ -38,6 +39,7 @@ quick: lint
 
 test: lint
 	@$(MAKE) --no-print-directory -j 2 types tests
+	@$(MAKE) --no-print-directory verify SAMPLE="--sample 30 --seed $$(date +%j)"
 
 lint: $(READY)
 	$(RUN) -m ruff check .
@@ -48,6 +50,9 @@ types: $(READY)
 
 tests: $(READY)
 	$(PYTEST) $(PARALLEL)
+
+verify: $(READY)
+	$(RUN) -m tilewright records verify $(SAMPLE)
 
 gpu-test: $(READY)
 	$(RUN) -m pytest tests/ops tests/workbench tests/worker tests/runtime tests/test_hardware.py tests/test_notebook.py tests/test_timer.py
