@@ -1,19 +1,19 @@
-"""The least work an operation can take. Apart from the other nouns, since reports need it and no torch."""
+"""Minimum work of an operation, separate from the spec, since reports need it without importing torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-BANDWIDTHS = ("copy", "read", "write", "l2")  # ceilings in bytes; all others are in operations
+BANDWIDTHS = ("copy", "read", "write", "l2")  # rates in bytes/s; all other rates are in operations/s
 DIRECTIONS = ("forward", "backward", "both")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The least any kernel must spend on a case: bytes through device memory, and operations by unit.
+    """The minimum work of any kernel on a case: bytes of device memory traffic, and operations by unit.
 
-    Units: `fp32`, `special` (exp, tanh, …) and `tensor.<dtype>` (the matrix unit).
+    Units: `fp32`, `special` (exp, tanh, …) and `tensor.<dtype>` (tensor cores).
     """
 
     read: int
@@ -31,16 +31,16 @@ class Cost:
 
     @property
     def memory(self) -> str:
-        """The bandwidth that counts: of reading, of writing, or of both at once."""
+        """The bandwidth that limits the traffic: read, write or copy."""
         return "read" if self.written * 20 < self.read else "write" if self.read * 20 < self.written else "copy"
 
     def seconds(self, rates: Mapping[str, float]) -> dict[str, float]:
-        """The time each unit needs at the given rates (per second); units without a rate are left out."""
+        """Return the time of each unit at the given rates per second; units without a rate are left out."""
         work = {self.memory: self.bytes, **self.flops}
         return {unit: amount / rates[unit] for unit, amount in work.items() if rates.get(unit)}
 
     def floor(self, rates: Mapping[str, float]) -> tuple[str, float]:
-        """The unit that binds and the seconds it needs: no kernel can be faster."""
+        """Return the bottleneck unit and the seconds it needs, which no kernel can beat."""
         by_unit = self.seconds(rates)
         if not by_unit:
             return "unknown", 0.0
@@ -49,12 +49,12 @@ class Cost:
 
 
 def size(count: float) -> str:
-    """Bytes as a reader takes them in."""
+    """Format a number of bytes."""
     return _scaled(count, ("B", "KB", "MB", "GB"))
 
 
 def amount(count: float) -> str:
-    """Of operations, likewise."""
+    """Format a number of operations."""
     return _scaled(count, ("", "K", "M", "G", "T"))
 
 

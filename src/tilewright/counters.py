@@ -1,5 +1,7 @@
-"""What the hardware counts of a kernel, by names of ours, in bytes, microseconds, shares of one and plain numbers.
-Apart from the tool that counts, since reports need it and no torch."""
+"""Hardware counters of a kernel, in bytes, microseconds, fractions of one and counts.
+
+Separate from the profiler, since reports need them without importing torch.
+"""
 
 from __future__ import annotations
 
@@ -10,59 +12,62 @@ from typing import Any
 
 SCALES = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3, "s": 1e6, "second": 1e6}
 SCALES |= {"Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12, "%": 0.01}
-_SHARE = "avg.pct_of_peak_sustained"
+_PEAK = "avg.pct_of_peak_sustained"
 STALLS = (
     *("long_scoreboard", "short_scoreboard", "wait", "barrier", "mio_throttle", "lg_throttle", "math_pipe_throttle"),
     *("not_selected", "no_instruction", "branch_resolving", "dispatch_stall", "drain", "imc_miss", "membar", "gmma"),
 )
 _STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
-# As ncu's own rule has it: below the first share nothing is busy enough to bind, and closer than the second both do.
-LATENCY, BALANCED = 0.6, 0.1
+# ncu's rule: latency-bound if no unit exceeds the first utilization, balanced if both are closer than the second.
+LATENCY_BOUND, BALANCED = 0.6, 0.1
 
 
 def _sum(*metrics: str) -> Any:
-    """Of several kernels added up."""
+    """Declare a counter that is summed over the kernels of a call."""
     return field(default=None, metadata={"metrics": metrics, "how": "sum"})
 
 
 def _mean(*metrics: str) -> Any:
-    """Of several kernels the mean, by the time that each takes."""
+    """Declare a counter that is averaged over the kernels of a call, weighted by their time."""
     return field(default=None, metadata={"metrics": metrics, "how": "mean"})
 
 
-def _most(*metrics: str) -> Any:
-    return field(default=None, metadata={"metrics": metrics, "how": "most"})
+def _max(*metrics: str) -> Any:
+    """Declare a counter whose maximum over the kernels of a call is taken."""
+    return field(default=None, metadata={"metrics": metrics, "how": "max"})
 
 
 @dataclass(frozen=True)
 class Counters:
-    """Of one kernel, or of all that a call launches. None: not counted on this GPU. Where a field has several metrics,
-    GPUs differ in which of them they have, and the largest is taken."""
+    """The counters of one kernel, or of all kernels of a call; None if not available on this GPU.
+
+    A counter with several metrics takes the largest, since GPUs differ in the metrics they have.
+    """
 
     us: float | None = _sum("gpu__time_duration.sum")
     dram_read: float | None = _sum("dram__bytes_read.sum")
     dram_written: float | None = _sum("dram__bytes_write.sum")
     l2_bytes: float | None = _sum("lts__t_bytes.sum")
     l2_hits: float | None = _mean("lts__t_sector_hit_rate.pct")
-    memory: float | None = _mean(f"gpu__compute_memory_throughput.{_SHARE}_elapsed")  # the busiest part of it
-    dram: float | None = _mean(f"dram__throughput.{_SHARE}_elapsed", f"gpu__dram_throughput.{_SHARE}_elapsed")
-    l2: float | None = _mean(f"lts__throughput.{_SHARE}_elapsed")
-    l1: float | None = _mean(f"l1tex__throughput.{_SHARE}_active")
-    sm: float | None = _mean(f"sm__throughput.{_SHARE}_elapsed")
+    memory: float | None = _mean(f"gpu__compute_memory_throughput.{_PEAK}_elapsed")  # utilization of the busiest unit
+    dram: float | None = _mean(f"dram__throughput.{_PEAK}_elapsed", f"gpu__dram_throughput.{_PEAK}_elapsed")
+    l2: float | None = _mean(f"lts__throughput.{_PEAK}_elapsed")
+    l1: float | None = _mean(f"l1tex__throughput.{_PEAK}_active")
+    sm: float | None = _mean(f"sm__throughput.{_PEAK}_elapsed")
     tensor: float | None = _mean(
-        f"sm__pipe_tensor_cycles_active.{_SHARE}_active", f"sm__pipe_tensor_op_hmma_cycles_active.{_SHARE}_active"
+        f"sm__pipe_tensor_cycles_active.{_PEAK}_active", f"sm__pipe_tensor_op_hmma_cycles_active.{_PEAK}_active"
     )
-    occupancy: float | None = _mean(f"sm__warps_active.{_SHARE}_active")
-    registers: float | None = _most("launch__registers_per_thread")
-    shared_bytes: float | None = _most("launch__shared_mem_per_block")
-    waves: float | None = _most("launch__waves_per_multiprocessor")
+    occupancy: float | None = _mean(f"sm__warps_active.{_PEAK}_active")
+    registers: float | None = _max("launch__registers_per_thread")
+    shared_bytes: float | None = _max("launch__shared_mem_per_block")
+    waves: float | None = _max("launch__waves_per_multiprocessor")
     shared_loads: float | None = _sum("smsp__inst_executed_op_shared_ld.sum")
     shared_stores: float | None = _sum("smsp__inst_executed_op_shared_st.sum")
     load_wavefronts: float | None = _sum("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum")
     store_wavefronts: float | None = _sum("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum")
     load_conflicts: float | None = _sum("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum")
     store_conflicts: float | None = _sum("l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum")
-    stalls: Mapping[str, float] = field(default_factory=dict)  # warps that wait for this whenever one issues
+    stalls: Mapping[str, float] = field(default_factory=dict)  # warps stalled per warp that issues, by reason
     kernels: tuple[str, ...] = ()
 
     @property
@@ -70,32 +75,32 @@ class Counters:
         return None if self.dram_read is None or self.dram_written is None else self.dram_read + self.dram_written
 
     @property
-    def wavefronts_a_load(self) -> float | None:
-        """Of a warp's access to shared memory, on average over all that were made."""
+    def wavefronts_per_load(self) -> float | None:
+        """Average wavefronts per shared-memory load of a warp."""
         return self.load_wavefronts / self.shared_loads if self.load_wavefronts and self.shared_loads else None
 
     @property
-    def wavefronts_a_store(self) -> float | None:
+    def wavefronts_per_store(self) -> float | None:
         return self.store_wavefronts / self.shared_stores if self.store_wavefronts and self.shared_stores else None
 
     @property
-    def binds(self) -> str | None:
-        """What ncu would name: memory, compute, both alike (balanced) or neither (latency)."""
+    def bottleneck(self) -> str | None:
+        """The bottleneck by ncu's rule: memory, compute, both (balanced) or neither (latency)."""
         if self.memory is None or self.sm is None:
             return None
-        if max(self.memory, self.sm) < LATENCY:
+        if max(self.memory, self.sm) < LATENCY_BOUND:
             return "latency"
         if abs(self.memory - self.sm) < BALANCED:
             return "balanced"
         return "memory" if self.memory > self.sm else "compute"
 
     def as_json(self) -> dict[str, Any]:
-        """All that was counted; what was not is left out."""
+        """Return the counters that are available."""
         return {name: value for name, value in asdict(self).items() if value not in (None, {}, ())}
 
     @staticmethod
-    def of_record(record: Mapping[str, Any]) -> Counters | None:
-        """Those of a record of kind `counters`."""
+    def from_record(record: Mapping[str, Any]) -> Counters | None:
+        """Return the counters of a record of kind `counters`."""
         counted = record.get("counters")
         return Counters(**{**counted, "kernels": tuple(counted.get("kernels", ()))}) if counted else None
 
@@ -104,8 +109,8 @@ COUNTED = [f for f in fields(Counters) if f.metadata]
 METRICS = [*(name for f in COUNTED for name in f.metadata["metrics"]), *(_STALL.format(reason) for reason in STALLS)]
 
 
-def of_row(row: Mapping[str, str], units: Mapping[str, str]) -> Counters:
-    """One kernel as ncu prints it: values and their units by metric."""
+def from_row(row: Mapping[str, str], units: Mapping[str, str]) -> Counters:
+    """Parse one kernel of ncu's CSV: values and their units by metric."""
     values: dict[str, Any] = {}
     for f in COUNTED:
         found = [value for name in f.metadata["metrics"] if (value := _number(row, units, name)) is not None]
@@ -117,13 +122,13 @@ def of_row(row: Mapping[str, str], units: Mapping[str, str]) -> Counters:
 
 def _number(row: Mapping[str, str], units: Mapping[str, str], name: str) -> float | None:
     text = (row.get(name) or "").replace(",", "")
-    if not re.fullmatch(r"-?\d+(\.\d+)?(e[+-]?\d+)?", text):  # n/a: not on this GPU
+    if not re.fullmatch(r"-?\d+(\.\d+)?(e[+-]?\d+)?", text):  # n/a on this GPU
         return None
     return float(text) * SCALES.get(units.get(name, ""), 1.0)
 
 
 def combined(found: Sequence[Counters]) -> Counters:
-    """All kernels of a call as one."""
+    """Combine the counters of all kernels of a call."""
     times = [one.us or 0.0 for one in found]
 
     def mean(values: Sequence[float | None]) -> float:
@@ -131,9 +136,9 @@ def combined(found: Sequence[Counters]) -> Counters:
         return sum((v or 0.0) * w for v, w in zip(values, weights, strict=True)) / (sum(weights) or 1.0)
 
     ways = {
-        "sum": lambda parts: sum(p or 0.0 for p in parts),
+        "sum": lambda parts: sum(part or 0.0 for part in parts),
         "mean": mean,
-        "most": lambda ps: max(p or 0.0 for p in ps),
+        "max": lambda parts: max(part or 0.0 for part in parts),
     }
     values: dict[str, Any] = {}
     for f in COUNTED:

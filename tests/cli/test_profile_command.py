@@ -137,7 +137,7 @@ def test_records_carry_counters_and_predictions_to_the_page(command, asked, tmp_
     assert made["source"] == source.kernel_hash("transpose", "cuda")
     assert not record.is_stale(made)
     assert made["predicted"] == {"load": [32.0, 1.0], "store": [1.0, 1.0]}
-    assert Counters.of_record(made) == COUNTED
+    assert Counters.from_record(made) == COUNTED
     page = markdown.fill("<!-- records: bank-conflicts transpose -->\n<!-- end -->", [made])
     assert "| cuda | M=64,N=64 float32 | 1.00 |  | 32.00 | 32.00 | 31,000 | 70.0 |" in page
     assert "Counted by ncu on NVIDIA H200" in page

@@ -230,9 +230,9 @@ def _bank_conflicts(records: Records) -> str:
     columns = ("kernel", "case", ">per store, predicted", ">per store, ncu", ">per load, predicted", ">per load, ncu")
     lines = []
     for r in records:
-        counted = Counters.of_record(r) or Counters()
+        counted = Counters.from_record(r) or Counters()
         cells = []
-        for kind, value in (("store", counted.wavefronts_a_store), ("load", counted.wavefronts_a_load)):
+        for kind, value in (("store", counted.wavefronts_per_store), ("load", counted.wavefronts_per_load)):
             predicted = r["predicted"].get(kind)
             cells += [f"{predicted[0]:.2f}" if predicted else "", f"{value:.2f}" if value else ""]
         conflicts = (counted.load_conflicts or 0) + (counted.store_conflicts or 0)

@@ -42,8 +42,8 @@ def bottlenecks(records: Sequence[Record]) -> str:
         return "No records yet.\n"
     lines, disagreements, agreed = [], [], 0
     for (op, kernel, direction), together in groupby(counted, key=lambda r: _call(r)[:3]):
-        pairs = [(r, Counters.of_record(r), predicted[_call(r)]) for r in together]
-        named = [(r, found.binds, found, guess) for r, found, guess in pairs if found and found.binds]
+        pairs = [(r, Counters.from_record(r), predicted[_call(r)]) for r in together]
+        named = [(r, found.bottleneck, found, guess) for r, found, guess in pairs if found and found.bottleneck]
         differ = [one for one in named if not _agree(one[1], one[3]["binds"])]
         agreed += len(named) - len(differ)
         notes = "stale" if any(is_stale(r) for r, *_ in named) else ""

@@ -60,7 +60,7 @@ def _counters(counted: Counters) -> Iterator[Figure]:
     stalls = sorted(counted.stalls.items(), key=lambda item: -item[1])[:4]
     moved = {"read": counted.dram_read, "written": counted.dram_written}
     figures = {
-        "bottleneck": counted.binds or "",
+        "bottleneck": counted.bottleneck or "",
         "DRAM": joined(*((n, size(v)) for n, v in moved.items() if v is not None), ("throughput", share(counted.dram))),
         "L2": joined(
             ("", size(counted.l2_bytes or 0)), ("hit rate", share(counted.l2_hits)), ("throughput", share(counted.l2))
@@ -69,8 +69,8 @@ def _counters(counted: Counters) -> Iterator[Figure]:
         "occupancy": joined(("", share(counted.occupancy)), ("waves", _plain(counted.waves))),
         "registers": _plain(counted.registers),
         "stall reasons (warps per issue)": joined(*((reason, f"{value:.1f}") for reason, value in stalls)),
-        "wavefronts per shared load": _conflicts(counted.wavefronts_a_load, counted.load_conflicts),
-        "wavefronts per shared store": _conflicts(counted.wavefronts_a_store, counted.store_conflicts),
+        "wavefronts per shared load": _conflicts(counted.wavefronts_per_load, counted.load_conflicts),
+        "wavefronts per shared store": _conflicts(counted.wavefronts_per_store, counted.store_conflicts),
     }
     for name, text in figures.items():
         if text:

@@ -131,13 +131,13 @@ def _bottleneck(analysis: Analysis) -> Bottleneck | None:
 def _from_counters(analysis: Analysis, found: Prediction) -> Bottleneck | None:
     """Return the bottleneck by hardware counters. The compute unit, or either of two balanced ones, is predicted."""
     counters = analysis.call.counters
-    if counters is None or counters.binds is None:
+    if counters is None or counters.bottleneck is None:
         return None
     compute = [unit for unit in found.terms if unit not in ("memory", "latency", "start", "atomics")]
     term = {
         "memory": "memory",
         "latency": "latency",
         "compute": max(compute, key=lambda unit: found.terms[unit].us, default="issue"),
-    }.get(counters.binds, found.bottleneck)
+    }.get(counters.bottleneck, found.bottleneck)
     reason = f"memory is {counters.memory:.0%} busy, the SMs {counters.sm:.0%}"
     return Bottleneck(term_name(term), reason, COUNTED)

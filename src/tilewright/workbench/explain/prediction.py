@@ -31,7 +31,7 @@ class Term:
     """One component of the predicted time."""
 
     us: float
-    source: str  # of the amount; rates come from the ceilings
+    source: str  # where the amount comes from; rates come from the ceilings
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Prediction:
     @property
     def is_too_short(self) -> bool:
         """Whether memory takes longest, but the call ends before memory is busy."""
-        return self.longest == "memory" and self.busy < counters.LATENCY
+        return self.longest == "memory" and self.busy < counters.LATENCY_BOUND
 
     @property
     def bottleneck(self) -> str:
