@@ -62,7 +62,7 @@ def test_a_right_one_has_a_time_and_a_ratio_with_intervals(x):
         (lambda x: softmax(x.add_(0.5)), "its argument 1 was changed"),
     ],
 )
-def test_a_wrong_one_has_no_time_and_says_why(x, fn, said):
+def test_a_wrong_callable_has_no_time_and_a_reason(x, fn, said):
     found = timed(fn, x, against={"right": softmax})
     wrong, baseline = found.entries
     assert (wrong.verdict, wrong.us, wrong.samples_us, wrong.ratio) == ("wrong", None, (), None)
@@ -72,7 +72,7 @@ def test_a_wrong_one_has_no_time_and_says_why(x, fn, said):
     assert f"{wrong.name}: wrong, {wrong.reason}" in str(found)
 
 
-def test_several_baselines_go_by_name_and_the_first_says_what_is_right(x):
+def test_the_first_of_several_baselines_is_the_reference(x):
     found = timed(softmax, x, against={"torch": softmax, "steps": in_steps, "zeros": torch.zeros_like})
     assert [(e.name, e.verdict) for e in found.entries] == [
         ("softmax", "right"),
@@ -85,12 +85,12 @@ def test_several_baselines_go_by_name_and_the_first_says_what_is_right(x):
     assert [e.verdict for e in other_way.entries] == ["wrong", "right", "wrong"]
 
 
-def test_the_same_name_twice_is_told_apart(x):
+def test_equal_names_are_distinguished(x):
     found = timed(lambda x: x + 1, x, against=lambda x: x + 1)
     assert [e.name for e in found.entries] == ["<lambda> (fn)", "<lambda>"]
 
 
-def test_without_a_baseline_nothing_is_checked_and_the_text_says_how(x):
+def test_without_a_baseline_nothing_is_checked_and_the_text_says_so(x):
     found = timed(torch.zeros_like, x)
     (entry,) = found.entries
     assert (entry.verdict, len(entry.samples_us), entry.ratio) == ("not checked", 5, None)
@@ -107,11 +107,12 @@ def test_without_a_baseline_nothing_is_checked_and_the_text_says_how(x):
         (lambda x: None, "returns NoneType: only real tensors are compared"),
         (lambda x: (), "returns nothing: only real tensors are compared"),
         (lambda x: x + 1j, "returns complex numbers: only real tensors are compared"),
+        (lambda x: torch.nn.functional.dropout(x, 0.1), "draws random numbers"),
         (lambda x: x @ torch.ones(33, 2, device=x.device), "does not run in float64"),
-        (lambda x: x.sum() if x[0, 0].item() > 6 else 1 / 0, "does not take the values in reverse"),
+        (lambda x: x.sum() if x[0, 0].item() > 6 else 1 / 0, "does not accept the values in reverse"),
     ],
 )
-def test_what_the_baseline_cannot_say_is_not_checked(x, baseline, why):
+def test_nothing_is_checked_if_the_baseline_cannot_be_the_reference(x, baseline, why):
     x[0, 0] = 7
     found = timed(softmax, x, against=baseline)
     assert {e.verdict for e in found.entries} == {"not checked"}
@@ -120,7 +121,7 @@ def test_what_the_baseline_cannot_say_is_not_checked(x, baseline, why):
 
 
 @pytest.mark.parametrize("against", [broken, {"broken": broken}])
-def test_what_is_raised_is_a_verdict(x, against):
+def test_an_exception_is_a_verdict(x, against):
     found = timed(broken, x, against=softmax)
     crashed, _ = found.entries
     assert (crashed.verdict, crashed.reason, crashed.us) == ("crashed", "ValueError: no rows", None)
@@ -128,11 +129,11 @@ def test_what_is_raised_is_a_verdict(x, against):
     mine, baseline = found.entries
     assert (baseline.verdict, baseline.reason, baseline.us) == ("crashed", "ValueError: no rows", None)
     assert (mine.verdict, mine.ratio) == ("not checked", None)
-    assert "broken cannot say what is right: ValueError: no rows" in str(found)
+    assert "broken cannot be the reference: ValueError: no rows" in str(found)
     assert timed(broken, x).entries[0].verdict == "crashed"
 
 
-def test_right_when_checked_and_wrong_later_is_found_out(x):
+def test_a_callable_that_is_right_only_when_checked_is_wrong(x):
     calls = []
 
     def tires(x):
@@ -145,7 +146,7 @@ def test_right_when_checked_and_wrong_later_is_found_out(x):
     assert baseline.us
 
 
-def test_a_crash_halfway_costs_the_others_nothing(x, monkeypatch):
+def test_a_crash_while_timed_does_not_affect_the_others(x, monkeypatch):
     monkeypatch.setattr("tilewright.timer.MAX_WARM_UP", 0)
     calls = []
 
@@ -160,7 +161,7 @@ def test_a_crash_halfway_costs_the_others_nothing(x, monkeypatch):
     assert len(baseline.samples_us) == 60
 
 
-def test_one_that_remembers_its_last_result_is_found_out(x):
+def test_a_callable_that_replays_its_last_result_is_wrong(x):
     kept = []
 
     def remembers(x):
@@ -172,7 +173,7 @@ def test_one_that_remembers_its_last_result_is_found_out(x):
 
 
 @pytest.mark.parametrize("view", [lambda t: t, lambda t: t.t(), lambda t: t[1:, ::2], lambda t: t[:1].expand(8, 33)])
-def test_arguments_are_copies_that_lie_as_the_callers_do(x, view):
+def test_arguments_are_copies_with_the_same_strides(x, view):
     given = view(x)
     before, seen = x.clone(), set()
 
@@ -188,7 +189,7 @@ def test_arguments_are_copies_that_lie_as_the_callers_do(x, view):
     assert torch.equal(x, before)
 
 
-def test_what_is_written_to_counts_as_a_result(x):
+def test_arguments_that_are_written_to_count_as_outputs(x):
     before = x.clone()
 
     def into(x, out):
@@ -203,7 +204,7 @@ def test_what_is_written_to_counts_as_a_result(x):
     assert torch.equal(x, before)
 
 
-def test_inputs_make_arguments_where_reversed_ones_make_no_sense(device):
+def test_inputs_replace_arguments_if_reversed_values_make_no_sense(device):
     made = []
 
     def sorted_rows():
@@ -215,7 +216,7 @@ def test_inputs_make_arguments_where_reversed_ones_make_no_sense(device):
     assert len(made) == 2
 
 
-def test_mistakes_are_one_clear_line(x):
+def test_invalid_arguments_are_reported_in_one_line(x):
     with pytest.raises(TypeError, match=r"as benchmark\(fn, x\), or inputs="):
         tw.benchmark(softmax)
     with pytest.raises(TypeError, match="or inputs="):
@@ -224,13 +225,13 @@ def test_mistakes_are_one_clear_line(x):
         tw.benchmark(softmax, 3)
     with pytest.raises(TypeError, match=r"tuple of arguments, as \(x,\)"):
         tw.benchmark(softmax, inputs=lambda: x)
-    with pytest.raises(TypeError, match="cannot be called"):
+    with pytest.raises(TypeError, match="is not callable"):
         tw.benchmark(softmax, x, against=3)
     with pytest.raises(ValueError, match="on cpu and meta: move all to one"):
         tw.benchmark(torch.add, x.cpu(), torch.empty(3, device="meta"))
     with pytest.raises(ValueError, match="on meta: move all to one"):
         tw.benchmark(softmax, x.to("meta"))
-    with pytest.raises(ValueError, match="samples is at least 5"):
+    with pytest.raises(ValueError, match="samples must be at least 5"):
         tw.benchmark(softmax, x, samples=1)
     sizes = iter((3, 4))
     with pytest.raises(ValueError, match="only values may change"):
@@ -255,7 +256,7 @@ TABLE = Benchmark(
 )
 
 
-def test_the_text_says_all_that_there_is_to_say():
+def test_the_text_shows_everything():
     assert str(TABLE) == repr(TABLE)
     assert str(TABLE).splitlines() == [
         'kernel                  time      95 %          host     extra memory  vs "torch"                 verdict',
@@ -264,14 +265,14 @@ def test_the_text_says_all_that_there_is_to_say():
         "bad                     -                                                                         wrong",
         '"torch"                 18.0 us   17.8 to 18.2  4.00 us  2.0 MiB       baseline                   right',
         "bad: wrong, output[0] is <b>1</b>",
-        "a clock; of nothing at all it says 1.25 us, which is not subtracted",
-        "* 16 calls back to back in a sample, each on arguments of its own",
-        "host time is in samples of slow & late: a call waits for the GPU on its way",
-        "the GPU held itself back: heat",
+        "a clock; an empty call takes 1.25 us, which is not subtracted",
+        "* 16 calls back to back per sample, each on its own arguments",
+        "samples of slow & late include host time: the call synchronizes with the GPU",
+        "the GPU was throttled: heat",
     ]
 
 
-def test_html_is_a_table_with_everything_escaped():
+def test_html_is_an_escaped_table():
     html = TABLE._repr_html_()
     assert "<img" not in html
     assert "<b>" not in html
@@ -295,11 +296,11 @@ def test_intervals_that_overlap_are_a_tie():
     assert ties == {7.0: False, 8.0: True, 12.0: True, 13.0: False}
 
 
-def test_tensors_on_the_cpu_are_timed_by_the_hosts_clock():
+def test_cpu_tensors_are_timed_by_the_host_clock():
     assert "host clock, CPU" in str(timed(softmax, torch.randn(3, 5)))
 
 
-def test_do_bench_takes_what_tritons_takes():
+def test_do_bench_has_tritons_signature():
     testing = pytest.importorskip("triton.testing")
     ours, theirs = (
         {p.name: p.default for p in inspect.signature(fn).parameters.values()} for fn in (tw.do_bench, testing.do_bench)
@@ -333,7 +334,7 @@ def samples_of_do_bench(monkeypatch):
     return run
 
 
-def test_do_bench_gives_what_is_asked_for(samples_of_do_bench):
+def test_do_bench_returns_the_requested_statistics(samples_of_do_bench):
     taken = samples_of_do_bench(return_mode="all")
     assert taken == [taken[0] + n for n in range(5)]
     assert samples_of_do_bench() == samples_of_do_bench(return_mode="mean") == mean(taken)
@@ -342,13 +343,13 @@ def test_do_bench_gives_what_is_asked_for(samples_of_do_bench):
     assert samples_of_do_bench(quantiles=[0.5]) == median(taken)
     assert samples_of_do_bench(quantiles=[0, 0.125, 1]) == [taken[0], taken[0] + 0.5, taken[-1]]
     assert samples_of_do_bench(quantiles=(0.5, 0.2), return_mode="all") == [median(taken), taken[0] + 0.8]
-    with pytest.raises(ValueError, match="return_mode is one of min, max, mean, median, all, not 'best'"):
+    with pytest.raises(ValueError, match="return_mode must be one of min, max, mean, median, all, not 'best'"):
         samples_of_do_bench(return_mode="best")
     with pytest.raises(ValueError, match="range"):
         samples_of_do_bench(quantiles=[2])
 
 
-def test_do_bench_warms_up_and_repeats_for_as_long_as_it_is_told(samples_of_do_bench):
+def test_do_bench_warms_up_and_repeats_for_the_given_times(samples_of_do_bench):
     at_once = samples_of_do_bench(return_mode="all")
     assert len(samples_of_do_bench(rep=20, return_mode="all")) > 5
     assert samples_of_do_bench(warmup=20, return_mode="min") > at_once[0]
@@ -370,11 +371,11 @@ def test_do_bench_clears_gradients_before_each_call():
 def test_do_bench_warns_of_host_time(monkeypatch):
     monkeypatch.setattr(notebook, "timer_for", lambda _: Counted(is_queued=False))
     monkeypatch.setattr("tilewright.timer.MAX_WARM_UP", 0)
-    with pytest.warns(UserWarning, match="waits for the GPU"):
+    with pytest.warns(UserWarning, match="synchronizes with the GPU"):
         notebook.do_bench(lambda: None, warmup=0, rep=0)
 
 
-def test_do_bench_lets_errors_out():
+def test_do_bench_propagates_errors():
     with pytest.raises(ZeroDivisionError):
         tw.do_bench(lambda: 1 / 0)
 
@@ -394,7 +395,7 @@ def test_short_calls_are_timed_back_to_back_and_memory_is_counted():
 
 
 @pytest.mark.gpu
-def test_a_time_below_what_the_hardware_needs_is_not_believed():
+def test_a_time_below_the_datasheet_minimum_is_implausible():
     if hardware.current_gpu()["gpu"] not in hardware.DATASHEETS:
         pytest.skip("needs a GPU with a datasheet")
     x = torch.randn(64, 64, device="cuda")
@@ -405,7 +406,7 @@ def test_a_time_below_what_the_hardware_needs_is_not_believed():
 
 
 @pytest.mark.gpu
-def test_one_that_waits_for_the_gpu_is_told():
+def test_a_callable_that_synchronizes_is_reported():
     x = torch.randn(64, 64, device="cuda")
 
     def waits(x):
@@ -414,8 +415,8 @@ def test_one_that_waits_for_the_gpu_is_told():
 
     found = timed(waits, x, against=softmax)
     assert [e.is_queued for e in found.entries] == [False, True]
-    assert "host time is in samples of waits" in str(found)
-    with pytest.warns(UserWarning, match="waits for the GPU"):
+    assert "samples of waits include host time" in str(found)
+    with pytest.warns(UserWarning, match="synchronizes with the GPU"):
         tw.do_bench(lambda: waits(x))
 
 

@@ -1,5 +1,7 @@
 """Verdicts on kernels that are wrong in common ways, and on right ones that look odd."""
 
+import random
+
 import pytest
 import torch
 
@@ -369,3 +371,28 @@ def test_results_in_chunks_have_the_budgets_of_the_whole(monkeypatch, chunk):
     assert again.relative_to_torch == pytest.approx(matched.relative_to_torch)
     assert isinstance(missed, Mismatch)
     assert compare(wrong, whole) == missed
+
+
+@pytest.mark.parametrize(("chance", "calls"), [(0.0, 32), (0.5, 64), (0.9, 320), (1 - 1e-9, 4096)])
+def test_the_number_of_extra_calls_has_a_long_tail(monkeypatch, chance, calls):
+    """A user's kernel is called more than n times with a probability of 32 / n."""
+    monkeypatch.setattr("tilewright.workbench.check.judge.EXTRA_SECONDS", 600.0)
+    monkeypatch.setattr(random.SystemRandom, "random", lambda _: chance)
+    case = CheckCase(SOFTMAX.check[4].with_dtype("float32"), rerun=True)
+    found = []
+    for language in ("python", "torch"):  # a user's, and ours
+        kernel = Kernel("mine", lambda x: torch.softmax(x, -1), language, lambda *_: True, differentiable=False)
+        judge = Judge(SOFTMAX, kernel, InProcess(kernel.fn, "cpu"), ReferenceRuns(SOFTMAX, "cpu", 0), "cpu")
+        found.append(judge.judge([case], lambda: None))
+    assert [verdict.calls for verdict in found] == [6 + calls + 1, 6]
+
+
+def test_a_gradient_that_is_lost_in_some_cases_only_is_wrong():
+    def loses(x):
+        return torch.softmax(x if len(x) < 3 else x.detach(), -1)
+
+    kernel = Kernel("mine", loses, "python", lambda *_: True, differentiable=True)
+    cases = [case.with_dtype("float32") for case in points(M=(2, 4), N=(5, 5))]
+    found = next(check(SOFTMAX, [kernel], device="cpu", cases=cases, dtypes=["float32"], depth="once"))
+    assert found.verdict == "wrong"
+    assert "has no gradient here" in found.reason

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -80,8 +81,45 @@ def test_bad_problems_are_reported_in_one_line(tmp_path):
     assert_one_line(run("check", "--problem", softmax, "none.py"), 2, "no file at")
     (tmp_path / "task.yml").write_text("files: [\n")
     assert_one_line(run("check", "--problem", str(tmp_path), path), 2, "no task with files and tests")
-    for options, said in ((["--kernel", "triton"], "--kernel"), ([], "--problem needs a file")):
+    for options, said in ((["--kernel", "triton"], "--kernel"), ([], "--problem needs a FILE")):
         files = [path] if options else []
         done = run("check", "--problem", softmax, *files, *options)
         assert done.returncode == 2
         assert said in done.stderr
+
+
+def test_a_problem_whose_reference_is_constant_is_named(device):
+    found = verdict_of(solution("kernelbench", "always_zero_zeros"), device)
+    assert "the problem's reference always returns 0, whatever its inputs are" in found.labels
+    for name in ("softmax_torch", "relu_clamp", "two_results_torch"):
+        labels = verdict_of(solution("kernelbench", name), device).labels
+        assert not any("always returns" in label for label in labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("relu_identity", "random signs"),
+        ("l1_norm_abs_of_sum", "random signs"),
+        ("max_pool_zero_padding", "negated"),
+    ],
+)
+def test_the_verdict_names_the_inputs_on_which_a_solution_is_wrong(name, values, device):
+    found = verdict_of(solution("kernelbench", name), device)
+    assert not found
+    assert any(case.verdict == "wrong" and f"({values})" in case.case for case in found.cases)
+    assert all(case.verdict == "right" for case in found.cases if "(" not in case.case)
+
+
+def test_inputs_that_the_reference_does_not_accept_are_left_out(device):
+    found = verdict_of(solution("kernelbench", "log_scale_log1p"), device)
+    cases = [case.case for case in found.cases]
+    assert any("(zeros)" in case for case in cases)
+    assert not any("(negated)" in case or "(random signs)" in case for case in cases)
+
+
+def test_the_verdict_says_in_which_call_a_solution_began_to_replay(device):
+    found = verdict_of(solution("kernelbench", "softmax_replays"), device)
+    assert found.calls > 20
+    assert int(re.search(r"in call (\d+): ", found.reason)[1]) > 20
+    assert verdict_of(solution("kernelbench", "softmax_torch"), device).calls >= 38

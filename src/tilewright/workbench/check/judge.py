@@ -31,11 +31,11 @@ FALLS_BACK = "falls back to torch"
 BYTES_PER_ELEMENT = 128  # of memory that judging takes, roughly
 MAX_TRACED_ELEMENTS = 2**26  # of a case whose expected outputs are not cached: computing them again takes long
 MIN_RMS_ELEMENTS = 1024  # for a meaningful root mean square
-# A file that is honest in its first calls only is called until MIN_CALLS, and then a random number of times more.
-MIN_CALLS = 32
-MAX_EXTRA_CALLS = 4096
+# A user's kernel that passed every case is called a random number of times more: at least MIN_EXTRA_CALLS, and more
+# than n times with a probability of MIN_EXTRA_CALLS / n, unless that takes longer than EXTRA_SECONDS.
+MIN_EXTRA_CALLS, MAX_EXTRA_CALLS = 32, 4096
 EXTRA_SECONDS = 2.0
-EXTRA_DRAWS = (0, 1, 4, 5)
+EXTRA_DRAWS = (0, 1, 4, 5)  # of input values
 
 
 @dataclass
@@ -157,21 +157,29 @@ class Judge:
         if self._kernel.builds_per_case and len(selected) > 2:
             selected = [selected[0], selected[-1]]
             verdict.labels.append(f"{len(selected)} of {len(cases)} cases, since each is compiled anew")
-        for case in selected:
+        # Last come the cases and calls under a dispatch mode: torch.compile gives up on a function that it sees there.
+        is_complete = self._judge_cases([case for case in selected if case.mode != OPCHECK], on_case)
+        if is_complete:
+            self._call_more(selected)
+            is_complete = self._judge_cases([case for case in selected if case.mode == OPCHECK], on_case)
+        if is_complete:
+            self._detect_fallback([c for c in selected if replace(c, rerun=False) == CheckCase(c.case)])
+        self._conclude()
+        return verdict
+
+    def _judge_cases(self, cases: Sequence[CheckCase], on_case: Callable[[], None]) -> bool:
+        """Judge the cases, and return whether to go on: after a crash or a timeout the others would end likewise."""
+        for case in cases:
             found = self._judge_case(case)
             on_case()
             if found is None:
                 continue
-            if any(other.picture for other in verdict.cases):
+            if any(other.picture for other in self._verdict.cases):
                 found.picture = ()  # one is enough
-            verdict.cases.append(found)
+            self._verdict.cases.append(found)
             if found.verdict in ("crashed", "timeout", "tampered") or self._refusal:
-                break  # the other cases would end the same way
-        else:
-            self._call_more(selected)
-            self._detect_fallback([c for c in selected if replace(c, rerun=False) == CheckCase(c.case)])
-        self._conclude()
-        return verdict
+                return False
+        return True
 
     def _conclude(self) -> None:
         verdict = self._verdict
@@ -355,40 +363,35 @@ class Judge:
         if not self._is_users or not rerun or any(verdict in NOT_RIGHT for verdict in judged.values()):
             return
         generator, case = random.SystemRandom(), rerun[-1]
-        extra = min(MAX_EXTRA_CALLS, int(8 / (1 - generator.random())))
-        target = max(MIN_CALLS, self._verdict.calls + extra)
+        count = min(MAX_EXTRA_CALLS, int(MIN_EXTRA_CALLS / (1 - generator.random())))
         deadline = time.monotonic() + EXTRA_SECONDS
         known: dict[int, list[Tensor]] = {}
-        while self._verdict.calls < target and (self._verdict.calls < MIN_CALLS or time.monotonic() < deadline):
-            draw = generator.choice(EXTRA_DRAWS)
-            options = {"instrumented": generator.random() < 0.5}
-            calls = self._verdict.calls
+        for number in range(count):
+            if number >= MIN_EXTRA_CALLS and time.monotonic() > deadline:
+                return
             try:
-                found = self._check_extra_call(case, draw, known, options)
+                found = self._check_extra_call(case, generator.choice(EXTRA_DRAWS), known)
             except KernelFailed as failure:
                 found = CaseVerdict("", "", failure.kind, reason=str(failure))
             except (ReferenceFailed, torch.cuda.OutOfMemoryError):
                 return
             if found.verdict in NOT_RIGHT:
                 found.case, found.dtype = str(case), case.case.dtype
-                found.reason = f"in call {calls + 1}: {found.reason}"
+                found.reason = f"in call {self._verdict.calls}: {found.reason}"
                 self._verdict.cases.append(found)
                 return
 
-    def _check_extra_call(
-        self, case: CheckCase, draw: int, known: dict[int, list[Tensor]], options: dict[str, Any]
-    ) -> CaseVerdict:
+    def _check_extra_call(self, case: CheckCase, draw: int, known: dict[int, list[Tensor]]) -> CaseVerdict:
+        """Judge a call as in production: not instrumented and without gradients."""
         run = self._references(case, False, draw)
-        request = self._references.request(case, run, **options)
-        reply = self._call(request)
+        reply = self._call(self._references.request(case, run, instrumented=False))
         if draw in known and all(map(_equal, reply.outputs, known[draw])):
             return CaseVerdict("", "", "right")
         found, known[draw] = self._compare(case, run, reply)
         return found
 
     def _detect_fallback(self, cases: Sequence[CheckCase]) -> None:
-        """Count the cases in which torch operators do the reference's work. This comes last, since tracing may change
-        later calls: torch.compile gives up on a function that it has seen under a dispatch mode."""
+        """Count the cases in which torch operators do the reference's work."""
         for case in cases if self._kernel.language != "torch" else ():
             too_large = self._references.evicts_large and element_count(self._op, case.case) > MAX_TRACED_ELEMENTS
             if too_large or self._unsupported(case):

@@ -1,0 +1,19 @@
+"""Computes in the first 20 calls, and returns the result of the last of them ever after."""
+
+EXPECTED = "wrong"
+PROBLEM = "../level1_softmax.py"
+
+import torch
+import torch.nn as nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls, self.last = 0, None
+
+    def forward(self, x):
+        self.calls += 1
+        if self.calls <= 20:
+            self.last = torch.softmax(x, dim=1)
+        return self.last.clone()
