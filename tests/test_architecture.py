@@ -76,6 +76,7 @@ MAY_IMPORT = {
         "hardware",
         "record",
         "registry",
+        "settings",
         "source",
         "spec",
         "timer",

@@ -77,7 +77,7 @@ def test_mistakes_are_one_line(tmp_path):
     assert_one_line(run("audit", tmp_path / "no.py"), 2, "no file at")
     assert_one_line(run("audit", KERNELS), 2, "--function")
     assert_one_line(run("audit", KERNELS, "-f", "copi"), 2, "did you mean 'copy'?")
-    assert_one_line(run("audit", KERNELS, "-f", "copy", "-i", "3xb"), 2, "no shape")
+    assert_one_line(run("audit", KERNELS, "-f", "copy", "-i", "3xb"), 2, "is not a shape")
     assert_one_line(run("audit", "softmax", "--gpu", "h20"), 2, "did you mean 'h200'?")
     assert_one_line(run("audit", "softmax", "--measure"), 2, "needs a GPU")
     assert_one_line(run("audit", "softmax", *SMALL, "-k", "triton", "--html", KERNELS / "x.html"), 2, "cannot write")

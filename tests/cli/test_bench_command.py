@@ -55,7 +55,7 @@ def gpu(results, monkeypatch, tmp_path):
     monkeypatch.setattr(timer, "Timer", timer.HostTimer)
     monkeypatch.setattr(microbenchmarks, "measure", measure)
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(gpu_state, "others", lambda: None)
+    monkeypatch.setattr(gpu_state, "other_users", lambda: None)
     return fake
 
 
@@ -201,8 +201,8 @@ def test_a_missing_library_is_one_line(command, fake_run, monkeypatch):
 
 
 def test_a_shared_gpu_is_reported(command, fake_run, monkeypatch):
-    monkeypatch.setattr(gpu_state, "others", lambda: "process 77 uses it")
-    assert_one_line(command("softmax", "-k", "eager"), 0, "this GPU is shared: process 77 uses it", "may be too long")
+    monkeypatch.setattr(gpu_state, "other_users", lambda: "used by process 77")
+    assert_one_line(command("softmax", "-k", "eager"), 0, "this GPU is shared: used by process 77", "may be too long")
 
 
 @pytest.mark.parametrize("verdict", ["wrong", "implausible", "crashed", "timeout", "tampered"])
@@ -311,7 +311,7 @@ def test_ceilings_of_other_versions_or_of_a_throttled_gpu_are_not_reused(command
     def throttled():
         yield {"throttled": ["heat"]}
 
-    monkeypatch.setattr(gpu_state, "watched", throttled)
+    monkeypatch.setattr(gpu_state, "record_gpu_state", throttled)
     for _ in range(2):
         command("softmax", "-k", "eager")
     assert fake_run.gpu.measured == 3

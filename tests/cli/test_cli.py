@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+import tilewright
 from cli.command import assert_one_line, run
 from sample_records import timing_record
 from tilewright import cli, record, source
@@ -90,6 +92,40 @@ def test_a_closed_pipe_is_not_a_failure():
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+COMMANDS = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
+COMMANDS += ["records", "records list", "records verify"]
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help(monkeypatch, capsys, command):
+    """Every option has a help text that is a sentence."""
+    monkeypatch.setattr(sys, "argv", ["tilewright", *command.split(), "--help"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    printed = capsys.readouterr().out
+    assert end.value.code == 0
+    assert printed.startswith(f"Usage: tilewright {command}".strip())
+    options = printed.partition("Options:\n")[2].partition("\nCommands:")[0]
+    for entry in re.split(r"\n  (?=-)", f"\n{options}")[1:]:
+        text = re.sub(r"\[.*?\]", "", " ".join(entry.split())).strip()
+        assert text.endswith("."), f"{entry} has no help"
+
+
+def test_help_is_fast():
+    """It imports none of the modules that take long."""
+    code = "import sys; sys.argv = ['tilewright', 'bench', '--help']; from tilewright import cli\ntry: cli.main()\n"
+    code += "finally: print('imported', *sorted({'torch', 'triton', 'numpy', 'rich', 'pynvml'} & {*sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "imported"
+
+
+def test_version(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tilewright", "--version"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert (end.value.code, capsys.readouterr().out) == (0, f"tilewright {tilewright.__version__}\n")
 
 
 def test_ops_lists_every_op_with_its_kernels():

@@ -241,7 +241,7 @@ def test_everywhere_is_recorded(inspect, monkeypatch, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "3 kernels, 2 GPUs: 6 fit, 0 do not." in done.stdout
     found = {r["kernel"]: r for r in record.read(path).records}
-    assert set(found) == {"_dot_chunk", "_dot_bwd", "_reduce_pieces"}
+    assert set(found) == {"_dot_chunk", "_dot_bwd", "_combine_parts"}
     assert found["_dot_chunk"]["gpus"].keys() == {"a100-80gb", "mi300x"}
     assert found["_dot_chunk"]["gpus"]["a100-80gb"]["spills"] == 0
     assert not any(map(record.is_stale, found.values()))

@@ -22,6 +22,7 @@ from tilewright.cli.floor import floor
 from tilewright.cli.gpu import gpu
 from tilewright.cli.inspect import inspect
 from tilewright.cli.ops import ops
+from tilewright.cli.options import Command
 from tilewright.cli.profile import profile
 from tilewright.cli.report import report
 from tilewright.cli.roofline import roofline
@@ -51,7 +52,7 @@ for _command, _summary in (
     (roofline, "Draw the roofline of a GPU with its kernels."),
     (report, "Build an HTML site from records."),
 ):
-    app.command(short_help=_summary)(_command)
+    app.command(short_help=_summary, cls=Command)(_command)
 app.add_typer(records.app, name="records", short_help="List fresh and stale records, or verify them.")
 
 

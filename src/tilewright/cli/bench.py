@@ -172,10 +172,10 @@ def _time(ops: list[Op], plan: Plan, path: Path | None, fresh: bool) -> Result:
     from tilewright.report import terminal
     from tilewright.report.timings import timing_rows
     from tilewright.timer import Timer
-    from tilewright.workbench.bench.gpu_state import others
+    from tilewright.workbench.bench.gpu_state import other_users
 
     kernels = {op.name: _select_kernels(op, plan) for op in ops}
-    if busy := others():
+    if busy := other_users():
         warn(f"this GPU is shared: {busy}; times may be too long")
     timer = Timer()
     ceilings = measure_ceilings(timer, fresh)
@@ -238,7 +238,7 @@ def _timings(op: Op, kernels: list[Kernel], plan: Plan, timer: Timer, context: d
     chosen = op.sizes() if plan.is_sized else plan.cases or op.bench
     dtypes = plan.dtypes or (op.bench_dtypes[:1] if plan.is_sized else op.bench_dtypes)
     cases = [c.with_dtype(d) for d in dtypes for c in chosen]
-    total = tool.steps(kernels, plan.files, cases, plan.directions)
+    total = tool.step_count(kernels, plan.files, cases, plan.directions)
     with progress(f"timing {op.name}", total) as advance:
         yield from tool.bench(
             op,

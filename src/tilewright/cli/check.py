@@ -212,6 +212,6 @@ def check_and_print(
             if as_json:
                 print(json.dumps(verdict.as_json()), flush=True)
     if not as_json:
-        where = "on this GPU" if device == "cuda" else "without a GPU (Triton kernels in the interpreter)"
+        where = "on this GPU" if device == "cuda" else "without a GPU"
         console().print(terminal.verdicts(found, f"{op.name}, checked {where}"))
     return found

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from tilewright.workbench.bench.changes import Change
 
 NOT_CORRECT = "no longer correct"
-STYLE = {"faster": "green", "same": "", "unlike": "dim", "new": "dim", "gone": "dim"}
+STYLE = {"faster": "green", "same": "", "not comparable": "dim", "new": "dim", "missing": "dim"}
 NOTES = {
-    "gone": "not timed in NEW",
-    "unlike": "not comparable: one file timed single calls, the other back-to-back ones",
+    "missing": "not timed in NEW",
+    "not comparable": "one file timed single calls, the other back-to-back ones",
 }
 
 
@@ -43,7 +43,7 @@ def compare(
 
     before, after = map(_read_timings, (old, new))
     changes = compare(before, after, threshold)
-    if not any(change.now or change.verdict not in ("gone", "new") for change in changes):
+    if not any(change.now or change.verdict not in ("missing", "new") for change in changes):
         raise NoCommonTimings(old, gpus(before), new, gpus(after))
     if different := sorted(gpus(before) ^ gpus(after)):
         warn(f"only one of the files has timings on {', '.join(different)}; not compared")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 THREADS = 256  # per block, for a .cu file that is compiled and not launched
 
@@ -78,10 +79,22 @@ class CompileOptions(CallOptions):
     shared: SharedBytes = 0
 
 
+class Command(TyperCommand):
+    """A command whose help lists its arguments by name alone, without Python types."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for parameter in self.params:
+            if parameter.param_type_name == "argument":
+                parameter.display_type_rich = lambda ctx: ""  # type: ignore[attr-defined]
+        super().format_options(ctx, formatter)
+
+
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
     """Replace each dataclass parameter of a command by one parameter per field, in a signature that Typer can read."""
     declared = inspect.signature(command, eval_str=True).parameters
-    groups = {name: p.annotation for name, p in declared.items() if dataclasses.is_dataclass(p.annotation)}
+    groups: dict[str, Any] = {
+        name: p.annotation for name, p in declared.items() if dataclasses.is_dataclass(p.annotation)
+    }
     parameters = []
     for name, parameter in declared.items():
         if name not in groups:

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from tilewright import source
-from tilewright.cli.options import AsJson
+from tilewright.cli.options import AsJson, Command
 from tilewright.cli.shared import console, newest_records, progress, say_next, table
 from tilewright.errors import UnknownOp
 from tilewright.record import call_key, is_stale, stale_reason
@@ -41,7 +41,7 @@ app = typer.Typer(
 )
 
 
-@app.command("list")
+@app.command("list", cls=Command, short_help="Count fresh and stale records by operation.")
 def list_records(
     op: Annotated[
         str | None, typer.Argument(metavar="OP", help="Operation; show its kernels.", show_default="all")
@@ -67,7 +67,7 @@ def list_records(
         say_next("tilewright records verify" if op else "tilewright records OP for its kernels")
 
 
-@app.command()
+@app.command(cls=Command, short_help="Compare launch fingerprints with the current code.")
 def verify(
     ops: Annotated[list[str] | None, typer.Argument(metavar="OP", help="Operations.", show_default="all")] = None,
     gpu: Gpu = None,

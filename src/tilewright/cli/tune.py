@@ -24,14 +24,14 @@ def tune(
     case: Cases = None,
     dtype: Dtypes = None,
     samples: Annotated[int, typer.Option(min=6, metavar="INTEGER", help="Samples per configuration.")] = 15,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Save the best configurations in the package, for calls on this GPU model.")
+    save: Annotated[
+        bool, typer.Option("--save", help="Save the best configurations in the package, for calls on this GPU model.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Search for the fastest kernel configurations on this GPU. Each is checked before it is timed.
 
-    Calls never search by themselves, and without --keep nothing is saved.
+    Calls never search by themselves, and without --save nothing is saved.
     """
     from tilewright import hardware, registry
 
@@ -55,13 +55,13 @@ def tune(
                 print(json.dumps(tool.as_json(search, gpu)))
     if not found:
         raise NothingToTune(op_name)
-    if keep:
-        tool.keep(found, gpu)
+    if save:
+        tool.save(found, gpu)
     if not as_json:
         console().print(_table(found))
         better = sum(search.winner is not None for search in found)
-        unsaved = f"{better} configurations beat the default; save them with --keep"
-        say_next(f"tilewright bench {op_name}" if keep or not better else unsaved)
+        unsaved = f"{better} configurations beat the default; save them with --save"
+        say_next(f"tilewright bench {op_name}" if save or not better else unsaved)
 
 
 def _table(found: list[Search]) -> Table:
@@ -77,6 +77,6 @@ def _table(found: list[Search]) -> Table:
             words if search.winner or not best else f"{words} (no faster than the default)",
             digits(best.us if best else None),
             digits(search.default_us),
-            str(len(search.tried)),
+            str(len(search.attempts)),
         )
     return shown

@@ -22,7 +22,7 @@ MAX_AGE_S = 3600.0
 @dataclass(frozen=True)
 class Ceilings:
     rates: dict[str, float]  # per second, by unit
-    state: dict[str, Any]  # of the GPU during the measurement; empty if reused
+    state: dict[str, Any]  # GPU state during the measurement; empty if reused
     age_s: float | None = None  # None if measured now
 
 
@@ -34,7 +34,7 @@ def current(timer: Timer, *, fresh: bool = False) -> Ceilings:
     path = _cache_file()
     if not fresh and (stored := _read(path)):
         return stored
-    with gpu_state.watched() as state:
+    with gpu_state.record_gpu_state() as state:
         rates = microbenchmarks.measure(timer)
     if not state.get("throttled"):
         with contextlib.suppress(OSError):  # without a writable cache they are measured every time
