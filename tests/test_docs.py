@@ -1,7 +1,10 @@
 """The pages say what is true: links resolve, commands exist, and functions call torch where the tables say so."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -203,3 +206,33 @@ def named_files(page: Path) -> Iterator[str]:
 def test_named_files_exist(page):
     for name in named_files(page):
         assert (ROOT / name).exists() or (source.PACKAGE / name).exists(), f"{name_of(page)} names {name}"
+
+
+def samples(page: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the audits and inspections of a page that need no other file, with the output that the page shows."""
+    for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+        command, *shown = block.splitlines()
+        if re.match(r"\$ tilewright (audit|inspect) ", command) and shown and not shown[0].startswith("$"):
+            yield command.removeprefix("$ tilewright "), shown
+
+
+SAMPLES = [(page, *sample) for page in PAGES for sample in samples(page)]
+
+
+@pytest.mark.parametrize(("page", "command", "shown"), SAMPLES, ids=[command for _, command, _ in SAMPLES])
+def test_output_shown_is_what_a_command_prints(page, command, shown):
+    """A line "…" stands for any lines, and a line that ends so for any rest."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tilewright", *shlex.split(command)],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    printed = iter(done.stdout.splitlines())
+    for line in shown:
+        found = line == "…" or any(
+            got.startswith(line[:-1]) if line.endswith("…") else got.rstrip() == line for got in printed
+        )
+        assert found, f"{name_of(page)} shows a line that the command does not print (or not there): {line}"
