@@ -1,4 +1,4 @@
-"""What `audit` counts, against what can be counted by hand."""
+"""The traffic that `audit` counts, compared with counts by hand."""
 
 import json
 
@@ -10,29 +10,29 @@ from interpreter import kernels
 from tilewright import registry
 from tilewright.errors import BadInput, TooLarge
 from tilewright.spec import Case
-from tilewright.workbench.audit import audit, case_elements, default_case, shrunk
-from tilewright.workbench.audit.inputs import make
+from tilewright.workbench.audit import audit, case_elements, default_case, shrink_case
+from tilewright.workbench.audit.inputs import make_input
 
 
-def of(op_name: str, kernel: str, dtype: str = "bfloat16", **sizes):
+def audit_op(op_name: str, kernel: str, dtype: str = "bfloat16", **sizes):
     op = registry.load(op_name)
     args = op.make(Case(tuple(sizes.items()), dtype))
     return audit(op.kernels[kernel].fn, *args, cost=op.cost(*args))
 
 
 @pytest.mark.parametrize(("kernel", "moves"), [("triton-three-pass", 4), ("triton-online", 3), ("triton", 2)])
-def test_softmax_moves_as_its_forms_say(kernel, moves):
-    found = of("softmax", kernel, M=5, N=4096)
+def test_bytes_moved_by_each_softmax_kernel(kernel, moves):
+    found = audit_op("softmax", kernel, M=5, N=4096)
     assert found.moved == moves * found.result.nbytes
-    assert found.distinct == found.least == 2 * found.result.nbytes
+    assert found.distinct == found.min_bytes == 2 * found.result.nbytes
     assert found.scratch == 0
     (launch,) = found.launches
     assert launch.arguments["x_ptr"].reads_per_element == moves - 1
-    assert f"{moves / 2:.2f}x the least bytes" in found.summary()[0]
+    assert f"{moves / 2:.2f}x the minimum bytes" in found.summary()[0]
 
 
 @pytest.mark.parametrize("tile", [16, 32, 64])
-def test_a_tiled_product_reads_again_by_its_tiles(tile):
+def test_reads_per_element_of_a_tiled_matmul(tile):
     found = tilewright.audit(kernels.matmul, torch.randn(64, 48), torch.randn(48, 128), tile)
     a, b, c = found.launches[0].arguments.values()
     assert (a.reads_per_element, b.reads_per_element) == (128 / tile, 64 / tile)
@@ -40,11 +40,11 @@ def test_a_tiled_product_reads_again_by_its_tiles(tile):
     torch.testing.assert_close(found.result, found.launches[0].arguments["c_ptr"].tensor)
 
 
-def test_scores_of_attention_never_reach_memory():
-    found = of("attention", "triton", B=1, H=2, HKV=2, LQ=128, LK=128, D=32, causal=False)
+def test_attention_scores_stay_on_chip():
+    found = audit_op("attention", "triton", B=1, H=2, HKV=2, LQ=128, LK=128, D=32, causal=False)
     scores = 2 * 128 * 128 * 2
     assert all(t.tensor.nbytes < scores for t in found.traffic)
-    assert found.scratch < scores / 10  # one number a row, for the backward pass
+    assert found.scratch < scores / 10  # one number per row, for the backward pass
 
 
 def test_coalescing():
@@ -55,7 +55,7 @@ def test_coalescing():
     across = found.launches[0].arguments["x_ptr"]
     assert across.sectors == 64
     assert across.loaded == 64 * 4
-    assert any("8.0x the bytes they use" in line for line in found.summary())
+    assert any("about 8.0x the bytes they use" in line for line in found.summary())
 
 
 def test_masked_lanes_and_waves():
@@ -64,10 +64,10 @@ def test_masked_lanes_and_waves():
     assert (x.lanes, x.masked) == (128, 63)
     assert "2 programs on 132 SMs, 130 idle" in found.summary()[-1]
     many = tilewright.audit(kernels.copy, torch.randn(64 * 133))
-    assert "1.0 waves at one program an SM, the last 1% full" in many.summary()[-1]
+    assert "1.0 waves at one program per SM, the last 1% full" in many.summary()[-1]
 
 
-def test_launches_are_told_apart_and_summed():
+def test_several_launches_are_listed_and_summed():
     x = torch.randn(100)
     found = tilewright.audit(kernels.two_launches, x)
     assert [launch.kernel for launch in found.launches] == ["_double", "_copy"]
@@ -76,7 +76,7 @@ def test_launches_are_told_apart_and_summed():
     assert [found.role(t) for t in found.traffic] == ["input", "scratch", "scratch", "output"]
 
 
-def test_maps_show_who_read_and_wrote():
+def test_maps_of_reads_and_writers():
     found = tilewright.audit(kernels.copy, torch.randn(10, 10))
     x, y = found.launches[0].arguments.values()
     assert x.reads.shape == (10, 10)
@@ -91,28 +91,28 @@ def test_findings_are_collected():
     assert json.loads(json.dumps(found.as_json()))["findings"][0]["argument"] == "x_ptr"
 
 
-def test_huge_inputs_are_refused_with_what_would_work():
+def test_inputs_that_are_too_large_raise_with_a_suggestion():
     with pytest.raises(TooLarge, match="make the tensors 4 times smaller"):
         audit(kernels.copy, torch.randn(400), elements=100)
     op = registry.load("softmax")
-    small = shrunk(op, Case((("M", 2**20), ("N", 2**20)), "bfloat16"), elements=2**20)
+    small = shrink_case(op, Case((("M", 2**20), ("N", 2**20)), "bfloat16"), elements=2**20)
     assert case_elements(op, small) == 2**20
 
 
-def test_default_cases_suit_every_triton_kernel():
+def test_the_default_case_is_supported_by_every_triton_kernel():
     op = registry.load("softmax")
     args = op.make(default_case(op), device="meta")
     assert all(kernel.fits(*args) for kernel in op.kernels.values() if kernel.language == "triton")
 
 
-def test_inputs_as_text():
-    assert make("3x4:bf16").shape == (3, 4)
-    assert make("3x4:bf16").dtype == torch.bfloat16
-    assert make("5:int64").dtype == torch.int64
-    assert [make("7"), make("0.5"), make("true")] == [7, 0.5, True]
+def test_parsing_of_inputs():
+    assert make_input("3x4:bf16").shape == (3, 4)
+    assert make_input("3x4:bf16").dtype == torch.bfloat16
+    assert make_input("5:int64").dtype == torch.int64
+    assert [make_input("7"), make_input("0.5"), make_input("true")] == [7, 0.5, True]
     for wrong in ("a", "3xb", "3x4:bf17", "-3x4"):
-        with pytest.raises(BadInput, match="write a tensor like"):
-            make(wrong)
+        with pytest.raises(BadInput, match="write a tensor as"):
+            make_input(wrong)
 
 
 PRINTED = """\

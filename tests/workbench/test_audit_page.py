@@ -1,4 +1,4 @@
-"""The page of `tilewright audit`, looked at in a real browser."""
+"""The HTML page of `tilewright audit`, in a real browser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOSTILE = "<script>document.title='taken'</script>&\"'"
 
 
 def traffic(name: str, tensor: torch.Tensor, reads: Any = 0, writer: Any = 0, *, masked: int = 0) -> Traffic:
-    """As the interpreter would count it, with each access a lane and every sector full."""
+    """Return traffic as the interpreter counts it, with one lane per access and full sectors."""
     shape, size = tuple(tensor.shape), tensor.element_size()
     reads = np.broadcast_to(np.asarray(reads, np.uint32), shape).copy()
     writer = np.broadcast_to(np.asarray(writer, np.int32), shape).copy()
@@ -47,7 +47,7 @@ def traffic(name: str, tensor: torch.Tensor, reads: Any = 0, writer: Any = 0, *,
 
 
 def tiles(shape: tuple[int, int], tile: tuple[int, int]) -> np.ndarray:
-    """The writer map of one program a tile, x across."""
+    """Return the writer map of one program per tile, x across."""
     rows, columns = (np.arange(size) // step for size, step in zip(shape, tile, strict=True))
     return 1 + columns[None, :] + rows[:, None] * (-(-shape[1] // tile[1]))
 
@@ -56,7 +56,7 @@ FAULT = inspect.getsourcelines(tiles)[1]  # a line that a finding can name
 
 
 def blur() -> Launch:
-    """Tiles of 32 x 32 that read one more element on each side; program (2, 1, 0) leaves its last 8 rows out."""
+    """Tiles of 32 x 32 with a halo of one element; program (2, 1, 0) does not write its last 8 rows."""
     reads = np.zeros((96, 128))
     for row in range(0, 96, 32):
         for column in range(0, 128, 32):
@@ -82,7 +82,7 @@ def blur() -> Launch:
 
 
 def flat() -> Launch:
-    """Blocks of 128 over 1000 elements, and a scalar that all read."""
+    """Blocks of 128 over 1000 elements, and a scalar that all programs read."""
     writer = 1 + np.arange(1000) // 128
     arguments = [
         traffic("x", torch.empty(1000, dtype=torch.bfloat16), 1, masked=24),
@@ -94,7 +94,7 @@ def flat() -> Launch:
 
 
 def deep() -> Launch:
-    """Three dimensions, one program a slice and half; a bias that a stride of 0 repeats."""
+    """Three dimensions with one program per half slice, and a bias with stride 0."""
     half = 1 + np.arange(24)[:, None] // 12
     writer = np.broadcast_to(half, (4, 24, 40)) + 2 * np.arange(4)[:, None, None]
     arguments = [
@@ -107,7 +107,7 @@ def deep() -> Launch:
 
 @cache
 def large() -> Launch:
-    """3000 x 5000 in tiles of 64 x 64 with one element that nobody wrote; tiles of 14 x 14 that no cell divides."""
+    """3000 x 5000 in tiles of 64 x 64 with one unwritten element; tiles of 14 x 14 that no cell divides."""
     writer = tiles((3000, 5000), (64, 64))
     writer[1234, 4321] = 0
     arguments = [
@@ -145,7 +145,7 @@ return Array.from({ length: spec.rows }, (_, r) => Array.from({ length: spec.col
 
 
 class Page:
-    """The page of all launches above in a browser."""
+    """The page of all launches above, in a browser."""
 
     def __init__(self, driver: WebDriver, url: str) -> None:
         self.driver, self.url = driver, url
@@ -157,7 +157,7 @@ class Page:
         size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        self.driver.get_log("browser")  # what was said until now is of another test
+        self.driver.get_log("browser")  # discards messages of other tests
         self.driver.get(self.url)
         self.driver.execute_async_script("shown.then(arguments[0])")
 
@@ -171,11 +171,11 @@ class Page:
         cards = self.driver.find_elements("css selector", f"#launch-{self._number(launch)} article")
         return next(card for card in cards if card.find_element("css selector", "h3").text == name)
 
-    def said(self, launch: str, name: str) -> str:
+    def readout(self, launch: str, name: str) -> str:
         return self.card(launch, name).find_element("css selector", "output").text
 
     def point(self, launch: str, name: str, kind: str, row: int, column: int, *, click: bool = False) -> str:
-        """What is read out for this cell."""
+        """Return the read-out of a cell."""
         from selenium.webdriver import ActionChains
 
         canvas = self.card(launch, name).find_element("css selector", f".{kind} .picture canvas")
@@ -186,7 +186,7 @@ class Page:
         down = int((row + 0.5) * height / rows) - height // 2
         mouse = ActionChains(self.driver, duration=0).move_to_element_with_offset(canvas, across, down)
         (mouse.click() if click else mouse).perform()
-        return self.said(launch, name)
+        return self.readout(launch, name)
 
     def _number(self, launch: str) -> int:
         return 1 + list(LAUNCHES).index(launch)
@@ -203,13 +203,13 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def page(browser: Page) -> Page:
-    """On a laptop by day; not loaded anew for each test."""
+    """Return the page in the light scheme at laptop width; it is not reloaded for each test."""
     if browser.seen != (1280, "light"):
         browser.open()
     return browser
 
 
-def test_the_page_asks_for_nothing_and_complains_of_nothing(browser):
+def test_the_page_loads_no_resources_and_logs_no_errors(browser):
     browser.open()
     log = [json.loads(entry["message"])["message"] for entry in browser.driver.get_log("performance")]
     asked = [event["params"] for event in log if event["method"] == "Network.requestWillBeSent"]
@@ -218,20 +218,20 @@ def test_the_page_asks_for_nothing_and_complains_of_nothing(browser):
     assert browser.driver.get_log("browser") == []
 
 
-def test_summary_facts_and_findings_are_seen(page):
+def test_summary_and_findings_are_shown(page):
     text = page.driver.find_element("css selector", "body").text
-    for said in (*SUMMARY, "2 findings", "grid 4 × 3 × 1", "12 programs", "BLOCK_M=32", f"{__file__}:40"):
-        assert said in text
+    for expected in (*SUMMARY, "2 findings", "grid 4 × 3 × 1", "12 programs", "BLOCK_M=32", f"{__file__}:40"):
+        assert expected in text
     finding = page.driver.find_element("css selector", "#launch-1 .findings")
     assert finding.is_displayed()
     assert "nobody wrote y[56, 64], a result (256 lanes)" in finding.text
     assert f"{__file__}:{FAULT}" in finding.text
-    assert "def tiles(" in finding.text, "the line itself"
+    assert "def tiles(" in finding.text, "the source line"
     assert finding.find_element("css selector", "b").value_of_css_property("color") == "rgba(179, 38, 30, 1)"
     assert "Not touched: weight" in text
 
 
-def test_a_card_holds_the_numbers_of_its_tensor(page):
+def test_a_card_shows_the_numbers_of_its_tensor(page):
     card = page.card("blur", "x")
     assert "96 × 128 · float32 · strides (128, 1)" in card.text
     numbers = dict(zip(*(texts(card, tag) for tag in ("dt", "dd")), strict=True))
@@ -290,11 +290,11 @@ def test_one_dimension_is_wrapped(page):
     assert page.point("flat", "y", "written", 2, 5) == "y[133] · written by program (1, 0, 0)"
     assert page.point("flat", "scale", "read", 0, 0) == "scale · read 8 times"
     assert page.map("flat", "long", "read").shape == (196, 256)
-    assert "100,000 elements in rows of 512; each cell stands for 2 elements" in page.card("flat", "long").text
+    assert "100,000 elements in rows of 512; each cell is 2 elements" in page.card("flat", "long").text
     assert page.point("flat", "long", "read", 39, 16) == "long[20000:20002] · read 3 times"
 
 
-def test_leading_dimensions_are_flattened_and_repeats_are_said(page):
+def test_leading_dimensions_are_flattened_and_stride_0_is_noted(page):
     colours = page.map("deep", "y", "written")
     assert colours.shape == (96, 40)
     assert_neighbours_differ(colours, deep().arguments["y"].writer.reshape(96, 40))
@@ -302,11 +302,11 @@ def test_leading_dimensions_are_flattened_and_repeats_are_said(page):
     assert page.point("deep", "y", "written", 24 * 2 + 13, 7) == "y[2, 13, 7] · written by program (0, 1, 2)"
     assert page.point("deep", "tall", "read", 49, 3) == "tall[0, 196:200, 3] · read once"
     assert page.map("deep", "bias", "read").shape == (24, 40)
-    assert "a dimension of stride 0 repeats the same memory" in page.card("deep", "bias").text
+    assert "a dimension with stride 0 repeats the same memory" in page.card("deep", "bias").text
 
 
 def test_a_large_tensor_is_reduced_and_loses_no_gap(page):
-    assert "each cell stands for 32 × 32 elements" in page.card("large", "y").text
+    assert "each cell is 32 × 32 elements" in page.card("large", "y").text
     colours = page.map("large", "y", "written")
     assert colours.shape == (94, 157)
     never = page.legend("large", "y", "written", "never")
@@ -317,18 +317,18 @@ def test_a_large_tensor_is_reduced_and_loses_no_gap(page):
     writer[inside] = 0
     assert not never & set(colours[~inside].tolist())
     assert_neighbours_differ(colours, writer)
-    said = "y[1216:1248, 4320:4352] · written by program (67, 19, 0), but 1 of 1,024 never"
-    assert page.point("large", "y", "written", row, column) == said
+    expected = "y[1216:1248, 4320:4352] · written by program (67, 19, 0), but 1 of 1,024 never"
+    assert page.point("large", "y", "written", row, column) == expected
     page.card("large", "x").click()
     page.card("large", "y").find_element("css selector", "button").click()
-    assert page.said("large", "y") == said
+    assert page.readout("large", "y") == expected
     corner = "y[2976:3000, 4992:5000] · written by program (78, 46, 0)"
     assert page.point("large", "y", "written", 93, 156) == corner
     (several,) = page.legend("large", "seams", "written", "several")
     seams = page.map("large", "seams", "written")
     assert seams[3, 0] == several != seams[2, 0]
-    said = "seams[12:16, 0:4] · written by several programs, (0, 0, 0) to (72, 0, 0)"
-    assert page.point("large", "seams", "written", 3, 0) == said
+    expected = "seams[12:16, 0:4] · written by several programs, (0, 0, 0) to (72, 0, 0)"
+    assert page.point("large", "seams", "written", 3, 0) == expected
 
 
 def test_pointer_and_keys_move_the_read_out(page):
@@ -338,14 +338,14 @@ def test_pointer_and_keys_move_the_read_out(page):
     assert page.point("blur", "y", "written", 60, 70) == "y[60, 70] · never written"
     assert page.point("blur", "y", "written", 40, 70, click=True) == "y[40, 70] · written by program (2, 1, 0)"
     ActionChains(page.driver, duration=0).send_keys(Keys.ARROW_DOWN, Keys.END).perform()
-    assert page.said("blur", "y") == "y[41, 127] · written by program (3, 1, 0)"
+    assert page.readout("blur", "y") == "y[41, 127] · written by program (3, 1, 0)"
     both = page.point("hostile", HOSTILE, "read", 1, 2)
     assert both == f"{HOSTILE}[1, 2] · read once · written by program (0, 0, 0)"
     cursors = page.card("hostile", HOSTILE).find_elements("css selector", ".cursor")
-    assert [cursor.is_displayed() for cursor in cursors] == [True, True], "in both pictures"
+    assert [cursor.is_displayed() for cursor in cursors] == [True, True], "in both maps"
 
 
-def test_pictures_are_reached_by_the_tab_key(browser):
+def test_maps_are_reached_by_the_tab_key(browser):
     from selenium.webdriver import ActionChains, Keys
 
     browser.open()
@@ -353,12 +353,12 @@ def test_pictures_are_reached_by_the_tab_key(browser):
         "document.querySelector('#launch-1').tabIndex = -1; document.querySelector('#launch-1').focus()"
     )
     ActionChains(browser.driver, duration=0).send_keys(Keys.TAB, Keys.ARROW_RIGHT).perform()
-    assert browser.said("blur", "x") == "x[0, 1] · read once"
+    assert browser.readout("blur", "x") == "x[0, 1] · read once"
     label = browser.driver.switch_to.active_element.get_attribute("aria-label")
     assert label == "Reads of each element of x; arrow keys move the read-out"
 
 
-def test_names_are_text(page):
+def test_names_are_escaped(page):
     assert page.driver.title == f"Audit {HOSTILE}"
     assert page.driver.find_element("css selector", "h1").text == f"Audit {HOSTILE}"
     assert page.driver.find_element("css selector", "#launch-5 h2").text == HOSTILE
@@ -366,7 +366,7 @@ def test_names_are_text(page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_shows_all_without_scrolling_sideways(browser, scheme):
+def test_no_horizontal_scrolling_on_a_phone(browser, scheme):
     browser.open(390, scheme)
     assert browser.driver.get_log("browser") == []
     assert browser.driver.execute_script("return document.documentElement.scrollWidth") == 390
@@ -379,7 +379,7 @@ def test_a_phone_shows_all_without_scrolling_sideways(browser, scheme):
     assert set(colours[writer == 0].tolist()) <= browser.legend("blur", "y", "written", "never")
 
 
-def test_pictures_follow_the_colour_scheme(page):
+def test_maps_follow_the_colour_scheme(page):
     light = page.map("blur", "x", "read"), page.legend("blur", "y", "written", "never")
     media = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     page.seen = None
@@ -391,7 +391,7 @@ def test_pictures_follow_the_colour_scheme(page):
     assert page.map("blur", "x", "read")[0, 0] == once
 
 
-def test_findings_of_no_launch_stand_on_top_and_no_finding_twice():
+def test_findings_without_a_launch_are_at_the_top_and_none_is_repeated():
     launch = blur()
     loose = Finding(NEVER_WRITTEN, "_blur", "z", "", 0, None, (0,), 1, "z stayed empty")
     page = render("t", [launch], [], [*launch.findings, loose])
@@ -400,7 +400,7 @@ def test_findings_of_no_launch_stand_on_top_and_no_finding_twice():
     assert "2 findings" in page
 
 
-def test_a_tensor_without_elements_and_one_that_masks_kept_from_all():
+def test_an_empty_tensor_and_a_fully_masked_one():
     arguments = [
         traffic("empty", torch.empty(5, 0), masked=8),
         traffic("spared", torch.empty(3), masked=8),

@@ -1,4 +1,4 @@
-"""No time without a proof, and every sample kept. Without a GPU the host's clock stands in for events."""
+"""Only correct kernels have a time, with all samples. Without a GPU the host clock replaces events."""
 
 from collections import Counter
 
@@ -9,8 +9,8 @@ from tilewright import registry
 from tilewright.errors import UnknownKernel
 from tilewright.spec import Case, Cost, Kernel, Op, points
 from tilewright.timer import HostTimer, timer_for
-from tilewright.workbench.bench import contest
-from tilewright.workbench.bench.runner import bench, cost_of, physical_seconds, steps
+from tilewright.workbench.bench import runner
+from tilewright.workbench.bench.runner import bench, cost_of, physical_seconds, step_count
 
 SOFTMAX = registry.load("softmax")
 CASES = [case.with_dtype("float32") for case in points(M=(4,), N=(33,))]
@@ -30,16 +30,16 @@ def softmax(x):
     return torch.softmax(x, -1)
 
 
-def test_only_right_kernels_have_a_time(tmp_path):
+def test_only_correct_kernels_have_a_time(tmp_path):
     files = [tmp_path / "whole.py", tmp_path / "partly.py", tmp_path / "zeros.py"]
     files[0].write_text("import torch\n\ndef softmax(x):\n    return torch.softmax(x, -1)\n")
     files[1].write_text("import torch\n\ndef softmax(x):\n    return torch.softmax(x.detach(), -1)\n")
     files[2].write_text("import torch\n\ndef softmax(x):\n    return torch.zeros_like(x)\n")
     kernels = [SOFTMAX.kernels["eager"], kernel(torch.zeros_like, "wrong")]
     found = timed(kernels, files, directions=("forward", "backward", "both"))
-    told = {(t.direction, t.kernel): (t.verdict, len(t.samples_us)) for t in found}
+    verdicts = {(t.direction, t.kernel): (t.verdict, len(t.samples_us)) for t in found}
     without = {"backward": ("unsupported", 0), "both": ("unsupported", 0), "forward": ("right", 3)}
-    assert told == {
+    assert verdicts == {
         (direction, name): verdict
         for direction in ("forward", "backward", "both")
         for name, verdict in {
@@ -53,7 +53,7 @@ def test_only_right_kernels_have_a_time(tmp_path):
 
 
 def wrong_when(is_wrong):
-    """Softmax, except where the shape says otherwise."""
+    """Return a softmax that is wrong for some shapes."""
     return kernel(lambda x: torch.zeros_like(x) if is_wrong(tuple(x.shape)) else softmax(x))
 
 
@@ -62,25 +62,25 @@ def wrong_when(is_wrong):
     [lambda shape: shape == (4, 33), lambda shape: shape != (4, 33)],
     ids=["on the timed case alone", "on every other case"],
 )
-def test_being_right_elsewhere_earns_no_time(is_wrong):
-    (told,) = timed([wrong_when(is_wrong)])
-    assert (told.verdict, told.samples_us, told.median_us) == ("wrong", [], None)
+def test_a_kernel_that_is_wrong_on_any_case_has_no_time(is_wrong):
+    (found,) = timed([wrong_when(is_wrong)])
+    assert (found.verdict, found.samples_us, found.median_us) == ("wrong", [], None)
 
 
-def test_a_kernel_that_is_right_until_it_is_timed_is_found_out():
+def test_a_kernel_that_is_wrong_only_when_timed_is_detected():
     calls = Counter()
 
     def lazy(x):
-        """Right for as long as a check lasts; then the last result serves for all that come."""
+        """Compute during the check; return the last result afterwards."""
         calls[tuple(x.shape)] += 1
         if calls[tuple(x.shape)] < 6:
             lazy.last = softmax(x)
         return lazy.last.clone() if x.shape == (4, 33) else softmax(x)
 
-    (told,) = timed([kernel(lazy)], samples=20)
-    assert told.verdict == "wrong"
-    assert "right when it was checked" in told.reason
-    assert told.median_us is None
+    (found,) = timed([kernel(lazy)], samples=20)
+    assert found.verdict == "wrong"
+    assert "right when checked" in found.reason
+    assert found.median_us is None
 
 
 TRICKS = {
@@ -121,7 +121,7 @@ seen = {}
 
 def is_timed():
     frame = sys._getframe()
-    while frame is not None and not {"calls", "ahead"} <= frame.f_locals.keys():
+    while frame is not None and not {"calls", "head_start"} <= frame.f_locals.keys():
         frame = frame.f_back
     return frame
 
@@ -130,44 +130,44 @@ def softmax(x):"""
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_a_file_gains_nothing_from_knowing_that_it_is_timed(tmp_path, trick):
+def test_a_file_that_behaves_differently_when_timed_is_detected(tmp_path, trick):
     (tmp_path / "trick.py").write_text(TRICK + TRICKS[trick])
-    (told,) = timed([], [tmp_path / "trick.py"], samples=20)
-    honest = trick == "right only where someone will look"  # for there is no telling
-    assert (told.verdict == "right") == honest, told.reason
+    (found,) = timed([], [tmp_path / "trick.py"], samples=20)
+    honest = trick == "right only where someone will look"  # this cannot be detected
+    assert (found.verdict == "right") == honest, found.reason
 
 
 REPLACED = {
-    "the guard and the clock": "tampering.Fingerprint.replaced = lambda self: []\ntimer.HostTimer.sample = None",
+    "the guard and the clock": "tampering.FunctionSnapshot.replaced = lambda self: []\ntimer.HostTimer.sample = None",
     "a time": "timer.Sample.__init__ = lambda self, *_: None",
-    "a constant of the timer": "timer.CACHES = 0",
+    "a constant of the timer": "timer.FLUSH_FACTOR = 0",
     "the way results are found": "from torch.utils import _pytree\n_pytree.tree_leaves = None",
     "chance": "import random\nrandom.choice = lambda values: values[0]",
 }
 
 
 @pytest.mark.parametrize("what", REPLACED)
-def test_a_file_that_replaces_what_times_it_is_found_out(tmp_path, what):
+def test_a_file_that_replaces_the_timer_is_detected(tmp_path, what):
     head = "import torch\nfrom tilewright import timer\nfrom tilewright.worker import tampering\n"
     path = tmp_path / "trick.py"
     path.write_text(f"{head}{REPLACED[what]}\n\n\ndef softmax(x):\n    return torch.softmax(x, -1)\n")
-    (told,) = timed([], [path])
-    assert (told.verdict, told.median_us) == ("tampered", None)
+    (found,) = timed([], [path])
+    assert (found.verdict, found.median_us) == ("tampered", None)
 
 
-def test_a_kernel_that_fails_in_one_case_only_has_the_others():
+def test_a_kernel_that_fails_on_one_case_is_timed_on_the_others():
     def picky(x):
         if x.shape == (4, 33):
             raise RuntimeError("not this one")
         return softmax(x)
 
     cases = [case.with_dtype("float32") for case in points(M=(4, 5), N=(33, 34))]
-    told = timed([kernel(picky)], cases=cases)
-    assert [(t.case["N"], t.verdict, bool(t.median_us)) for t in told] == [(33, "crashed", False), (34, "right", True)]
-    assert "not this one" in told[0].reason
+    found = timed([kernel(picky)], cases=cases)
+    assert [(t.case["N"], t.verdict, bool(t.median_us)) for t in found] == [(33, "crashed", False), (34, "right", True)]
+    assert "not this one" in found[0].reason
 
 
-def test_a_kernel_that_fails_only_while_it_is_timed_is_told():
+def test_a_kernel_that_fails_only_when_timed_is_reported():
     calls = Counter()
 
     def tired(x):
@@ -176,20 +176,20 @@ def test_a_kernel_that_fails_only_while_it_is_timed_is_told():
             raise RuntimeError("no more")
         return softmax(x)
 
-    told = timed([SOFTMAX.kernels["eager"], kernel(tired)])
-    assert {t.kernel: t.verdict for t in told} == {"eager": "right", "mine": "crashed"}
+    found = timed([SOFTMAX.kernels["eager"], kernel(tired)])
+    assert {t.kernel: t.verdict for t in found} == {"eager": "right", "mine": "crashed"}
 
 
-def test_faster_than_the_hardware_is_implausible_measured_again_and_never_ranked(monkeypatch):
-    monkeypatch.setattr(contest, "PAUSE", 0.0)
-    (told,) = timed([SOFTMAX.kernels["eager"]], physical=lambda _: 1.0)
-    assert (told.verdict, told.median_us, told.against) == ("implausible", None, None)
-    assert told.state["again"]
-    assert "1000000.0 us by its datasheet" in told.reason
+def test_a_time_below_the_datasheet_floor_is_implausible_and_measured_again(monkeypatch):
+    monkeypatch.setattr(runner, "PAUSE", 0.0)
+    (found,) = timed([SOFTMAX.kernels["eager"]], physical=lambda _: 1.0)
+    assert (found.verdict, found.median_us, found.against) == ("implausible", None, None)
+    assert found.state["again"]
+    assert "1000000.0 us by its datasheet" in found.reason
 
 
-def test_a_throttled_case_is_measured_again_and_says_so(monkeypatch):
-    monkeypatch.setattr(contest, "PAUSE", 0.0)
+def test_a_throttled_case_is_measured_again(monkeypatch):
+    monkeypatch.setattr(runner, "PAUSE", 0.0)
     rounds = []
 
     class Watched:
@@ -199,13 +199,13 @@ def test_a_throttled_case_is_measured_again_and_says_so(monkeypatch):
 
         def __exit__(self, *_): ...
 
-    monkeypatch.setattr(contest, "watched", Watched)
-    (told,) = timed([SOFTMAX.kernels["eager"]])
+    monkeypatch.setattr(runner, "record_gpu_state", Watched)
+    (found,) = timed([SOFTMAX.kernels["eager"]])
     assert len(rounds) == 2
-    assert told.state == {"throttled": ["heat"], "again": True}
+    assert found.state == {"throttled": ["heat"], "again": True}
 
 
-def test_a_timing_says_how_sure_it_is_and_what_it_cost():
+def test_a_timing_has_an_interval_and_overheads():
     eager, other = timed([SOFTMAX.kernels["eager"], kernel(lambda x: softmax(softmax(x) * 0 + x))], samples=20)
     assert eager.interval_us[0] <= eager.median_us <= eager.interval_us[1]
     assert eager.against == {"kernel": "eager", "ratio": 1.0, "interval": [1.0, 1.0]}
@@ -215,10 +215,10 @@ def test_a_timing_says_how_sure_it_is_and_what_it_cost():
     assert {"floor_us", "overhead_us", "unqueued"} == set(other.timer)
 
 
-def test_a_timing_says_when_torch_does_the_work():
-    """Which a user's call leaves to it where the input is small."""
+def test_a_timing_records_whether_torch_runs():
+    """The public function calls torch for small inputs."""
     found = timed([SOFTMAX.kernels["eager"], SOFTMAX.kernels["triton"], SOFTMAX.shipped])
-    assert {t.kernel: t.is_torchs for t in found} == {"eager": False, "triton": False, "tilewright": True}
+    assert {t.kernel: t.runs_torch for t in found} == {"eager": False, "triton": False, "tilewright": True}
 
 
 def test_values_and_addresses_change_from_sample_to_sample():
@@ -235,7 +235,7 @@ def test_values_and_addresses_change_from_sample_to_sample():
     assert len({value for _, value in last}) > 4
 
 
-def test_a_case_without_work_in_a_direction_is_left_out():
+def test_a_direction_without_work_is_skipped():
     total = registry.load("sum")
     case = points(M=(3,), N=(5,))[0].with_dtype("float32")
     assert cost_of(total, case, "backward").bytes == 0
@@ -252,14 +252,14 @@ def test_a_case_without_work_in_a_direction_is_left_out():
     assert [t.direction for t in found] == ["forward"]
 
 
-def test_both_directions_cost_what_each_costs():
+def test_the_cost_of_both_directions_is_the_sum():
     case = CASES[0]
     forward, backward, both = (cost_of(SOFTMAX, case, d) for d in ("forward", "backward", "both"))
     assert both.bytes == forward.bytes + backward.bytes
     assert both.flops["fp32"] == forward.flops["fp32"] + backward.flops["fp32"]
 
 
-def test_a_reference_that_does_not_take_the_case_is_told():
+def test_a_case_that_the_reference_does_not_support_is_unsupported():
     odd = Op(
         "odd",
         lambda x: x.view(2, -1),
@@ -278,56 +278,56 @@ def _no_memory(*_):
     raise torch.cuda.OutOfMemoryError("no")
 
 
-@pytest.mark.parametrize("where", ["Answers", "Inputs"])
-def test_a_case_that_does_not_fit_is_skipped_with_its_size_and_the_rest_goes_on(monkeypatch, where):
-    real, made = getattr(contest, where), []
+@pytest.mark.parametrize("where", ["ReferenceRuns", "InputPool"])
+def test_a_case_that_does_not_fit_into_memory_is_skipped(monkeypatch, where):
+    real, made = getattr(runner, where), []
 
     def scarce(*args, **kwargs):
-        """No memory for the first case: neither for its truth, nor for copies of its inputs."""
+        """Run out of memory on the first case, for its reference or the copies of its inputs."""
         made.append(where)
-        if len(made) == 1 and where == "Inputs":
+        if len(made) == 1 and where == "InputPool":
             _no_memory()
         answers = real(*args, **kwargs)
         if len(made) == 1:
-            monkeypatch.setattr(answers, "_answer", _no_memory)
+            monkeypatch.setattr(answers, "_run_reference", _no_memory)
         return answers
 
-    monkeypatch.setattr(contest, where, scarce)
+    monkeypatch.setattr(runner, where, scarce)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 2**31))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**30)
-    told = timed([SOFTMAX.kernels["eager"]], cases=CASES * 2)
-    assert [t.verdict for t in told] == ["unsupported", "right"]
-    assert "inputs of 0.0 GiB" in told[0].reason
-    assert told[0].reason.endswith("do not fit in the 1 GiB of GPU memory")
+    found = timed([SOFTMAX.kernels["eager"]], cases=CASES * 2)
+    assert [t.verdict for t in found] == ["unsupported", "right"]
+    assert "inputs of 0.0 GiB" in found[0].reason
+    assert found[0].reason.endswith("do not fit into the 1 GiB of GPU memory")
 
 
-def test_every_step_is_counted():
-    told = []
+def test_step_count_matches_the_steps():
+    found = []
     kernels = [SOFTMAX.kernels["eager"], kernel(softmax)]
-    timed(kernels, directions=("forward",), on_step=told.append)
-    assert len(told) == steps(kernels, [], CASES, ("forward",))
+    timed(kernels, directions=("forward",), on_step=found.append)
+    assert len(found) == step_count(kernels, [], CASES, ("forward",))
 
 
 @pytest.mark.parametrize(
     ("cost", "seconds"),
     [
         (Cost(4800 * 10**9, 0), 1.0),
-        (Cost(4800 * 10**9, 60 * 2**20), 1.0),  # what is written may still be in the L2
+        (Cost(4800 * 10**9, 60 * 2**20), 1.0),  # written bytes may stay in the L2
         (Cost(0, 60 * 2**20 + 4800 * 10**9), 1.0),
         (Cost(1, 0, {"tensor.bfloat16": 2 * 989.4e12}), 2.0),
-        (Cost(4800 * 10**9, 0, {"fp32": 1e20, "special": 1e20}), 1.0),  # other units can do it
+        (Cost(4800 * 10**9, 0, {"fp32": 1e20, "special": 1e20}), 1.0),  # may run on another unit
     ],
 )
-def test_the_physical_floor_counts_only_what_nothing_can_avoid(cost, seconds):
+def test_the_physical_floor_counts_reads_and_gemms(cost, seconds):
     assert physical_seconds({}, {"gpu": "h200", "l2": 60 * 2**20})(cost) == pytest.approx(seconds)
 
 
-def test_without_a_datasheet_the_measured_ceilings_decide():
+def test_without_a_datasheet_the_measured_ceilings_are_used():
     least = physical_seconds({"read": 1e12, "tensor.float16": 1e14}, {"gpu": "unheard-of", "l2": 0})
-    assert least(Cost(10**12, 0)) == pytest.approx(1 / contest.UNMEASURABLE)
+    assert least(Cost(10**12, 0)) == pytest.approx(1 / runner.IMPLAUSIBLE)
 
 
-def test_peers_are_picked_by_name_alone_and_told_when_absent(monkeypatch):
+def test_peers_are_selected_by_name_and_reported_if_missing(monkeypatch):
     assert "liger" not in [k.name for k in registry.pick(SOFTMAX, [])]
     (liger,) = registry.pick(SOFTMAX, ["liger"])
     assert liger.is_baseline
@@ -339,7 +339,7 @@ def test_peers_are_picked_by_name_alone_and_told_when_absent(monkeypatch):
         registry.pick(registry.load("add"), ["liger"])
 
 
-def test_an_absent_peer_is_unsupported_not_crashed():
+def test_a_missing_peer_names_its_package():
     if registry.absent(registry.peers(SOFTMAX)["liger"]) is None:
         pytest.skip("liger-kernel is installed")
     with pytest.raises(Exception, match="pip install liger-kernel"):
@@ -348,13 +348,13 @@ def test_an_absent_peer_is_unsupported_not_crashed():
 
 @pytest.mark.gpu
 def test_short_kernels_are_timed_back_to_back():
-    (told,) = timed([SOFTMAX.kernels["eager"]])
-    assert told.calls == contest.BACK_TO_BACK
-    assert 0.5 < told.median_us < 10
+    (found,) = timed([SOFTMAX.kernels["eager"]])
+    assert found.calls == runner.BACK_TO_BACK
+    assert 0.5 < found.median_us < 10
 
 
 @pytest.mark.gpu
-def test_gpu_times_are_queued_and_have_memory_counted():
+def test_gpu_samples_are_queued_and_memory_is_counted():
     cases = [case.with_dtype("bfloat16") for case in points(M=(16384,), N=(4096,))]
     kernels = [SOFTMAX.kernels["eager"], SOFTMAX.kernels["triton"], SOFTMAX.kernels["manual"]]
     eager, triton, manual = timed(kernels, cases=cases, samples=9)
@@ -368,13 +368,13 @@ def test_the_host_timer_counts_no_memory():
 
 
 @pytest.mark.parametrize("builds_per_case", [False, True])
-def test_what_a_compiler_does_to_memory_is_not_watched(builds_per_case):
+def test_allocations_of_a_compiler_are_not_tracked(builds_per_case):
     real, seen = torch.empty, set()
 
     def fn(x):
         seen.add(torch.empty is real)
         return softmax(x)
 
-    (told,) = timed([kernel(fn, builds_per_case=builds_per_case)])
-    assert told.verdict == "right"
+    (found,) = timed([kernel(fn, builds_per_case=builds_per_case)])
+    assert found.verdict == "right"
     assert seen == ({True} if builds_per_case else {True, False})

@@ -33,32 +33,32 @@ def test_a_verdict_for_each_kernel(us, expected):
     assert change.is_regression == (expected == "slower")
 
 
-def test_a_difference_within_the_noise_is_none():
+def test_a_difference_within_the_noise_is_the_same():
     assert verdict(timing(100.0, spread=0.5), timing(110.0, spread=0.5)) == "same"
     assert verdict(timing(100.0, spread=0.5), timing(90.0, spread=0.5)) == "same"
 
 
-def test_a_difference_below_the_threshold_is_none():
+def test_a_difference_below_the_threshold_is_the_same():
     assert verdict(timing(), timing(105.0), threshold=0.1) == "same"
     assert verdict(timing(), timing(95.0), threshold=0.1) == "same"
     assert verdict(timing(), timing(105.0), threshold=0.0) == "slower"
 
 
-def test_a_kernel_that_was_right_and_is_not_is_a_regression():
+def test_a_kernel_that_became_wrong_is_a_regression():
     (change,) = compare([timing()], [timing(None, verdict="wrong", reason="output[0] is 1")])
-    assert (change.verdict, change.now, change.is_regression) == ("gone", "wrong, output[0] is 1", True)
+    assert (change.verdict, change.now, change.is_regression) == ("missing", "wrong, output[0] is 1", True)
 
 
-def test_a_kernel_that_is_merely_absent_is_told_and_no_regression():
+def test_a_missing_timing_is_reported_and_no_regression():
     changes = compare([timing(), timing(kernel="eager")], [timing(), timing(kernel="cuda")])
     assert [(c.kernel, c.verdict, c.is_regression) for c in changes] == [
         ("triton", "same", False),
-        ("eager", "gone", False),
+        ("eager", "missing", False),
         ("cuda", "new", False),
     ]
 
 
-def test_one_that_was_never_timed_is_not_spoken_of():
+def test_a_kernel_without_a_time_in_either_file_is_omitted():
     wrong = timing(None, verdict="wrong", reason="")
     assert compare([wrong], [wrong]) == []
     assert compare([wrong, timing(kernel="eager")], [timing(), timing(kernel="eager")])[-1].verdict == "new"
@@ -67,29 +67,29 @@ def test_one_that_was_never_timed_is_not_spoken_of():
 def test_only_the_same_call_is_compared():
     old, other = timing(), {"M": 4, "N": 50}
     for more in ({"case": other}, {"dtype": "float16"}, {"direction": "backward"}, {"kernel": "eager"}):
-        assert {c.verdict for c in compare([old], [timing(150.0, **more)])} == {"gone", "new"}
+        assert {c.verdict for c in compare([old], [timing(150.0, **more)])} == {"missing", "new"}
 
 
-def test_calls_back_to_back_are_not_held_against_single_ones():
+def test_single_calls_are_not_comparable_with_back_to_back_ones():
     (change,) = compare([timing(12.0)], [timing(9.0, calls=20)])
-    assert (change.verdict, change.ratio, change.is_regression) == ("unlike", None, False)
+    assert (change.verdict, change.ratio, change.is_regression) == ("not comparable", None, False)
     (change,) = compare([timing(6.0, calls=20)], [timing(60.0)])
     assert change.is_regression, "no way of counting calls explains that"
     (change,) = compare([timing(6.0, calls=20)], [timing(None, verdict="wrong", reason="")])
     assert change.is_regression
 
 
-def test_the_newest_of_each_file_counts():
+def test_the_newest_timing_of_each_file_counts():
     late, early = timing(100.0) | {"date": "2030-01-01"}, timing(150.0) | {"date": "2020-01-01"}
     assert compare([timing()], [late, early])[0].verdict == "same"
 
 
-def test_gpus_are_not_held_against_each_other():
+def test_different_gpus_are_not_compared():
     changes = compare([timing(gpu="h200"), timing(gpu="l4")], [timing(gpu="h200"), timing(300.0, gpu="b200")])
     assert [c.gpu for c in changes] == ["h200"]
 
 
-def test_regressions_stand_first():
+def test_regressions_are_first():
     old = [timing(kernel=name) for name in ("eager", "compile", "triton", "cuda")]
     new = [
         timing(kernel="eager"),
@@ -97,7 +97,7 @@ def test_regressions_stand_first():
         timing(150.0, kernel="triton"),
         timing(None, kernel="cuda", verdict="crashed", reason=""),
     ]
-    assert [c.verdict for c in compare(old, new)] == ["slower", "gone", "faster", "same"]
+    assert [c.verdict for c in compare(old, new)] == ["slower", "missing", "faster", "same"]
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_regression_is_shown_first_and_exits_with_1(files, capsys):
     assert "triton" in first
     assert "1.500" in first
     assert "slower" in first
-    assert "0 no longer correct, 1 slower, 0 faster, 1 same, 0 unlike, 0 gone, 0 new" in lines
+    assert "0 no longer correct, 1 slower, 0 faster, 1 same, 0 not comparable, 0 missing, 0 new" in lines
     assert lines[-1].startswith("Next: tilewright bench softmax -k triton --case M=3,N=50")
 
 
@@ -157,7 +157,7 @@ VERDICT = record.stamp("verdict", "softmax", "triton", "x")
         ([timing(dtype="float16")], NoCommonTimings, "no timing in common"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(files, new, error, words):
+def test_errors_are_one_line(files, new, error, words):
     with pytest.raises(error, match=words) as found:
         compare_files(*files([timing()], new), 0.02, as_json=False)
     assert "\n" not in str(found.value)

@@ -11,8 +11,8 @@ from tilewright import record, registry, settings, source
 from tilewright.hardware import datasheet
 from tilewright.report import markdown, prediction_accuracy
 from tilewright.spec import Case
-from tilewright.workbench.explain.ceilings import Ceilings, ceilings
 from tilewright.workbench.explain.collect import OTHER_WORK, collect_op
+from tilewright.workbench.explain.estimated_ceilings import Ceilings, estimate_ceilings
 from tilewright.workbench.explain.prediction import LAUNCH_US, _overlapped, launch_models, predict
 from tilewright.workbench.explain.validation import check_predictions, predictable
 
@@ -30,11 +30,11 @@ def test_bus_turnarounds_cost_by_the_smaller_of_reads_and_writes():
 def test_ceilings_are_measured_or_scaled_from_the_datasheet():
     rates = {"copy": 2.4e12, "read": 2.4e12, "write": 2.4e12}  # half of the H200's
     records = [timing_record(ceilings=rates, timer={"floor_us": 2.0}), timing_record(gpu="unknown to us")]
-    own, other = ceilings(H200, records), ceilings(datasheet("a100"), records)
+    own, other = estimate_ceilings(H200, records), estimate_ceilings(datasheet("a100"), records)
     assert (own.rates["copy"], own.timer_us) == (2.4e12, 2.0)
     assert other.rates["copy"] == pytest.approx(0.5 * 2039e9)
     assert other.rates["fp32"] == datasheet("a100").rates()["fp32"], "it was not measured"
-    assert ceilings(datasheet("a100"), []).rates["copy"] == 2039e9
+    assert estimate_ceilings(datasheet("a100"), []).rates["copy"] == 2039e9
 
 
 def test_units_overlap_as_far_as_blocks_share_an_sm():

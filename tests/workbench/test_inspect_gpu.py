@@ -33,7 +33,7 @@ def from_driver(found: Inspection) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("name", source.op_files())
 def test_the_driver_agrees(name):
-    gpu = hardware.DATASHEETS.get(hardware.in_hand()["gpu"])
+    gpu = hardware.DATASHEETS.get(hardware.current_gpu()["gpu"])
     if gpu is None or gpu.is_amd:
         pytest.skip("no datasheet of this GPU, or no CUDA driver")
     op = registry.load(name)

@@ -7,11 +7,11 @@ TRIALS = 300
 
 
 def skewed(generator: np.random.Generator, median: float, count: int = 51) -> np.ndarray:
-    """Times as a GPU gives them: never much faster than the rest, now and then much slower."""
+    """Draw times with the long tail of GPU timings."""
     return median * generator.lognormal(0.0, 0.1, count)
 
 
-def test_the_interval_of_a_median_holds_it_about_95_times_in_100():
+def test_the_interval_of_a_median_covers_it_95_percent_of_the_time():
     generator = np.random.default_rng(1)
     held = 0
     for _ in range(TRIALS):
@@ -20,7 +20,7 @@ def test_the_interval_of_a_median_holds_it_about_95_times_in_100():
     assert 0.91 < held / TRIALS < 0.99
 
 
-def test_the_interval_of_a_ratio_holds_it_about_95_times_in_100():
+def test_the_interval_of_a_ratio_covers_it_95_percent_of_the_time():
     generator = np.random.default_rng(2)
     held = 0
     for _ in range(TRIALS):
@@ -29,7 +29,7 @@ def test_the_interval_of_a_ratio_holds_it_about_95_times_in_100():
     assert 0.91 < held / TRIALS < 0.99
 
 
-def test_pairing_narrows_the_interval_where_rounds_drift_together():
+def test_pairing_narrows_the_interval_if_rounds_drift_together():
     generator = np.random.default_rng(3)
     drift = np.linspace(1.0, 1.3, 51)
     slow, fast = (drift * us * generator.normal(1.0, 0.005, 51) for us in (30.0, 20.0))
@@ -40,7 +40,7 @@ def test_pairing_narrows_the_interval_where_rounds_drift_together():
     assert high - low < (wide_high - wide_low) / 3
 
 
-def test_two_runs_of_the_same_samples_are_not_drawn_alike():
+def test_unpaired_samples_are_drawn_independently():
     samples = [1.0, 2.0, 3.0, 4.0, 5.0]
     assert of_ratio(samples, samples, paired=True) == (1.0, 1.0, 1.0)
     _, low, high = of_ratio(samples, samples, paired=False)
@@ -59,6 +59,6 @@ def test_one_sample_or_equal_ones_give_a_point(samples):
     assert of_ratio(samples, [2.0], paired=False) == (3.5, 3.5, 3.5)
 
 
-def test_samples_of_other_rounds_cannot_be_paired():
-    with pytest.raises(ValueError, match="not of the same rounds"):
+def test_paired_samples_need_equal_counts():
+    with pytest.raises(ValueError, match="need equal counts"):
         of_ratio([1.0, 2.0], [1.0], paired=True)

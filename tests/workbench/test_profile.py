@@ -1,4 +1,4 @@
-"""What ncu, Proton and torch's profiler say of a call, read and joined; and what is said where one of them cannot."""
+"""Results of ncu, Proton and torch.profiler, parsed and combined, and errors of unavailable sources."""
 
 import csv
 import io
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tilewright.counters import METRICS, STALLS, Counters, combined, of_row
-from tilewright.errors import CountersFailed, CountersForbidden, MissingTool, SourceFailed
-from tilewright.workbench.audit import counters as of_audit
-from tilewright.workbench.audit.nsight import watch
-from tilewright.workbench.profile import Profile, child, ncu, profile, scopes, trace
-from tilewright.workbench.profile.scopes import Scope
-from tilewright.workbench.profile.trace import Row
+from tilewright.counters import METRICS, STALLS, Counters, combined, from_row
+from tilewright.errors import CountersFailed, CountersForbidden, MissingTool, ProfilerFailed
+from tilewright.workbench.audit import dram_counters
+from tilewright.workbench.audit.nsight import run_ncu
+from tilewright.workbench.profile import Profile, child_process, ncu, profile, proton, torch_profiler
+from tilewright.workbench.profile.proton import Scope
+from tilewright.workbench.profile.torch_profiler import Row
 
 EAGER = {"op": "relu", "kernel": "eager", "case": {"N": 64}, "dtype": "float32", "direction": "forward"}
 COLUMNS = ("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size")
@@ -39,7 +39,7 @@ SUMS = ("void at::native::reduce<512>(...)", "4,000", "100", "0", "1", "20", "80
 
 
 def printed(*kernels: tuple[str, ...]) -> str:
-    """As `ncu --csv --page raw` prints it, with what it says of itself around."""
+    """Return the output of `ncu --csv --page raw`, with its status lines."""
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow([*COLUMNS, *UNITS])
@@ -59,7 +59,7 @@ def separator(name: str = "at::cuda::<unnamed>::spin_kernel(long)") -> tuple[str
 
 @pytest.fixture
 def fake_ncu(tmp_path, monkeypatch):
-    """A program of that name, which prints what it is told and has the process's replies ready."""
+    """Install a program named ncu that prints a text and writes the replies of the child process."""
 
     def install(text: str, code: int = 0, replies=None, refused: str = ""):
         program = tmp_path / "ncu"
@@ -79,20 +79,20 @@ def fake_ncu(tmp_path, monkeypatch):
     return install
 
 
-def test_a_kernel_in_our_units():
+def test_counters_are_converted_to_our_units():
     units, copy = csv.DictReader(line for line in printed(COPY).splitlines() if line.startswith('"'))
-    found = of_row(copy, units)
+    found = from_row(copy, units)
     assert (found.us, found.dram_read, found.dram_written, found.l2_bytes) == (16.0, 1e6, 9e5, 4e6)
     assert found.memory == pytest.approx(0.915)
     assert (found.tensor, found.occupancy, found.registers) == (None, None, 32)
     assert found.dram_bytes == 1.9e6
-    assert found.wavefronts_a_load == 32
-    assert found.wavefronts_a_store is None
+    assert found.wavefronts_per_load == 32
+    assert found.wavefronts_per_store is None
     assert found.stalls == {"long_scoreboard": 9.5, "wait": 1.25}
     assert found.kernels == ("_copy",)
 
 
-def test_kernels_of_a_call_are_added_up_and_those_before_it_left_out(fake_ncu):
+def test_kernels_of_a_call_are_combined_and_earlier_ones_ignored(fake_ncu):
     fake_ncu(printed(SUMS, separator(), COPY, SUMS, separator(), COPY, separator()))
     both, one, none = ncu.measure([EAGER] * 3)
     assert both.kernels == ("_copy", SUMS[0])
@@ -105,19 +105,19 @@ def test_kernels_of_a_call_are_added_up_and_those_before_it_left_out(fake_ncu):
     assert none == "it launches no kernel"
 
 
-def test_a_call_that_fails_takes_no_counters_of_another(fake_ncu):
+def test_a_failed_call_does_not_take_the_counters_of_another(fake_ncu):
     fake_ncu(printed(separator(), COPY), replies=["RuntimeError: no", None])
     failed, counted = ncu.measure([EAGER, EAGER])
     assert failed == "RuntimeError: no"
     assert counted.us == 16.0
 
 
-def test_where_all_fail_ncu_is_not_to_blame(fake_ncu):
+def test_errors_of_all_calls_are_returned(fake_ncu):
     fake_ncu("==WARNING== No kernels were profiled.", replies=["RuntimeError: no"])
     assert ncu.measure([EAGER]) == ["RuntimeError: no"]
 
 
-def test_a_metric_that_a_gpu_does_not_have_is_left_out(fake_ncu):
+def test_an_unsupported_metric_is_skipped(fake_ncu):
     fake_ncu(printed(separator(), COPY), refused="sm__pipe_tensor_op_hmma_cycles_active")
     assert ncu.measure([EAGER])[0].us == 16.0
 
@@ -141,7 +141,7 @@ FORBIDDEN = (
         ("", 7, CountersFailed, "code 7"),
     ],
 )
-def test_why_there_are_no_counters_is_one_line(fake_ncu, text, code, error, words):
+def test_errors_of_ncu_are_one_line(fake_ncu, text, code, error, words):
     fake_ncu(text, code)
     with pytest.raises(error, match=words) as raised:
         ncu.measure([EAGER])
@@ -151,35 +151,38 @@ def test_why_there_are_no_counters_is_one_line(fake_ncu, text, code, error, word
 def test_without_ncu(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingTool, match="Nsight Compute"):
-        watch([], ["true"])
+        run_ncu([], ["true"])
 
 
-def test_audit_counts_with_the_same_program(fake_ncu):
+def test_audit_counts_dram_bytes_with_ncu(fake_ncu):
     alone, both = ("range", "1", "500", "100", *["1"] * 9), ("range", "1", "1,500", "400", *["1"] * 9)
     fake_ncu(printed(alone, both))
-    assert of_audit.count({"file": "x.py", "reply": "/dev/null", "calls": []}) == {"read": 1000, "written": 300}
+    assert dram_counters.count_dram_bytes({"file": "x.py", "reply": "/dev/null", "calls": []}) == {
+        "read": 1000,
+        "written": 300,
+    }
     fake_ncu(printed(alone))
-    with pytest.raises(CountersFailed, match="1 ranges of 2"):
-        of_audit.count({"file": "x.py", "reply": "/dev/null", "calls": []})
+    with pytest.raises(CountersFailed, match="1 of 2 ranges"):
+        dram_counters.count_dram_bytes({"file": "x.py", "reply": "/dev/null", "calls": []})
 
 
 @pytest.mark.parametrize(
-    ("memory", "sm", "binds"),
+    ("memory", "sm", "bottleneck"),
     [(0.9, 0.3, "memory"), (0.3, 0.8, "compute"), (0.75, 0.7, "balanced"), (0.5, 0.55, "latency"), (None, 0.9, None)],
 )
-def test_what_binds_is_what_ncu_says(memory, sm, binds):
-    assert Counters(memory=memory, sm=sm).binds == binds
+def test_the_bottleneck_follows_the_rule_of_ncu(memory, sm, bottleneck):
+    assert Counters(memory=memory, sm=sm).bottleneck == bottleneck
 
 
-def test_counters_come_back_from_a_record():
+def test_counters_survive_a_record():
     counted = combined([Counters(us=3.0, dram_read=5.0, stalls={"wait": 1.0}, kernels=("a",)), Counters(us=1.0)])
     written = json.loads(json.dumps({"counters": counted.as_json()}))
-    assert Counters.of_record(written) == counted
-    assert Counters.of_record({"counters": None}) is None
+    assert Counters.from_record(written) == counted
+    assert Counters.from_record({"counters": None}) is None
     assert "sm" not in counted.as_json()
 
 
-def test_metrics_are_asked_once():
+def test_metrics_are_unique():
     assert len({*METRICS}) == len(METRICS)
     assert len(METRICS) > len(STALLS) + 20
 
@@ -191,58 +194,58 @@ def test_scopes_of_proton():
     scope["metrics"] = {"bytes": 8e7, "flops": 1e7}
     flush = {"frame": {"name": "reduce", "type": "function"}, "metrics": {"time (ns)": 10**9}, "children": []}
     root = {"frame": {"name": "ROOT", "type": "function"}, "metrics": {}, "children": [scope, flush]}
-    found = Scope(**scopes.read([root, {"CUDA": {"0": {"arch": "90"}}}], "tilewright 0"))
-    assert found.us == 8.0, "both launches, in each of ten calls"
+    found = Scope(**proton.read([root, {"CUDA": {"0": {"arch": "90"}}}], "tilewright 0"))
+    assert found.us == 8.0, "both launches, averaged over ten calls"
     assert (found.bytes, found.flops, found.kernels) == (8e6, 1e6, {"_relu": 8.0})
-    assert found.gigabytes_a_second == 1000
+    assert found.gigabytes_per_second == 1000
     assert found.teraflops == 0.125
-    assert scopes.read([root, {}], "tilewright 1") is None
+    assert proton.read([root, {}], "tilewright 1") is None
 
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """What a process of its own would do, without the seconds that it takes to start."""
+    """Run the child process in this process, which saves seconds."""
 
     def performed(command, **_):
         monkeypatch.setattr(sys, "argv", ["-c", command[-1]])
-        child.main()
+        child_process.main()
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(child.os, "dup2", lambda *_: None)
-    monkeypatch.setattr(child.subprocess, "run", performed)
+    monkeypatch.setattr(child_process.os, "dup2", lambda *_: None)
+    monkeypatch.setattr(child_process.subprocess, "run", performed)
 
 
-def test_a_trace_holds_our_ranges(in_this_process, tmp_path):
+def test_a_trace_contains_our_ranges(in_this_process, tmp_path):
     file = tmp_path / "trace.json"
     backward = EAGER | {"direction": "backward"}
     mistaken = EAGER | {"kernel": "mine.py", "file": str(tmp_path / "mine.py")}
     Path(mistaken["file"]).write_text("def relu(x):\n    raise RuntimeError('not today')\n")
-    forward, gradients, failed = trace.measure([EAGER, backward, mistaken], str(file))
+    forward, gradients, failed = torch_profiler.measure([EAGER, backward, mistaken], str(file))
     assert failed == "RuntimeError: not today"
     assert {row.name: row.count for row in forward}["aten::relu"] == 1
     assert any("backward" in row.name.lower() for row in gradients)
     assert not any("backward" in row.name.lower() for row in forward)
     events = json.loads(file.read_text())["traceEvents"]
     names = [event["name"] for event in events if event.get("cat") == "user_annotation"]
-    assert names.count("relu, eager, N=64 float32") == trace.TIMES
-    assert names.count("relu, eager, N=64 float32, backward") == trace.TIMES
+    assert names.count("relu, eager, N=64 float32") == torch_profiler.TIMES
+    assert names.count("relu, eager, N=64 float32, backward") == torch_profiler.TIMES
 
 
-def test_a_process_that_dies_is_told_in_its_last_words(monkeypatch):
+def test_the_exit_code_of_a_failed_process_is_reported(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(SourceFailed, match="torch could not profile: code 1"):
-        child.run("torch", [EAGER])
+    with pytest.raises(ProfilerFailed, match="torch could not profile the call: exit code 1"):
+        child_process.run("torch", [EAGER])
 
 
-def test_the_next_best_source_has_the_word(monkeypatch):
+def test_the_best_available_source_is_used(monkeypatch):
     rows = [Row("kernel", 1, 5.0, 0.0, True), Row("aten::relu", 1, 0.0, 9.0, False)]
 
     def refuse(*_):
         raise CountersForbidden("ERR_NVGPUCTRPERM")
 
     monkeypatch.setattr(ncu, "measure", refuse)
-    monkeypatch.setattr(scopes, "measure", lambda calls: ["Proton has seen none of its kernels"])
-    monkeypatch.setattr(trace, "measure", lambda calls, file: [rows])
+    monkeypatch.setattr(proton, "measure", lambda calls: ["Proton saw none of its kernels"])
+    monkeypatch.setattr(torch_profiler, "measure", lambda calls, file: [rows])
     (found,) = profile([EAGER])
     assert found.us == (5.0, "torch")
     assert set(found.absent) == {"ncu", "proton"}
@@ -250,12 +253,12 @@ def test_the_next_best_source_has_the_word(monkeypatch):
     assert Profile(EAGER, Counters(us=4.0)).us == (4.0, "ncu")
     assert Profile(EAGER, Counters(us=4.0), Scope(3.0, 0, 0, {})).us == (3.0, "proton")
     assert Profile(EAGER).us is None
-    (asked,) = profile([EAGER], ["torch"])
-    assert not asked.absent
+    (only_torch,) = profile([EAGER], ["torch"])
+    assert not only_torch.absent
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_counters_are_what_was_predicted(tmp_path):
+def test_counters_on_a_gpu_match_the_predictions(tmp_path):
     case = {"op": "transpose", "case": {"M": 2048, "N": 2048}, "dtype": "float32", "direction": "forward"}
     calls = [case | {"kernel": kernel} for kernel in ("cuda", "cuda-padded", "cuda-swizzled", "triton")]
     plain, *others = profile(calls, trace_file=str(tmp_path / "trace.json"))
@@ -266,6 +269,6 @@ def test_on_a_gpu_counters_are_what_was_predicted(tmp_path):
         assert len(found.counters.kernels) == 1
         assert found.scope.bytes == 2 * 2048 * 2048 * 4
         assert any(row.is_kernel for row in found.rows)
-    assert plain.counters.wavefronts_a_load == pytest.approx(32, rel=0.05)
+    assert plain.counters.wavefronts_per_load == pytest.approx(32, rel=0.05)
     for found in others:
-        assert found.counters.wavefronts_a_load == pytest.approx(1, rel=0.1)
+        assert found.counters.wavefronts_per_load == pytest.approx(1, rel=0.1)

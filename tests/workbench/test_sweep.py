@@ -1,4 +1,4 @@
-"""The intensity sweep: its kernel multiplies as often as it says, and what is made of its times."""
+"""The intensity sweep: the number of multiplications, and the point at which the time grows."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from tilewright.workbench.bench.sweep import BLOCK, TIMES, Point, bend, multiply
 
 
 @pytest.mark.parametrize("k", TIMES)
-def test_every_element_is_multiplied_k_times_by_2_and_a_half_in_turn(k, device):
+def test_every_element_is_multiplied_k_times(k, device):
     x = torch.randn(2 * BLOCK, device=device)
     y = torch.empty_like(x)
     multiply(x, y, k)
@@ -43,14 +43,14 @@ for k in (1, 64, 512, 1024):
 
 
 def test_the_compiler_keeps_every_multiplication():
-    """In the machine code for an H200: nothing but multiplications, k for each element."""
+    """The H200 code has k multiplications per element, and no other arithmetic."""
     done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{k} FMUL {k}" for k in (1, 64, 512, 1024)]
 
 
 class Pretended:
-    """Calls each kernel once; a time of its own for each k."""
+    """A timer that calls each kernel once and returns a fixed time per k."""
 
     def __init__(self, us):
         self._us = us
@@ -85,5 +85,5 @@ def points(*times: float, noise: float = 0.0) -> list[Point]:
         (points(30, 30, 30), None),
     ],
 )
-def test_the_bend_is_where_the_time_begins_to_grow(found, expected):
+def test_bend_is_where_the_time_begins_to_grow(found, expected):
     assert bend(found) == expected

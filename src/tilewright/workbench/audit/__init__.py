@@ -1,4 +1,4 @@
-"""Kernels run in our interpreter: their faults, and every byte they move."""
+"""Run kernels in the interpreter, and report their faults and every byte they move."""
 
 from __future__ import annotations
 
@@ -17,47 +17,46 @@ from tilewright.spec import Case, Cost, Op
 from tilewright.workbench.audit.inputs import ELEMENTS
 from tilewright.workbench.audit.page import render
 
-MATTERS = 0.01  # of all bytes moved: less is not worth a sentence
+SIGNIFICANT = 0.01  # share of all bytes moved; less is not mentioned
 COLUMNS = ("launch", "argument", "loaded", "stored", "distinct", "reads/elem", "masked off", "overfetch*")
 OVERFETCH = "* bytes of the 32-byte sectors touched over bytes used, if lanes run along the smallest stride"
 
 
 @dataclass(repr=False)
 class Audit:
-    """What a call of a function did to memory, launch by launch."""
+    """The memory traffic and faults of a call, per launch."""
 
     title: str
     launches: list[Launch]
     findings: list[Finding]
-    roles: dict[int, str]  # by address of a storage: output, in place or scratch; all else is input
-    cost: Cost | None = None  # the least bytes, where an Op knows them
+    roles: dict[int, str]  # by storage address: output, in place or scratch; the others are inputs
+    cost: Cost | None = None  # minimum of the Op, if known
     sms: int = hardware.DATASHEETS["h200"].sms
     result: Any = None
 
     @property
     def moved(self) -> int:
-        """Bytes that loads, stores and atomics asked for."""
+        """Bytes requested by loads, stores and atomics."""
         return sum(t.moved for t in self.traffic)
 
     @property
     def distinct(self) -> int:
-        """Bytes of elements that a launch read, and of those it wrote, each counted once a launch: what memory must
-        move if caches catch every repeat."""
+        """Distinct bytes read plus distinct bytes written, per launch: the DRAM traffic if caches catch all repeats."""
         return sum(t.distinct_read + t.distinct_written for t in self.traffic)
 
     @property
-    def least(self) -> int:
-        """The least bytes for this operation, or, where that is not known, the distinct ones."""
+    def min_bytes(self) -> int:
+        """The minimum bytes of the operation, or the distinct bytes if its cost is unknown."""
         return self.cost.bytes if self.cost else self.distinct
 
     @property
     def in_sectors(self) -> int:
-        """Bytes of the 32-byte sectors that warps ask for; an estimate."""
+        """Estimated bytes of the 32-byte sectors that warps access."""
         return SECTOR * sum(t.sectors for t in self.traffic)
 
     @property
     def scratch(self) -> int:
-        """Bytes of tensors that the call made and did not return."""
+        """Bytes of tensors that the call allocated and did not return."""
         sizes = {
             t.tensor.untyped_storage().data_ptr(): t.tensor.nbytes for t in self.traffic if self.role(t) == "scratch"
         }
@@ -94,7 +93,7 @@ class Audit:
         return "\n".join([self.title, *lines, OVERFETCH, *self.summary(), *map(str, self.findings)])
 
     def summary(self) -> list[str]:
-        """What a reader should know first, in sentences."""
+        """Return the main findings, one sentence each."""
         return list(self._sentences())
 
     def html(self) -> str:
@@ -105,7 +104,7 @@ class Audit:
             "title": self.title,
             "moved": self.moved,
             "distinct": self.distinct,
-            "least": self.least,
+            "least": self.min_bytes,
             "in_sectors": self.in_sectors,
             "scratch": self.scratch,
             "summary": self.summary(),
@@ -133,39 +132,33 @@ class Audit:
         if not self.launches:
             yield "No Triton kernel was launched."
             return
-        if self.moved and self.least:
-            ratio = self.moved / self.least
+        if self.moved and self.min_bytes:
+            ratio = self.moved / self.min_bytes
             causes = list(self._causes()) if ratio > 1.005 else []
-            yield f"Moves {ratio:.2f}x the least bytes ({size(self.moved)} against {size(self.least)})" + (
+            yield f"Moves {ratio:.2f}x the minimum bytes ({size(self.moved)}, minimum {size(self.min_bytes)})" + (
                 f": {', '.join(causes)}." if causes else "."
             )
         output = sum(t.tensor.nbytes for t in self._first_of_each("output", "in place"))
-        if output > 0.1 * self.least:
-            yield f"That is {self.moved / output:.2f} moves for each byte of output."
+        if output > 0.1 * self.min_bytes:
+            yield f"Moves {self.moved / output:.2f} bytes per byte of output."
         scratch = [f"`{t.name}` ({size(t.tensor.nbytes)})" for t in self._first_of_each("scratch")]
-        yield (
-            f"Scratch memory: {', '.join(scratch)}."
-            if scratch
-            else ("No scratch memory: nothing but inputs and outputs is read or written.")
-        )
-        for t in (t for t in self.traffic if t.moved > MATTERS * self.moved):
+        yield f"Scratch memory: {', '.join(scratch)}." if scratch else "No scratch memory."
+        for t in (t for t in self.traffic if t.moved > SIGNIFICANT * self.moved):
             if t.sectors * SECTOR > 1.25 * t.moved:
-                yield (
-                    f"`{t.name}`: warps move {t.sectors * SECTOR / t.moved:.1f}x the bytes they use (an estimate): "
-                    "neighbouring lanes do not touch neighbouring bytes."
-                )
+                overfetch = f"{t.sectors * SECTOR / t.moved:.1f}x"
+                yield f"`{t.name}`: not coalesced, warps move about {overfetch} the bytes they use."
             if t.masked > 0.25 * t.lanes:
                 yield f"`{t.name}`: {t.masked / t.lanes:.0%} of the lanes are masked off."
         for launch in self.launches:
             yield self._waves(launch)
 
     def _causes(self) -> Iterator[str]:
-        for t in (t for t in self.traffic if t.moved > MATTERS * self.moved):
+        for t in (t for t in self.traffic if t.moved > SIGNIFICANT * self.moved):
             if t.reads_per_element > 1.005:
                 yield f"`{t.name}` is read {_times(t.reads_per_element)}"
             if t.distinct_written and t.stored > 1.005 * t.distinct_written:
                 yield f"`{t.name}` is written {_times(t.stored / t.distinct_written)}"
-        if self.scratch > MATTERS * self.moved:
+        if self.scratch > SIGNIFICANT * self.moved:
             yield "scratch memory is written and read"
 
     def _first_of_each(self, *roles: str) -> list[Traffic]:
@@ -178,7 +171,7 @@ class Audit:
         if count <= self.sms:
             return f"{text}, {self.sms - count} idle." if count < self.sms else f"{text}, one each."
         last = count % self.sms or self.sms
-        return f"{text}: {count / self.sms:.1f} waves at one program an SM, the last {last / self.sms:.0%} full."
+        return f"{text}: {count / self.sms:.1f} waves at one program per SM, the last {last / self.sms:.0%} full."
 
 
 def audit(
@@ -191,11 +184,11 @@ def audit(
     lanes: int | None = None,
     gpu: str = "h200",
 ) -> Audit:
-    """Call `fn(*args)` with every Triton launch interpreted, and tell what it did to memory.
+    """Call `fn(*args)` with every Triton launch interpreted, and return its memory traffic and faults.
 
-    Faults are in `findings` and raise nothing; a kernel that cannot come to its end raises KernelAborted. `elements`
-    is how many the tensors may have in all, `steps` how many operations a program may take. With `lanes`, of a launch
-    that touches more only some programs run, and what is told of all is what these are like.
+    Faults are collected in `findings`; a kernel that cannot finish raises KernelAborted. `elements` limits the size of
+    all tensors together, `steps` the operations per program. With `lanes`, only a sample of the programs runs of a
+    launch that accesses more lanes, and its traffic is extrapolated.
     """
     given = list(tensors(args))
     count = sum(a.numel() for a in given)
@@ -214,15 +207,15 @@ def audit(
 
 
 def default_case(op: Op, elements: int = 2**20) -> Case:
-    """The largest case of the Op that all its Triton kernels take and that is quick to interpret."""
+    """Return the largest case with at most `elements` that all Triton kernels of the Op support."""
     kernels = [kernel for kernel in op.kernels.values() if kernel.language == "triton"]
 
-    def is_taken(case: Case) -> bool:
+    def is_supported(case: Case) -> bool:
         args = op.make(case, device="meta")
         return case_elements(op, case) <= elements and all(kernel.fits(*args) for kernel in kernels)
 
     cases = [case.with_dtype(op.bench_dtype) for case in (*op.check, *op.bench)]
-    fitting = [case for case in cases if is_taken(case)]
+    fitting = [case for case in cases if is_supported(case)]
     return max(fitting or cases[:1], key=lambda case: case_elements(op, case))
 
 
@@ -230,8 +223,8 @@ def case_elements(op: Op, case: Case) -> int:
     return sum(a.numel() for a in op.make(case, device="meta") if isinstance(a, Tensor))
 
 
-def shrunk(op: Op, case: Case, elements: int = ELEMENTS) -> Case:
-    """The case with its largest sizes halved until it is not refused."""
+def shrink_case(op: Op, case: Case, elements: int = ELEMENTS) -> Case:
+    """Return the case with its largest sizes halved until it has at most `elements`."""
     point: dict[str, Any] = dict(case.point)
     while case_elements(op, Case(tuple(point.items()), case.dtype)) > elements:
         sizes = {k: v for k, v in point.items() if isinstance(v, int) and not isinstance(v, bool)}

@@ -1,7 +1,7 @@
-"""Inputs as the command line writes them: 64x1000:bfloat16 is a tensor of random values, 7 and 0.5 are numbers.
+"""Parse command-line inputs: 64x1000:bfloat16 is a tensor of random values, 7 and 0.5 are numbers.
 
-A call, as records and other processes know it, is a kernel of an op on a case (op, kernel, case, dtype; file where the
-kernel is a user's) or a function of a file on such inputs (file, function, inputs).
+In records and between processes, a call is a dict with either a kernel of an op on a case (op, kernel, case, dtype, and
+file for a user's kernel) or a function of a file with such inputs (file, function, inputs).
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from tilewright import registry
 from tilewright.errors import BadInput, TooLarge
 from tilewright.spec import Case
 
-ELEMENTS = 2**27  # of all tensors together: more takes minutes and gigabytes to interpret
-MANY = 2**20  # elements that take a while to draw
-_SHORT = {"": "float32", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
+ELEMENTS = 2**27  # sum over all tensors: more takes minutes and gigabytes to interpret
+SLOW_TO_DRAW = 2**20  # elements
+_DTYPES = {"": "float32", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
 
-def loaded(call: Mapping[str, Any], device: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function of a call, and its arguments."""
+def load_call(call: Mapping[str, Any], device: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the function of a call and its arguments."""
     if "op" not in call:
-        return registry.launcher(Path(call["file"]), call["function"]), tuple(make(t, device) for t in call["inputs"])
+        return registry.launcher(Path(call["file"]), call["function"]), tuple(
+            make_input(t, device) for t in call["inputs"]
+        )
     op = registry.load(call["op"])
     kernel = registry.load_file(Path(call["file"]), op) if "file" in call else registry.pick(op, [call["kernel"]])[0]
     return kernel.fn, op.make(case_of(call), device)
@@ -35,20 +37,20 @@ def case_of(call: Mapping[str, Any]) -> Case:
     return Case(tuple(call["case"].items()), call["dtype"])
 
 
-def make(text: str, device: str = "cpu", *, zeros: bool = False) -> Any:
-    """The input of this text; large ones as zeros, if that will do, which cost nothing until they are touched."""
+def make_input(text: str, device: str = "cpu", *, zeros: bool = False) -> Any:
+    """Return the input for a text. With `zeros`, large tensors are zeros, whose pages take no memory until touched."""
     shape, _, kind = text.partition(":")
     if not kind and "x" not in shape:
         return _number(text)
-    dtype = getattr(torch, _SHORT.get(kind, kind), None)
+    dtype: Any = getattr(torch, _DTYPES.get(kind, kind), None)
     if not isinstance(dtype, torch.dtype):
         raise BadInput(text, f"torch has no dtype '{kind}'")
     sizes = [int(n) if n.isdecimal() else -1 for n in shape.split("x")]
     if min(sizes) < 0:
-        raise BadInput(text, f"'{shape}' is no shape")
+        raise BadInput(text, f"'{shape}' is not a shape")
     if device == "meta":
         return torch.empty(sizes, dtype=dtype, device=device)
-    if zeros and math.prod(sizes) > MANY:
+    if zeros and math.prod(sizes) > SLOW_TO_DRAW:
         return torch.zeros(sizes, dtype=dtype, device=device)
     if device == "cpu" and (count := math.prod(sizes)) > ELEMENTS:
         raise TooLarge(count, ELEMENTS)

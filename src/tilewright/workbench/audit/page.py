@@ -1,4 +1,4 @@
-"""What launches did, as one HTML page that needs nothing else: numbers, findings, and a picture of every tensor."""
+"""Render an audit as one self-contained HTML page: numbers, findings, and a map of every tensor."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tilewright.cost import size
 from tilewright.interpreter.results import SECTOR, Finding, Launch, Traffic
 
 _TEMPLATE = Path(__file__).with_name("page.html")
-_CELLS = 256  # the most that a picture is wide or high
-_COLOURS = 8  # of programs: PROGRAMS in the template; one more stands for several programs
+_CELLS = 256  # maximum width and height of a map
+_COLOURS = 8  # length of PROGRAMS in the template; one more colour marks several programs
 
 
 def render(title: str, launches: list[Launch], summary: list[str], findings: list[Finding] | None = None) -> str:
-    """The page. Findings that no launch lists stand on top; the others stand with their launch."""
+    """Return the page. Findings that belong to no launch are at the top, the others with their launch."""
     listed = [f for launch in launches for f in launch.findings]
     loose = [f for f in findings or [] if f not in listed]
     count = len(listed) + len(loose)
@@ -56,7 +56,7 @@ def _launch(number: int, launch: Launch) -> str:
             f'<p class="where"><code>{escape(f"{launch.file}:{launch.line}")}</code></p>',
             f'<ul class="facts"><li>grid {_times(launch.grid)}<li>{_counted(launch.programs, "program")}{meta}</ul>',
             _findings(launch.findings),
-            f'<div class="tensors">{"".join(_card(_Picture(t), launch.grid) for t in touched)}</div>',
+            f'<div class="tensors">{"".join(_card(_TensorMap(t), launch.grid) for t in touched)}</div>',
             f'<p class="idle">Not touched: {", ".join(idle)}</p>' if idle else "",
             "</section>",
         ]
@@ -77,8 +77,8 @@ def _findings(findings: list[Finding]) -> str:
     return f'<ul class="findings">{"".join(items)}</ul>' if items else ""
 
 
-class _Picture:
-    """A tensor as at most 256 by 256 cells: the last dimension across, all others down; one dimension is wrapped."""
+class _TensorMap:
+    """A tensor as at most 256 x 256 cells: the last dimension across, all others down; a vector is wrapped."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
@@ -94,7 +94,7 @@ class _Picture:
             self.width = self.shape[-1]
             height = math.prod(self.shape[:-1])
             self.step = _step(height, _CELLS), _step(self.width, _CELLS)
-            if min(height, self.width) >= max(self.step) * _CELLS // 4:  # else square cells would leave too few
+            if min(height, self.width) >= max(self.step) * _CELLS // 4:  # otherwise square cells would be too few
                 self.step = max(self.step), max(self.step)
             self.columns = -(-self.width // self.step[1])
         self.rows = -(-self.count // (self.width * self.step[0])) if self.count else 0
@@ -111,26 +111,26 @@ class _Picture:
 
     def _reduced(self, how: np.ufunc, per_element: np.ndarray) -> np.ndarray:
         cells = per_element.reshape(-1, self.count if self.wrapped else self.width)
-        for axis in (1, 0):  # the other way round takes eight times as long
+        for axis in (1, 0):  # the other order takes eight times as long
             cells = how.reduceat(cells, np.arange(0, cells.shape[axis], self.step[axis]), axis, np.int64)
         return np.pad(cells.ravel(), (0, self.rows * self.columns - cells.size)).reshape(self.rows, self.columns)
 
     def note(self) -> str:
-        """How the picture is to be read."""
+        """Return a note on how to read the map."""
         if self.wrapped:
             notes = [_counted(self.count, "element") + (f" in rows of {self.width:,}" if self.rows > 1 else "")]
         else:
             notes = [f"{self.width:,} across, {_times(self.shape[:-1])} down"]
         if math.prod(self.step) > 1:
             step = f"{self.step[1]:,}" if self.wrapped else _times(self.step)
-            notes.append(f"each cell stands for {step} elements: their most reads; hatched if any was not written")
+            notes.append(f"each cell is {step} elements: their maximum reads; hatched if any was not written")
         if any(stride == 0 and size > 1 for stride, size in zip(self.traffic.tensor.stride(), self.shape, strict=True)):
-            notes.append("a dimension of stride 0 repeats the same memory")
+            notes.append("a dimension with stride 0 repeats the same memory")
         return "; ".join(notes) + "."
 
 
 def _colours(programs: np.ndarray) -> np.ndarray:
-    """A colour from 1 for the program (+ 1) of each cell, another than those of the programs beside it."""
+    """Return a colour from 1 for the program (+ 1) of each cell, different from those of neighbouring programs."""
     present, numbers = np.unique(programs, return_inverse=True)
     grid = numbers.reshape(programs.shape)
     beside: list[set[int]] = [set() for _ in present]
@@ -141,15 +141,15 @@ def _colours(programs: np.ndarray) -> np.ndarray:
             beside[max(a, b)].add(min(a, b))
     colours: list[int] = []
     for program, others in zip(present.tolist(), beside, strict=True):
-        first = program - 1 if len(present) <= 64 else 0  # all colours for a few tiles; a calm texture for many
+        first = program - 1 if len(present) <= 64 else 0  # all colours for few programs, a calm texture for many
         wishes = [1 + (first + k) % _COLOURS for k in range(_COLOURS)]
         taken = {colours[other] for other in others}
         colours.append(next((colour for colour in wishes if colour not in taken), wishes[0]) if program else 0)
     return np.array(colours)[grid]
 
 
-def _card(picture: _Picture, grid: tuple[int, int, int]) -> str:
-    t = picture.traffic
+def _card(shown: _TensorMap, grid: tuple[int, int, int]) -> str:
+    t = shown.traffic
     fetched = t.sectors * SECTOR
     numbers = {
         "Loaded": (size(t.loaded), ""),
@@ -165,25 +165,25 @@ def _card(picture: _Picture, grid: tuple[int, int, int]) -> str:
         f"<div><dt>{k}</dt><dd{' class=zero' if v == '0 B' else ''}>{v}<small>{note}</small></dd></div>"
         for k, (v, note) in numbers.items()
     )
-    spec = {k: getattr(picture, k) for k in ("shape", "count", "width", "rows", "columns", "step", "read", "written")}
+    spec = {k: getattr(shown, k) for k in ("shape", "count", "width", "rows", "columns", "step", "read", "written")}
     spec |= {
         "name": t.name,
         "grid": grid,
-        "unread": picture.count - int(np.count_nonzero(t.reads)),
-        "unwritten": picture.count - int(np.count_nonzero(t.writer)),
-        "cells": base64.b64encode(zlib.compress(np.array(picture.cells, "<u4").tobytes(), 9)).decode(),
+        "unread": shown.count - int(np.count_nonzero(t.reads)),
+        "unwritten": shown.count - int(np.count_nonzero(t.writer)),
+        "cells": base64.b64encode(zlib.compress(np.array(shown.cells, "<u4").tobytes(), 9)).decode(),
     }
-    described = f"{_times(picture.shape) or 'scalar'} · {t.tensor.dtype} · strides {tuple(t.tensor.stride())}"
+    described = f"{_times(shown.shape) or 'scalar'} · {t.tensor.dtype} · strides {tuple(t.tensor.stride())}"
     return (
-        f"<article{' class=both' if picture.read and picture.written else ''}><h3><code>{escape(t.name)}</code></h3>"
+        f"<article{' class=both' if shown.read and shown.written else ''}><h3><code>{escape(t.name)}</code></h3>"
         f'<p class="where">{escape(described.replace("torch.", ""))}</p><dl>{tiles}</dl>'
         f'<div class="maps" data-spec="{escape(json.dumps(spec))}"></div>'
-        f'<p class="note">{escape(picture.note())}</p><output></output></article>'
+        f'<p class="note">{escape(shown.note())}</p><output></output></article>'
     )
 
 
 def _step(count: int, most: int) -> int:
-    """The smallest power of two, so that cells divide tiles, of which `most` cover `count`."""
+    """Return the smallest power of two of which `most` cover `count`, so that cells divide tiles."""
     return 1 << max(0, -(-count // most) - 1).bit_length()
 
 

@@ -1,10 +1,10 @@
-"""How long does a right kernel take, and how far is it from the ceiling? A Timing for each.
+"""Time correct kernels, and compare them with the ceiling.
 
-A kernel that `check` has not found right, on its cases and on the very inputs to be timed, has no time; nor has one
-whose results are wrong while it is timed, or that is faster than the hardware can be.
+A kernel has no time if a check fails on its cases or on the timed inputs, if its results are wrong when timed, or if it
+is faster than the hardware can be.
 """
 
-from tilewright.workbench.bench.ceilings import measure
-from tilewright.workbench.bench.runner import SAMPLES, Timing, bench, steps
+from tilewright.workbench.bench.microbenchmarks import measure
+from tilewright.workbench.bench.runner import SAMPLES, Timing, bench, step_count
 
-__all__ = ["SAMPLES", "Timing", "bench", "measure", "steps"]
+__all__ = ["SAMPLES", "Timing", "bench", "measure", "step_count"]

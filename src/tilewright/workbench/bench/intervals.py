@@ -1,4 +1,4 @@
-"""How far a median, or a ratio of two, can be trusted: 95 % bootstrap intervals, the same for the same samples."""
+"""Bootstrap intervals (95 %) of a median and of a ratio of two medians, deterministic for the same samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BOUNDS = (2.5, 97.5)  # percentiles
 
 
 def of_median(samples: Sequence[float]) -> tuple[float, float]:
-    """The interval of the median."""
+    """Return the interval of the median."""
     taken = np.asarray(samples)
     return _bounds(_medians(taken, _draws(np.random.default_rng(0), len(taken))))
 
@@ -19,11 +19,13 @@ def of_median(samples: Sequence[float]) -> tuple[float, float]:
 def of_ratio(
     numerator_samples: Sequence[float], denominator_samples: Sequence[float], *, paired: bool
 ) -> tuple[float, float, float]:
-    """The ratio of the medians and its interval. `paired`: both were sampled in the same rounds, so a round that was
-    slow for both is drawn for both; else they come from two runs."""
+    """Return the ratio of the medians and its interval.
+
+    `paired`: both were sampled in the same rounds, so that a round is drawn for both; otherwise they are of two runs.
+    """
     above, below = np.asarray(numerator_samples), np.asarray(denominator_samples)
     if paired and len(above) != len(below):
-        raise ValueError(f"{len(above)} and {len(below)} samples are not of the same rounds")
+        raise ValueError(f"paired samples need equal counts, not {len(above)} and {len(below)}")
     generator = np.random.default_rng(0)
     rounds = _draws(generator, len(above))
     others = rounds if paired else _draws(generator, len(below))

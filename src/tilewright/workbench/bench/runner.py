@@ -1,4 +1,4 @@
-"""Kernels of one Op against each other and the clock, case by case."""
+"""Time the kernels of one Op, interleaved, case by case."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from torch import Tensor
 from tilewright import hardware
 from tilewright.errors import first_line
 from tilewright.spec import Case, Cost, Kernel, Op
-from tilewright.timer import Clock, floor_us, require_working_gpu, turns
+from tilewright.timer import Clock, floor_us, require_working_gpu, shuffled_rounds
 from tilewright.workbench.bench import intervals
-from tilewright.workbench.bench.gpu_state import watched
+from tilewright.workbench.bench.gpu_state import record_gpu_state
 from tilewright.workbench.check import FORWARD_ONLY, UserKernel, Verdict, check
 from tilewright.workbench.check.budget import Mismatch, compare
 from tilewright.workbench.check.cases import CheckCase
@@ -32,11 +32,11 @@ from tilewright.worker.parent import Worker
 from tilewright.worker.timed_run import InputPool, TimedRun, TimedSample
 
 SAMPLES = 50
-VALUES = (4, 5)  # sets that the check has not asked; one sample of each is looked at, at a moment nobody knows
-SHORT_US = 10.0  # below this a sample holds several calls
+VALUES = (4, 5)  # input sets that the check does not use; one random sample of each is checked
+SHORT_US = 10.0  # for shorter calls a sample is several calls
 BACK_TO_BACK = 16
-PAUSE = 0.5  # seconds, before a throttled case is measured again
-UNMEASURABLE = 1.25  # times the measured ceiling: where there is no datasheet, beyond this nothing is believed
+PAUSE = 0.5  # seconds before a throttled case is measured again
+IMPLAUSIBLE = 1.25  # times the measured ceiling, for a GPU without a datasheet
 
 
 @dataclass
@@ -50,23 +50,25 @@ class Timing:
     verdict: str
     reason: str = ""
     is_baseline: bool = False
-    calls: int = 1  # in a sample, back to back
+    calls: int = 1  # per sample, back to back
     samples_us: list[float] = field(default_factory=list)
     median_us: float | None = None
     interval_us: list[float] | None = None  # 95 % of the median
-    against: dict[str, Any] | None = None  # another kernel's time over this one's, with its interval
-    is_torchs: bool = False  # torch's own operators do its work
+    against: dict[str, Any] | None = None  # time of another kernel / time of this one, with its interval
+    runs_torch: bool = False  # falls back to torch's operators
     host_us: float | None = None
     extra_bytes: int | None = None
-    state: dict[str, Any] = field(default_factory=dict)  # of the GPU
+    state: dict[str, Any] = field(default_factory=dict)  # GPU clocks, power, temperature, throttling
     timer: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return the fields of a `timing` record."""
+        content = asdict(self)
+        return content | {"is_torchs": content.pop("runs_torch")}
 
 
-class Runner(Protocol):
-    """What is timed: a TimedRun here, or a Worker that holds one."""
+class TimedKernel(Protocol):
+    """A kernel being timed: a TimedRun in this process, or a Worker with one."""
 
     def warm_up(self, calls: int = 1) -> float: ...
     def sample(self, values: int | None = None) -> TimedSample: ...
@@ -75,14 +77,16 @@ class Runner(Protocol):
 
 
 @dataclass
-class Entrant:
+class Candidate:
     kernel: Kernel | UserKernel
     verdict: Verdict
-    worker: Worker | None = None  # of a user's file
+    worker: Worker | None = None  # for a user's file
 
 
-def steps(kernels: Sequence[Kernel], files: Sequence[Path], cases: Sequence[Case], directions: Sequence[str]) -> int:
-    """How many times `on_step` will be called at most."""
+def step_count(
+    kernels: Sequence[Kernel], files: Sequence[Path], cases: Sequence[Case], directions: Sequence[str]
+) -> int:
+    """Return the maximum number of calls of `on_step`."""
     once = sum(not kernel.builds_per_case for kernel in kernels) + len(files)
     return once + len(cases) * (1 + len(directions))
 
@@ -102,37 +106,43 @@ def bench(
     proven: Collection[str] = (),
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Timing]:
-    """Timings of all kernels, case by case. `physical` says the least seconds a Cost can take, `proven` names kernels
-    that a check has found right already, and `on_step` is told what is being done."""
+    """Yield the timings of all kernels, case by case.
+
+    `physical` returns the minimum seconds of a Cost, `proven` names kernels that were checked before, and `on_step` is
+    called with a description of each step.
+    """
     floor = floor_us(clock)
     with contextlib.ExitStack() as stack:
-        entrants = [*_own(op, kernels, proven, cases, directions, device, on_step)]
+        candidates = [*_op_candidates(op, kernels, proven, cases, directions, device, on_step)]
         for path in files:
-            entrants.append(_user(op, path, cases, device, stack, on_step))
+            candidates.append(_file_candidate(op, path, cases, device, stack, on_step))
         for case in cases:
-            contest = Contest(op, case, entrants, clock, samples, device, against, physical, floor)
-            yield from contest.run(directions, on_step)
-            del contest
+            case_runner = CaseRunner(op, case, candidates, clock, samples, device, against, physical, floor)
+            yield from case_runner.run(directions, on_step)
+            del case_runner
             if device == "cuda":
                 torch.cuda.empty_cache()  # workers need memory too
 
 
 def physical_seconds(measured: Mapping[str, float], device: Mapping[str, Any]) -> Callable[[Cost], float]:
-    """The least time a Cost can take on a GPU, by its datasheet. What is written may stay in the L2, and arithmetic may
-    be done by a faster unit, so only what must be read, and products of matrices, count."""
-    sheet = hardware.DATASHEETS.get(device["gpu"])
-    rates = sheet.rates() if sheet else {unit: UNMEASURABLE * rate for unit, rate in measured.items()}
+    """Return a function that gives the minimum time of a Cost on a GPU, by its datasheet.
 
-    def least(cost: Cost) -> float:
+    Only bytes read and matrix multiplications count: written bytes may stay in the L2, and other arithmetic may run on
+    a faster unit.
+    """
+    sheet = hardware.DATASHEETS.get(device["gpu"])
+    rates = sheet.rates() if sheet else {unit: IMPLAUSIBLE * rate for unit, rate in measured.items()}
+
+    def min_seconds(cost: Cost) -> float:
         bytes_moved = cost.read + max(0, cost.written - device["l2"])
-        products = {unit: amount for unit, amount in cost.flops.items() if unit.startswith("tensor.")}
-        work = {"read": bytes_moved, **products}
+        gemms = {unit: amount for unit, amount in cost.flops.items() if unit.startswith("tensor.")}
+        work = {"read": bytes_moved, **gemms}
         return max((amount / rates[unit] for unit, amount in work.items() if unit in rates), default=0.0)
 
-    return least
+    return min_seconds
 
 
-def _own(
+def _op_candidates(
     op: Op,
     kernels: Sequence[Kernel],
     proven: Collection[str],
@@ -140,9 +150,11 @@ def _own(
     directions: Sequence[str],
     device: str,
     on_step: Callable[[str], None],
-) -> Iterator[Entrant]:
-    """Those that are compiled for each case are checked on the timed ones alone: each is another program. Gradients are
-    asked for if they are timed."""
+) -> Iterator[Candidate]:
+    """Check the kernels of an op, with gradients only if they are timed.
+
+    Kernels that are compiled per case are checked later, on the timed cases.
+    """
     if [*directions] == ["forward"]:
         kernels = [replace(kernel, differentiable=False) for kernel in kernels]
     checked = [kernel for kernel in kernels if not kernel.builds_per_case and kernel.name not in proven]
@@ -153,17 +165,17 @@ def _own(
             on_step(f"checking {kernel.name}")
             verdict = next(verdicts)
             require_working_gpu(kernel.name)
-        yield Entrant(kernel, verdict)
+        yield Candidate(kernel, verdict)
 
 
-def _user(
+def _file_candidate(
     op: Op,
     path: Path,
     cases: Sequence[Case],
     device: str,
     stack: contextlib.ExitStack,
     on_step: Callable[[str], None],
-) -> Entrant:
+) -> Candidate:
     on_step(f"checking {path.name}")
     verdict = next(iter(check(op, files=[path], device=device, dtypes=sorted({case.dtype for case in cases}))))
     has_gradient = op.backward_cost is not None and FORWARD_ONLY not in verdict.labels
@@ -172,13 +184,13 @@ def _user(
         try:
             worker.load(op.name, file=path)
         except KernelFailed as failure:
-            verdict = Verdict(op.name, path.name, "crashed", f"while loading the file again: {failure}")
+            verdict = Verdict(op.name, path.name, "crashed", f"when the file was loaded again: {failure}")
     kernel = UserKernel(path.name, has_gradient)
-    return Entrant(kernel, verdict, worker)
+    return Candidate(kernel, verdict, worker)
 
 
 def cost_of(op: Op, case: Case, direction: str) -> Cost:
-    """Of nothing where the Op has no gradient, or its gradient is the incoming one itself."""
+    """Return the cost of a case; zero without a gradient, or if the gradient is the incoming one unchanged."""
     args = op.make(case, "meta")
     if direction == "forward":
         return op.cost(*args)
@@ -186,14 +198,14 @@ def cost_of(op: Op, case: Case, direction: str) -> Cost:
     return back if direction == "backward" or not back.bytes else op.cost(*args) + back
 
 
-class Contest:
-    """All entrants on one case."""
+class CaseRunner:
+    """Time all candidates on one case."""
 
     def __init__(
         self,
         op: Op,
         case: Case,
-        entrants: Sequence[Entrant],
+        candidates: Sequence[Candidate],
         clock: Clock,
         samples: int,
         device: str,
@@ -201,87 +213,87 @@ class Contest:
         physical: Callable[[Cost], float],
         floor: float,
     ):
-        self._op, self._case, self._entrants, self._clock = op, case, entrants, clock
+        self._op, self._case, self._candidates, self._clock = op, case, candidates, clock
         self._samples, self._device, self._against = samples, device, against
         self._physical, self._floor = physical, floor
-        self._trial = CheckCase(case)
+        self._check_case = CheckCase(case)
         self._references = ReferenceRuns(op, device, secrets.randbits(32), evicts_large=False, is_training=True)
 
     def run(self, directions: Sequence[str], on_step: Callable[[str], None]) -> Iterator[Timing]:
-        torch._dynamo.reset()  # else the ninth shape would silently run uncompiled
+        torch._dynamo.reset()  # the ninth shape would silently run uncompiled
         wanted = [d for d in directions if cost_of(self._op, self._case, d).bytes]
         with_gradients = wanted != ["forward"]
         on_step(f"checking {self._case}")
         try:
-            answers = [self._references(self._trial, with_gradients, number) for number in VALUES]
+            references = [self._references(self._check_case, with_gradients, number) for number in VALUES]
         except (torch.cuda.OutOfMemoryError, ReferenceFailed) as error:
             reason = _too_large(self._op, self._case) if not isinstance(error, ReferenceFailed) else first_line(error)
             for direction in wanted:
-                yield from (self._without_time(e, direction, "unsupported", reason) for e in self._entrants)
+                yield from (self._untimed(e, direction, "unsupported", reason) for e in self._candidates)
             return
         verdicts: dict[str, Verdict] = {}
         for direction in wanted:
-            told: set[str] = set()
+            reported: set[str] = set()
             try:
-                verdicts = verdicts or {e.kernel.name: self._verdict(e, with_gradients) for e in self._entrants}
+                verdicts = verdicts or {e.kernel.name: self._verdict(e, with_gradients) for e in self._candidates}
                 on_step(f"timing {self._case} {direction}")
-                for timing in self._direction(direction, answers, verdicts):
-                    told.add(timing.kernel)
+                for timing in self._direction(direction, references, verdicts):
+                    reported.add(timing.kernel)
                     yield timing
-            except torch.cuda.OutOfMemoryError:  # while results were compared
+            except torch.cuda.OutOfMemoryError:  # when results are compared
                 reason = _too_large(self._op, self._case)
-                rest = [entrant for entrant in self._entrants if entrant.kernel.name not in told]
-                yield from (self._without_time(e, direction, "unsupported", reason) for e in rest)
+                rest = [candidate for candidate in self._candidates if candidate.kernel.name not in reported]
+                yield from (self._untimed(e, direction, "unsupported", reason) for e in rest)
 
-    def _verdict(self, entrant: Entrant, with_gradients: bool) -> Verdict:
-        """On the very inputs to be timed."""
-        if entrant.verdict.verdict != "right":
-            return entrant.verdict
-        kernel = entrant.kernel
+    def _verdict(self, candidate: Candidate, with_gradients: bool) -> Verdict:
+        """Check a candidate on the inputs to be timed."""
+        if candidate.verdict.verdict != "right":
+            return candidate.verdict
+        kernel = candidate.kernel
         if not with_gradients:
             kernel = replace(kernel, differentiable=False)
-        host = entrant.worker or InProcess(kernel.fn, self._device)  # type: ignore[union-attr]
+        host = candidate.worker or InProcess(kernel.fn, self._device)  # type: ignore[union-attr]
         judge = Judge(self._op, kernel, host, self._references, self._device)
-        verdict = judge.judge([self._trial], lambda: None)
-        if not entrant.worker:
+        verdict = judge.judge([self._check_case], lambda: None)
+        if not candidate.worker:
             require_working_gpu(f"{kernel.name} on {self._case}")
         return verdict
 
-    def _without_time(self, entrant: Entrant, direction: str, verdict: str, reason: str) -> Timing:
-        kernel, case = entrant.kernel, self._case
+    def _untimed(self, candidate: Candidate, direction: str, verdict: str, reason: str) -> Timing:
+        kernel, case = candidate.kernel, self._case
         point, cost = dict(case.point), cost_of(self._op, case, direction)
         return Timing(
             self._op.name, kernel.name, point, case.dtype, direction, cost, verdict, reason, kernel.is_baseline
         )
 
     def _direction(
-        self, direction: str, answers: Sequence[ReferenceRun], verdicts: Mapping[str, Verdict]
+        self, direction: str, references: Sequence[ReferenceRun], verdicts: Mapping[str, Verdict]
     ) -> Iterator[Timing]:
         try:
-            requests = [self._request(answer, direction) for answer in answers]
+            requests = [self._request(reference, direction) for reference in references]
             inputs = InputPool(requests, self._device)
         except torch.cuda.OutOfMemoryError:
             reason = _too_large(self._op, self._case)
-            yield from (self._without_time(e, direction, "unsupported", reason) for e in self._entrants)
+            yield from (self._untimed(e, direction, "unsupported", reason) for e in self._candidates)
             return
-        running: dict[str, Runner] = {}
-        by_name = {entrant.kernel.name: entrant for entrant in self._entrants}
+        running: dict[str, TimedKernel] = {}
+        by_name = {candidate.kernel.name: candidate for candidate in self._candidates}
         overheads: dict[str, tuple[float, int | None]] = {}
         pilots: dict[str, float] = {}
-        for name, entrant in by_name.items():
+        for name, candidate in by_name.items():
             verdict = verdicts[name]
             if verdict.verdict != "right":
-                yield self._without_time(entrant, direction, verdict.verdict, verdict.reason)
-            elif direction != "forward" and not entrant.kernel.differentiable:
-                yield self._without_time(entrant, direction, "unsupported", "has no gradient")
+                yield self._untimed(candidate, direction, verdict.verdict, verdict.reason)
+            elif direction != "forward" and not candidate.kernel.differentiable:
+                yield self._untimed(candidate, direction, "unsupported", "has no gradient")
             else:
                 try:
-                    running[name] = self._begin(entrant, requests, inputs, direction)
+                    running[name] = self._begin(candidate, requests, inputs, direction)
                     pilots[name] = running[name].warm_up()
                     overheads[name] = running[name].overhead()
                 except KernelFailed as failure:
                     running.pop(name, None)
-                    yield self._failed(entrant, direction, failure)
+                    yield self._failed(candidate, direction, failure)
         is_short = bool(running) and min(pilots[name] for name in running) < SHORT_US
         calls = BACK_TO_BACK if is_short and self._device != "cpu" else 1
         for name in [*running] if calls > 1 else ():
@@ -290,18 +302,18 @@ class Contest:
             except KernelFailed as failure:
                 del running[name]
                 yield self._failed(by_name[name], direction, failure)
-        measured = self._measure(running, calls, direction, answers)
+        measured = self._measure(running, calls, direction, references)
         for name, failure in measured.failed.items():
             yield self._failed(by_name[name], direction, failure)
-        reference = measured.us.get(self._against, [])
-        if reference and self._implausible(cost_of(self._op, self._case, direction), reference):
-            reference = []
+        baseline = measured.us.get(self._against, [])
+        if baseline and self._implausible(cost_of(self._op, self._case, direction), baseline):
+            baseline = []
         for name in running:
             us = measured.us.get(name)
             if us is None:
                 continue
-            timing = self._without_time(by_name[name], direction, "right", "")
-            timing.is_torchs = FALLS_BACK in verdicts[name].labels
+            timing = self._untimed(by_name[name], direction, "right", "")
+            timing.runs_torch = FALLS_BACK in verdicts[name].labels
             timing.calls, timing.samples_us = calls, [round(sample, 3) for sample in us]
             timing.state, timing.timer = measured.state, {"floor_us": round(self._floor, 3), **measured.timer[name]}
             timing.host_us, timing.extra_bytes = round(overheads[name][0], 2), overheads[name][1]
@@ -310,82 +322,88 @@ class Contest:
             else:
                 timing.median_us = round(median(us), 3)
                 timing.interval_us = [round(edge, 3) for edge in intervals.of_median(us)]
-                if reference:
-                    ratio, low, high = intervals.of_ratio(reference, us, paired=True)
+                if baseline:
+                    ratio, low, high = intervals.of_ratio(baseline, us, paired=True)
                     edges = [round(low, 4), round(high, 4)]
                     timing.against = {"kernel": self._against, "ratio": round(ratio, 4), "interval": edges}
             yield timing
-        for entrant in self._entrants:
-            if entrant.worker:
-                with contextlib.suppress(KernelFailed):  # it has said all there is to say
-                    entrant.worker.end()
+        for candidate in self._candidates:
+            if candidate.worker:
+                with contextlib.suppress(KernelFailed):  # already timed
+                    candidate.worker.end()
 
-    def _request(self, answer: ReferenceRun, direction: str) -> Request:
-        request = self._references.request(self._trial, answer)
+    def _request(self, reference: ReferenceRun, direction: str) -> Request:
+        request = self._references.request(self._check_case, reference)
         return request if direction != "forward" else replace(request, grads=[], needs_grad=[])
 
-    def _begin(self, entrant: Entrant, requests: Sequence[Request], inputs: InputPool, direction: str) -> Runner:
-        if entrant.worker:
-            entrant.worker.begin(requests, direction)
-            return entrant.worker
-        assert isinstance(entrant.kernel, Kernel)
-        return TimedRun(entrant.kernel.fn, inputs, direction, self._clock)
+    def _begin(
+        self, candidate: Candidate, requests: Sequence[Request], inputs: InputPool, direction: str
+    ) -> TimedKernel:
+        if candidate.worker:
+            candidate.worker.begin(requests, direction)
+            return candidate.worker
+        assert isinstance(candidate.kernel, Kernel)
+        return TimedRun(candidate.kernel.fn, inputs, direction, self._clock)
 
-    def _failed(self, entrant: Entrant, direction: str, failure: KernelFailed) -> Timing:
-        if not entrant.worker:
-            require_working_gpu(f"{entrant.kernel.name} on {self._case}")
+    def _failed(self, candidate: Candidate, direction: str, failure: KernelFailed) -> Timing:
+        if not candidate.worker:
+            require_working_gpu(f"{candidate.kernel.name} on {self._case}")
         kind = {"memory": "unsupported", "usage": "crashed"}.get(failure.kind, failure.kind)
-        return self._without_time(entrant, direction, kind, f"while it was timed: {failure}")
+        return self._untimed(candidate, direction, kind, f"when timed: {failure}")
 
     def _implausible(self, cost: Cost, us: Sequence[float]) -> str:
-        least = self._physical(cost) * 1e6
-        if median(us) >= least:
+        """Return why a time is implausible; an empty string if it is not."""
+        min_us = self._physical(cost) * 1e6
+        if median(us) >= min_us:
             return ""
-        return f"{median(us):.1f} us, and the hardware needs {least:.1f} us by its datasheet"
+        return f"measured {median(us):.1f} us, but the hardware needs {min_us:.1f} us by its datasheet"
 
     def _measure(
-        self, running: dict[str, Runner], calls: int, direction: str, answers: Sequence[ReferenceRun]
+        self, running: dict[str, TimedKernel], calls: int, direction: str, references: Sequence[ReferenceRun]
     ) -> _Measured:
-        """Again, once, if the GPU held itself back or a time cannot be true."""
+        """Sample all candidates; once more if the GPU was throttled or a time is implausible."""
         cost = cost_of(self._op, self._case, direction)
-        found = self._rounds(running, calls, direction, answers)
+        found = self._rounds(running, calls, direction, references)
         if found.state.get("throttled") or any(self._implausible(cost, us) for us in found.us.values()):
             time.sleep(PAUSE)
-            again = self._rounds({n: r for n, r in running.items() if n not in found.failed}, calls, direction, answers)
+            again = self._rounds(
+                {n: r for n, r in running.items() if n not in found.failed}, calls, direction, references
+            )
             again.failed |= found.failed
             again.state["again"] = True
             return again
         return found
 
     def _rounds(
-        self, running: Mapping[str, Runner], calls: int, direction: str, answers: Sequence[ReferenceRun]
+        self, running: Mapping[str, TimedKernel], calls: int, direction: str, references: Sequence[ReferenceRun]
     ) -> _Measured:
         found = _Measured()
-        secret = random.SystemRandom()
-        moments = {n: secret.sample(range(self._samples), len(VALUES)) for n in running}
-        with watched() as found.state:
-            for name in turns(running, self._samples):
+        # From the system: a kernel cannot predict which samples are checked.
+        rng = random.SystemRandom()
+        checked = {n: rng.sample(range(self._samples), len(VALUES)) for n in running}
+        with record_gpu_state() as found.state:
+            for name in shuffled_rounds(running, self._samples):
                 if name in found.failed:
                     continue
                 taken = found.us.setdefault(name, [])
                 begin = time.perf_counter()
                 try:
-                    values = moments[name].index(len(taken)) if len(taken) in moments[name] else None
-                    lap = running[name].sample(values)
-                    found.spent.setdefault(name, []).append(time.perf_counter() - begin - calls * lap.us * 1e-6)
+                    values = checked[name].index(len(taken)) if len(taken) in checked[name] else None
+                    sample = running[name].sample(values)
+                    found.overhead.setdefault(name, []).append(time.perf_counter() - begin - calls * sample.us * 1e-6)
                     if values is not None:
                         with kernel_failures():
-                            self._require_right(running[name].results(), direction, answers[values])
+                            self._require_right(running[name].results(), direction, references[values])
                 except KernelFailed as failure:
                     found.failed[name] = failure
                     del found.us[name]
                     continue
-                taken.append(lap.us)
-                found.unqueued[name] = found.unqueued.get(name, 0) + (not lap.is_queued)
+                taken.append(sample.us)
+                found.unqueued[name] = found.unqueued.get(name, 0) + (not sample.is_queued)
         return found
 
-    def _require_right(self, results: Sequence[Tensor | None], direction: str, answer: ReferenceRun) -> None:
-        expected = answer.expected
+    def _require_right(self, results: Sequence[Tensor | None], direction: str, reference: ReferenceRun) -> None:
+        expected = reference.expected
         if direction != "both":
             expected = [e for e in expected if e.is_gradient == (direction == "backward")]
         if len(results) != len(expected):
@@ -395,22 +413,22 @@ class Contest:
                 continue
             match = compare(result, wanted) if result is not None else Mismatch(f"{wanted.name} is None")
             if isinstance(match, Mismatch):
-                raise KernelFailed("wrong", f"right when it was checked, {match.reason}")
+                raise KernelFailed("wrong", f"right when checked, but {match.reason}")
 
 
 @dataclass
 class _Measured:
     us: dict[str, list[float]] = field(default_factory=dict)
     failed: dict[str, KernelFailed] = field(default_factory=dict)
-    spent: dict[str, list[float]] = field(default_factory=dict)  # seconds of each sample beside what it times
-    unqueued: dict[str, int] = field(default_factory=dict)  # samples with host time in them
+    overhead: dict[str, list[float]] = field(default_factory=dict)  # seconds per sample outside the timed region
+    unqueued: dict[str, int] = field(default_factory=dict)  # samples that include host time
     state: dict[str, Any] = field(default_factory=dict)
 
     @property
     def timer(self) -> dict[str, dict[str, Any]]:
         return {
             name: {
-                "overhead_us": round(median(self.spent[name]) * 1e6, 1),
+                "overhead_us": round(median(self.overhead[name]) * 1e6, 1),
                 "unqueued": self.unqueued[name],
             }
             for name in self.us
@@ -419,5 +437,5 @@ class _Measured:
 
 def _too_large(op: Op, case: Case) -> str:
     size = sum(a.nbytes for a in op.make(case, device="meta") if isinstance(a, torch.Tensor))
-    with_copies = f"inputs of {size / 2**30:.1f} GiB, with copies and their float64 truth,"
-    return f"{with_copies} do not fit in {free_memory()[1]}"
+    needed = f"inputs of {size / 2**30:.1f} GiB, their copies and the float64 reference"
+    return f"{needed} do not fit into {free_memory()[1]}"

@@ -1,7 +1,6 @@
-"""The intensity sweep: the same bytes moved with ever more arithmetic on them, until the arithmetic is what takes time.
+"""Intensity sweep: move the same bytes with increasing arithmetic per byte, until the kernel is compute-bound.
 
-One multiplication is one operation, and a ceiling of fp32 counts two for each multiply-add: half of that is the roof
-here.
+One multiplication is one FLOP, while the fp32 ceiling counts two per FMA, so the ceiling here is half of it.
 """
 
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
 ELEMENTS = 2**24
 TIMES = tuple(2**n for n in range(11))
 BLOCK = 1024
-UNROLLED = 32  # of a thousand multiplications in a row, the instructions alone would not fit their cache
+UNROLLED = 32  # a thousand unrolled multiplications would overflow the instruction cache
 SAMPLES = 30
-GROWN = 1.05  # of the least time: less is no growth
+GROWN = 1.05  # times the minimum, from which the time has grown
 
 
 @triton.jit
@@ -42,9 +41,9 @@ def _multiply(x_ptr, y_ptr, up, down, K: tl.constexpr, STEP: tl.constexpr, BLOCK
 
 
 def multiply(x: Tensor, y: Tensor, k: int) -> None:
-    """x multiplied k times, k a power of two: by 2 and by 1/2 in turn, so that numbers stay finite.
+    """Multiply x k times, k a power of two, alternately by 2 and 1/2 so that values stay finite.
 
-    The factors are arguments: of constants the compiler makes additions and multiply-adds.
+    The factors are arguments, because the compiler would turn constants into additions and FMAs.
     """
     _multiply[(x.numel() // BLOCK,)](x, y, 2.0, 0.5, K=k, STEP=min(k, UNROLLED), BLOCK=BLOCK, num_warps=4)
 
@@ -62,7 +61,7 @@ class Point:
 
 
 def sweep(timer: Timer, samples: int = SAMPLES, *, elements: int = ELEMENTS, device: str = "cuda") -> list[Point]:
-    """The time of k multiplications of every element, for each k of TIMES."""
+    """Time k multiplications of every element, for each k in TIMES."""
     x = torch.randn(elements, device=device)
     y = torch.empty_like(x)
     calls: dict[str, Callable[[], None]] = {str(k): lambda k=k: multiply(x, y, k) for k in TIMES}
@@ -71,7 +70,7 @@ def sweep(timer: Timer, samples: int = SAMPLES, *, elements: int = ELEMENTS, dev
 
 
 def bend(points: Sequence[Point]) -> int | None:
-    """The k at which the time begins to grow, and from which on it has grown; None where it never does."""
+    """Return the smallest k from which on the time has grown, or None if it never does."""
     flat = min(points, key=lambda point: point.us)
     bends = None
     for point in reversed(points):

@@ -42,7 +42,7 @@ FEW_WARPS = 4  # per SM: one per scheduler
 STARVED = 0.5  # share of the bytes in flight that saturate DRAM
 THIN = 8  # bytes per thread
 MANY_WAVES = 32
-NEAR = 0.6  # of a ceiling
+NEAR = 0.6  # share of a ceiling
 
 
 @dataclass(frozen=True)
@@ -330,8 +330,10 @@ def _widths(models: Sequence[LaunchModel]) -> Iterator[Fact]:
 
 
 def _worst_conflict(analysis: Analysis) -> SharedAccess | None:
-    """Return the access with the most bank conflicts if they matter, compared with the floor or, if it is unknown, with
-    the time to issue all instructions."""
+    """Return the access with the most bank conflicts if they matter.
+
+    They matter compared with the floor or, if it is unknown, with the time to issue all instructions.
+    """
     for model in analysis.models:
         own = [a for a in model.one.shared_accesses or () if a.wavefronts and not _is_in_triton(a.source_line)]
         waits = {a: a.count * (a.wavefronts - (a.ideal or 0)) for a in own if a.wavefronts}

@@ -22,9 +22,9 @@ from tilewright.hardware import GPU
 from tilewright.interpreter import interpret
 from tilewright.interpreter.results import OUT_OF_BOUNDS
 from tilewright.spec import Case, Cost, Kernel, Op
-from tilewright.workbench.audit import Audit, audit, case_elements, shrunk
-from tilewright.workbench.audit.inputs import make
-from tilewright.workbench.explain.ceilings import Ceilings, ceilings
+from tilewright.workbench.audit import Audit, audit, case_elements, shrink_case
+from tilewright.workbench.audit.inputs import make_input
+from tilewright.workbench.explain.estimated_ceilings import Ceilings, estimate_ceilings
 from tilewright.workbench.explain.host_work import HostWork, record_host_work
 from tilewright.workbench.explain.traffic import AuditedTraffic, BytesMoved
 from tilewright.workbench.inspect import CompileFailure, Inspection, inspect_cuda_file, inspect_kernel, inspect_launch
@@ -35,7 +35,7 @@ from tilewright.worker.execute import backward, flatten, forward
 CALCULATED, COMPILED, AUDITED, MEASURED, COUNTED = "calculated", "compiled", "audited", "measured", "counters"
 QUICK = 2**18  # elements that the interpreter handles in a second or two
 LANES = 2**20  # accesses of a launch; of a larger one only a sample of programs is interpreted
-MAX_ELEMENTS = 2**33  # of a function's inputs, as zeros: pages that are not touched take no memory
+MAX_ELEMENTS = 2**33  # sum over a function's inputs, as zeros: pages that are not touched take no memory
 ONLY_TRITON = "the audit interprets Triton kernels only"
 
 OTHER_WORK = "work other than these launches"  # usually torch's own kernels
@@ -114,7 +114,7 @@ def collect_op(op: Op, kernel: Kernel, case: Case, gpu: GPU, records: Records, d
         title=launches[0].title + ("" if direction == "forward" else f", {direction}"),
         gpu=gpu,
         launches=launches,
-        ceilings=ceilings(gpu, records),
+        ceilings=estimate_ceilings(gpu, records),
         cost=cost,
         audited=audited,
         no_audit_reason=no_audit_reason,
@@ -132,12 +132,12 @@ def collect_function(
     host_work = HostWork()
 
     def run() -> AuditedTraffic:
-        args = [make(text, zeros=True) for text in given]
+        args = [make_input(text, zeros=True) for text in given]
         function = record_host_work(load(), HostWork())
         return AuditedTraffic(audit(lambda *a: forward(function, a, ())[1], *args, elements=MAX_ELEMENTS, lanes=LANES))
 
     def load_call() -> tuple[Callable[..., Any], list[Any]]:
-        return record_host_work(load(), host_work, operators=True), [make(text, "meta") for text in given]
+        return record_host_work(load(), host_work, operators=True), [make_input(text, "meta") for text in given]
 
     called = call_launches(load_call, gpu)
     launches = _compiled([inspect_launch(one, title) for one in called], title)
@@ -146,13 +146,13 @@ def collect_function(
         title=title,
         gpu=gpu,
         launches=launches,
-        ceilings=ceilings(gpu, records),
+        ceilings=estimate_ceilings(gpu, records),
         audited=audited,
         no_audit_reason=no_audit_reason,
         no_timing_reason="functions of files have no records",
         host_work=host_work,
         has_integer_inputs=any(
-            isinstance(a, Tensor) and not _is_float(a) for a in (make(text, "meta") for text in given)
+            isinstance(a, Tensor) and not _is_float(a) for a in (make_input(text, "meta") for text in given)
         ),
     )
 
@@ -160,7 +160,7 @@ def collect_function(
 def collect_cuda_file(path: Path, gpu: GPU, threads: int, shared: int, records: Records) -> list[CallData]:
     """Collect data on every kernel of a `.cu` file, without launches and inputs."""
     launches = _compiled(list(inspect_cuda_file(path, gpu, threads, shared)), path.name)
-    rates, untimed = ceilings(gpu, records), "a .cu file"
+    rates, untimed = estimate_ceilings(gpu, records), "a .cu file"
     titles = [f"{path.name}, {one.name}" for one in launches]
     return [
         CallData(title, gpu, [one], rates, no_audit_reason=ONLY_TRITON, no_timing_reason=untimed)
@@ -279,7 +279,7 @@ def _smaller(op: Op, case: Case) -> Case:
     if op.batch and elements > QUICK:
         length = max(1, math.floor(int(case[op.batch]) * QUICK / elements))
         case = case.with_size(op.batch, length)
-    return shrunk(op, case, 4 * QUICK)
+    return shrink_case(op, case, 4 * QUICK)
 
 
 def _timing(records: Records, wanted: Mapping[str, Any], gpu: GPU) -> tuple[Mapping[str, Any] | None, str]:
@@ -302,7 +302,7 @@ def _counters(records: Records, call: Mapping[str, Any], gpu: GPU) -> Counters |
         return max(fresh, key=lambda r: r["date"], default=None)
 
     if found := newest("counters", "counters", call):
-        return Counters.of_record(found)
+        return Counters.from_record(found)
     forward_call = {name: value for name, value in call.items() if name != "direction"}
     found = newest("audit", "counted", forward_call) if call["direction"] == "forward" else None
     return Counters(dram_read=found["counted"]["read"], dram_written=found["counted"]["written"]) if found else None

@@ -25,7 +25,7 @@ _JUMP = re.compile(r"\s*bra(?:\.\w+)*\s+(\$\w+)")
 class DivergentBranch:
     """A branch that may split a warp."""
 
-    share: float  # of the kernel's instructions, which only some lanes run
+    share: float  # instructions that only some lanes run / all
     source_line: SourceLine
 
 

@@ -1,5 +1,4 @@
-"""Record what the host code of a call does besides launching our kernels: host-device copies, library GEMMs and other
-torch operators."""
+"""Record the host work of a call besides our launches: host-device copies, library GEMMs, other torch operators."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class BytesMoved:
     read: float = 0  # distinct
     written: float = 0  # distinct
     requested: float = 0  # by loads, stores and atomics, including repeats
-    sectors: float = 0  # of the 32-byte sectors that warps access
+    sectors: float = 0  # 32-byte sectors that warps access
     l1_hits: float = 0  # requested bytes that the L1 serves: small inputs that all programs read
     contention: float = 0  # atomics on the most contended address
 

@@ -1,4 +1,4 @@
-"""What the hardware and the profilers know of a call: each number with where it is from."""
+"""Profile calls with Nsight Compute, Proton and torch.profiler; every number has a source."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 from tilewright.counters import Counters
 from tilewright.errors import TilewrightError
-from tilewright.workbench.profile import ncu, scopes, trace
+from tilewright.workbench.profile import ncu, proton, torch_profiler
 from tilewright.workbench.profile.calls import Call, title
-from tilewright.workbench.profile.scopes import Scope
-from tilewright.workbench.profile.trace import Row
+from tilewright.workbench.profile.proton import Scope
+from tilewright.workbench.profile.torch_profiler import Row
 
-SOURCES = (ncu.NAME, scopes.NAME, trace.NAME)  # those that know most first
+SOURCES = (ncu.NAME, proton.NAME, torch_profiler.NAME)  # most detailed first
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One call by all sources that could be asked."""
+    """One call, profiled by every available source."""
 
     call: Call
     counters: Counters | None = None
     scope: Scope | None = None
     rows: Sequence[Row] | None = None
-    absent: dict[str, str] = field(default_factory=dict)  # why a source says nothing of this call
+    absent: dict[str, str] = field(default_factory=dict)  # the reason, by source, why it has no result
 
     @property
     def title(self) -> str:
@@ -32,16 +32,16 @@ class Profile:
 
     @property
     def us(self) -> tuple[float, str] | None:
-        """What the kernels of a call take, by the source that measures it least disturbed, and that source."""
+        """The time of the kernels of a call, with its source: the one with the least overhead."""
         if self.scope:
-            return self.scope.us, scopes.NAME
+            return self.scope.us, proton.NAME
         if self.counters and self.counters.us:
             return self.counters.us, ncu.NAME
         kernels = [row.device_us for row in self.rows or () if row.is_kernel]
-        return (sum(kernels), trace.NAME) if kernels else None
+        return (sum(kernels), torch_profiler.NAME) if kernels else None
 
     def as_json(self) -> dict[str, Any]:
-        """As a record holds it: what is known, by which source, and why another says nothing."""
+        """Return the fields of a `counters` record."""
         return {
             "call": self.call,
             "counters": self.counters and self.counters.as_json(),
@@ -58,24 +58,23 @@ def profile(
     trace_file: str | None = None,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> list[Profile]:
-    """Every call by every source; one that is not permitted or not installed leaves the others their word."""
-    ask: dict[str, Callable[[], list[Any]]] = {
+    """Profile every call with every source. A source that is not installed or not permitted is skipped."""
+    measure: dict[str, Callable[[], list[Any]]] = {
         ncu.NAME: lambda: ncu.measure(calls),
-        scopes.NAME: lambda: scopes.measure(calls),
-        trace.NAME: lambda: trace.measure(calls, trace_file),
+        proton.NAME: lambda: proton.measure(calls),
+        torch_profiler.NAME: lambda: torch_profiler.measure(calls, trace_file),
     }
-    said: dict[str, list[Any]] = {}
+    results: dict[str, list[Any]] = {}  # per source and call: a result, or the reason why there is none
     for source in wanted:
         on_step(source)
         try:
-            said[source] = ask[source]()
+            results[source] = measure[source]()
         except TilewrightError as error:
-            said[source] = [str(error)] * len(calls)
-    found = []
+            results[source] = [str(error)] * len(calls)
+    profiles = []
     for number, call in enumerate(calls):
-        of_call = {source: answers[number] for source, answers in said.items()}
-        absent = {source: answer for source, answer in of_call.items() if isinstance(answer, str)}
-        known = {source: answer for source, answer in of_call.items() if source not in absent}
-        counters, scope, rows = (known.get(source) for source in SOURCES)
-        found.append(Profile(call, counters, scope, rows, absent))
-    return found
+        found = {source: of_calls[number] for source, of_calls in results.items()}
+        absent = {source: one for source, one in found.items() if isinstance(one, str)}
+        counters, scope, rows = (None if source in absent else found.get(source) for source in SOURCES)
+        profiles.append(Profile(call, counters, scope, rows, absent))
+    return profiles

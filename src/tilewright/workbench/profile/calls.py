@@ -1,4 +1,4 @@
-"""A call that is to be measured: ready to be made again and again, named, and with its least work."""
+"""Calls to profile: as a function to call repeatedly, with a title and a minimum cost."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from torch import Tensor
 
 from tilewright import registry
 from tilewright.cost import Cost
-from tilewright.workbench.audit.inputs import case_of, loaded
+from tilewright.workbench.audit.inputs import case_of, load_call
 from tilewright.worker.execute import flatten, forward
 
-Call = dict[str, Any]  # as in `audit.inputs`; of an op also with its direction
+Call = dict[str, Any]  # as in `audit.inputs`; with a `direction` for a kernel of an op
 
 
-def prepared(call: Call, device: str) -> Callable[[], Any]:
-    """What is to be measured: of a backward call all but the backward pass is done already."""
-    fn, args = loaded(call, device)
+def prepare(call: Call, device: str) -> Callable[[], Any]:
+    """Return a function that does the call. The forward pass of a backward call is done already."""
+    fn, args = load_call(call, device)
     if call.get("direction", "forward") == "forward":
         return lambda: forward(fn, args, ())[1]
     constants = registry.load(call["op"]).constants
     needs = [n for n, a in enumerate(args) if _is_float(a) and n not in constants]
     leaves, outputs = forward(fn, args, needs)
     results = [o for o in flatten(outputs) if _is_float(o) and o.requires_grad]
-    incoming = [torch.randn_like(o) for o in results]
+    grads = [torch.randn_like(o) for o in results]
     inputs = [leaves[n] for n in needs]
-    return lambda: torch.autograd.grad(results, inputs, incoming, retain_graph=True, allow_unused=True)
+    return lambda: torch.autograd.grad(results, inputs, grads, retain_graph=True, allow_unused=True)
 
 
 def title(call: Call) -> str:
     if "op" not in call:
         return f"{Path(call['file']).name}, {call['function']}({', '.join(call['inputs'])})"
-    turned = "" if call["direction"] == "forward" else f", {call['direction']}"
-    return f"{call['op']}, {call['kernel']}, {case_of(call)} {call['dtype']}{turned}"
+    direction = "" if call["direction"] == "forward" else f", {call['direction']}"
+    return f"{call['op']}, {call['kernel']}, {case_of(call)} {call['dtype']}{direction}"
 
 
-def cost(call: Call) -> Cost | None:
-    """The least work of it, where that is known."""
+def min_cost(call: Call) -> Cost | None:
+    """Return the minimum cost of a call of an op; None for a function of a file."""
     if "op" not in call:
         return None
     op = registry.load(call["op"])
-    least = op.cost if call["direction"] == "forward" else op.backward_cost
-    return least(*op.make(case_of(call), "meta")) if least else None
+    cost = op.cost if call["direction"] == "forward" else op.backward_cost
+    return cost(*op.make(case_of(call), "meta")) if cost else None
 
 
 @contextmanager
-def ranged(name: str) -> Iterator[None]:
-    """A range of that name in traces, and for NVIDIA's tools by NVTX."""
+def profiler_range(name: str) -> Iterator[None]:
+    """Open a named range in torch traces and, with a GPU, in NVTX."""
     with torch.profiler.record_function(name):
         if not torch.cuda.is_available():
             yield

@@ -1,4 +1,4 @@
-"""The best configuration for each case: what an op leaves open is tried, checked and timed."""
+"""Search the fastest configuration for each case: every choice of a config table is checked and timed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tilewright.worker.execute import Executor, KernelFailed, Request
 from tilewright.worker.timed_run import InputPool, TimedRun
 
 SAMPLES = 15
-GLANCES = 3  # samples of every configuration; the fastest by these are looked at well
-FINALISTS = 4  # beside the default
-WORTH = 0.99  # of the default's time: what wins by less may win by chance
+QUICK_SAMPLES = 3  # per configuration, to select the finalists
+FINALISTS = 4  # besides the default
+BETTER = 0.99  # time / time of the default; smaller gains may be noise
 
 
 @dataclass
-class Tried:
+class Attempt:
     config: Config
     us: float | None
     reason: str = ""  # why it has no time
@@ -32,7 +32,7 @@ class Tried:
 
 @dataclass
 class Search:
-    """What was tried for one key, best first."""
+    """The attempts for one key, fastest first."""
 
     table: ConfigTable
     key: Key
@@ -41,22 +41,22 @@ class Search:
     case: Case
     direction: str
     default: Config
-    tried: list[Tried] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
 
     @property
-    def best(self) -> Tried | None:
-        return next((one for one in self.tried if one.us is not None), None)
+    def best(self) -> Attempt | None:
+        return next((one for one in self.attempts if one.us is not None), None)
 
     @property
     def default_us(self) -> float | None:
-        return next((one.us for one in self.tried if one.config == self.default), None)
+        return next((one.us for one in self.attempts if one.config == self.default), None)
 
     @property
     def winner(self) -> Config | None:
-        """The configuration worth writing down; none where the default is as good."""
+        """The configuration to save; None if the default is as good."""
         if self.best is None or self.best.us is None:
             return None
-        if self.default_us is not None and self.best.us > WORTH * self.default_us:
+        if self.default_us is not None and self.best.us > BETTER * self.default_us:
             return None
         return self.best.config
 
@@ -71,48 +71,48 @@ def tune(
     samples: int = SAMPLES,
     on_step: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Search]:
-    """One search for each key that the kernels ask for on these cases, each key once."""
+    """Yield one search for each distinct config key that the kernels look up on these cases."""
     done: set[tuple[str, Key]] = set()
     for case in cases:
-        bed = _TestBed(op, case, device, clock, samples)
+        tuner = _CaseTuner(op, case, device, clock, samples)
         for kernel in kernels:
             if not kernel.fits(*op.make(case, "meta")):
                 continue
             directions = ("forward", "both") if kernel.differentiable else ("forward",)
             for direction in directions:
-                for table, key in bed.asked(kernel, direction):
+                for table, key in tuner.keys(kernel, direction):
                     if (table.file, key) in done:
                         continue
                     done.add((table.file, key))
                     on_step(f"{kernel.name} {case} {direction}")
-                    yield bed.search(kernel, direction, table, key)
+                    yield tuner.search(kernel, direction, table, key)
 
 
-def keep(found: Sequence[Search], gpu: str) -> None:
-    """Write the winners down, and forget those that the default beats now. Where nothing was right nothing changes."""
+def save(found: Sequence[Search], gpu: str) -> None:
+    """Save the winners, and delete saved ones that the default beats. Searches without a time change nothing."""
     for table in {id(search.table): search.table for search in found}.values():
         table.save(gpu, {search.key: search.winner for search in found if search.table is table and search.best})
 
 
-class _TestBed:
-    """One case with its inputs and answers, made once."""
+class _CaseTuner:
+    """Search configurations on one case, with inputs and references made once."""
 
     def __init__(self, op: Op, case: Case, device: str, clock: Clock, samples: int):
         self._op, self._device, self._clock, self._samples = op, device, clock, samples
-        self._case, self._trial = case, CheckCase(case)
+        self._case, self._check_case = case, CheckCase(case)
         self._references = ReferenceRuns(op, device, seed=0, evicts_large=False, is_training=True)
         self._inputs: dict[str, InputPool] = {}
 
-    def asked(self, kernel: Kernel, direction: str) -> list[tuple[ConfigTable, Key]]:
-        """What the kernel asks for in this direction and, with gradients, not already without."""
+    def keys(self, kernel: Kernel, direction: str) -> list[tuple[ConfigTable, Key]]:
+        """Return the config keys that the kernel looks up; for `both`, only those of the backward pass."""
         request = self._request(direction)
         found: dict[str, list[tuple[ConfigTable, Key]]] = {}
-        for way in ("forward", "both"):
-            wanted = request if way == "both" else replace(request, grads=[], needs_grad=[])
+        for one in ("forward", "both"):
+            wanted = request if one == "both" else replace(request, grads=[], needs_grad=[])
             with contextlib.ExitStack() as stack:
-                keys = [(table, stack.enter_context(table.recording())) for table in TABLES]
+                recorded = [(table, stack.enter_context(table.recording())) for table in TABLES]
                 Executor(self._device).execute(kernel.fn, wanted)
-                found[way] = [(table, key) for table, asked in keys for key in asked]
+                found[one] = [(table, key) for table, keys in recorded for key in keys]
         if direction == "forward":
             return found["forward"]
         return [one for one in found["both"] if one not in found["forward"]]
@@ -120,50 +120,49 @@ class _TestBed:
     def search(self, kernel: Kernel, direction: str, table: ConfigTable, key: Key) -> Search:
         default = table.default(*key)
         search = Search(table, key, self._op.name, kernel.name, self._case, direction, default)
-        glances: list[tuple[float, Config]] = []
+        quick: list[tuple[float, Config]] = []
         for config in [default, *[config for config in table.choices(*key) if config != default]]:
             with table.override(key, config):
-                glances.append((self._glance(kernel, direction), config))
+                quick.append((self._quick_us(kernel, direction), config))
         timed = 0
-        for us, config in [glances[0], *sorted(glances[1:], key=lambda glance: glance[0])]:
+        for us, config in [quick[0], *sorted(quick[1:], key=lambda pair: pair[0])]:
             if timed > FINALISTS:
-                search.tried.append(Tried(config, None, f"{us:.1f} us at first sight"))
+                search.attempts.append(Attempt(config, None, f"{us:.1f} us in {QUICK_SAMPLES} samples"))
                 continue
             with table.override(key, config):
-                search.tried.append(self._try(kernel, direction, config))
-            timed += search.tried[-1].us is not None
-        search.tried.sort(key=lambda one: one.us if one.us is not None else float("inf"))
+                search.attempts.append(self._attempt(kernel, direction, config))
+            timed += search.attempts[-1].us is not None
+        search.attempts.sort(key=lambda one: one.us if one.us is not None else float("inf"))
         return search
 
-    def _glance(self, kernel: Kernel, direction: str) -> float:
-        """Microseconds, roughly; a configuration that does not run is looked at last."""
+    def _quick_us(self, kernel: Kernel, direction: str) -> float:
+        """Return a rough time; infinity for a configuration that does not run."""
         try:
-            track = TimedRun(kernel.fn, self._inputs_for(direction), direction, self._clock)
-            track.sample()
-            return min(track.sample().us for _ in range(GLANCES))
+            run = TimedRun(kernel.fn, self._inputs_for(direction), direction, self._clock)
+            run.sample()
+            return min(run.sample().us for _ in range(QUICK_SAMPLES))
         except KernelFailed:
             return float("inf")
 
-    def _try(self, kernel: Kernel, direction: str, config: Config) -> Tried:
+    def _attempt(self, kernel: Kernel, direction: str, config: Config) -> Attempt:
         if direction == "forward":
             kernel = replace(kernel, differentiable=False)
         judge = Judge(self._op, kernel, InProcess(kernel.fn, self._device), self._references, self._device)
-        verdict = judge.judge([self._trial], lambda: None)
+        verdict = judge.judge([self._check_case], lambda: None)
         if self._device == "cuda":
             require_working_gpu(f"{kernel.name} with {config}")
         if verdict.verdict != "right":
-            return Tried(config, None, f"{verdict.verdict}: {verdict.reason}")
+            return Attempt(config, None, f"{verdict.verdict}: {verdict.reason}")
         try:
-            track = TimedRun(kernel.fn, self._inputs_for(direction), direction, self._clock)
-            track.warm_up()
-            return Tried(config, median(track.sample().us for _ in range(self._samples)))
+            run = TimedRun(kernel.fn, self._inputs_for(direction), direction, self._clock)
+            run.warm_up()
+            return Attempt(config, median(run.sample().us for _ in range(self._samples)))
         except KernelFailed as failure:
-            return Tried(config, None, str(failure))
+            return Attempt(config, None, str(failure))
 
     def _request(self, direction: str) -> Request:
-        request = self._references.request(
-            self._trial, self._references(self._trial, self._op.backward_cost is not None, 0)
-        )
+        reference = self._references(self._check_case, self._op.backward_cost is not None, 0)
+        request = self._references.request(self._check_case, reference)
         return request if direction == "both" else replace(request, grads=[], needs_grad=[])
 
     def _inputs_for(self, direction: str) -> InputPool:
@@ -182,5 +181,5 @@ def as_json(search: Search, gpu: str) -> dict[str, Any]:
         "direction": search.direction,
         "default_us": search.default_us,
         "winner": search.winner,
-        "tried": [{"config": one.config, "us": one.us, "reason": one.reason} for one in search.tried],
+        "tried": [{"config": one.config, "us": one.us, "reason": one.reason} for one in search.attempts],
     }

@@ -1,4 +1,4 @@
-"""What PyTorch's profiler sees of a call: operators and kernels with their times, and a trace for Perfetto."""
+"""Operators and kernels of a call with their times, by torch.profiler, and a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch.autograd import DeviceType
 from torch.profiler import profile
 
 from tilewright.errors import first_line
-from tilewright.workbench.profile import child
-from tilewright.workbench.profile.calls import Call, prepared, ranged, title
+from tilewright.workbench.profile import child_process
+from tilewright.workbench.profile.calls import Call, prepare, profiler_range, title
 
 NAME = "torch"
-TIMES = 3  # each call, one after the other, with caches as they are
+TIMES = 3  # runs per call, with warm caches
 
 
 @dataclass(frozen=True)
 class Row:
-    """A kernel or an operator, in one call."""
+    """A kernel or an operator, per call."""
 
     name: str
     count: float
@@ -33,39 +33,40 @@ class Row:
 
 
 def measure(calls: Sequence[Call], trace: str | None = None) -> list[Any]:
-    """The rows of each call, or a text: why it has none. All of them together are written to `trace`."""
-    found = child.run(NAME, calls, trace)
+    """Return the rows of each call, or the reason why it has none. The events of all calls are written to `trace`."""
+    found = child_process.run(NAME, calls, trace)
     return [[Row(**row) for row in one] if isinstance(one, list) else one for one in found]
 
 
-def perform(calls: Sequence[Call], trace: str | None) -> list[list[dict[str, Any]] | str]:
+def run_in_child(calls: Sequence[Call], trace: str | None) -> list[list[dict[str, Any]] | str]:
+    """Return the rows of each call, or its error."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found: list[list[dict[str, Any]] | str] = []
     events: dict[str, Any] = {"traceEvents": []}
     for call in calls:
         try:
-            run = prepared(call, device)
+            run = prepare(call, device)
             run()
         except (Exception, SystemExit) as error:
             found.append(first_line(error))
             continue
-        with profile() as seen:  # of all that there is: the host, and a GPU
+        with profile() as profiler:
             for _ in range(TIMES):
-                with ranged(title(call)):
+                with profiler_range(title(call)):
                     run()
             if device == "cuda":
                 torch.cuda.synchronize()
-        found.append([asdict(row) for row in _rows(seen, title(call))])
+        found.append([asdict(row) for row in _rows(profiler, title(call))])
         if trace:
-            written = _written(seen)
-            events = written | {"traceEvents": [*events["traceEvents"], *written["traceEvents"]]}
+            exported = _chrome_trace(profiler)
+            events = exported | {"traceEvents": [*events["traceEvents"], *exported["traceEvents"]]}
     if trace:
         Path(trace).write_text(json.dumps(events))
     return found
 
 
-def _rows(seen: Any, range_name: str) -> Iterator[Row]:
-    """What takes time itself, longest first."""
+def _rows(profiler: Any, range_name: str) -> Iterator[Row]:
+    """Yield operators and kernels by self time, longest first."""
     rows = [
         Row(
             name=event.key,
@@ -74,14 +75,14 @@ def _rows(seen: Any, range_name: str) -> Iterator[Row]:
             host_us=event.self_cpu_time_total / TIMES,
             is_kernel=event.device_type != DeviceType.CPU,
         )
-        for event in seen.key_averages()
+        for event in profiler.key_averages()
         if event.key != range_name
     ]
     yield from sorted(rows, key=lambda row: (-row.device_us, -row.host_us))
 
 
-def _written(seen: Any) -> dict[str, Any]:
+def _chrome_trace(profiler: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
-        seen.export_chrome_trace(str(file))
+        profiler.export_chrome_trace(str(file))
         return json.loads(file.read_text())

@@ -1,4 +1,4 @@
-"""What the driver says of a GPU while something is measured, and of who else uses it. The driver is pretended."""
+"""The recorded state of a GPU, and other processes that use it, with a fake driver."""
 
 import os
 import threading
@@ -9,13 +9,13 @@ import pynvml
 import pytest
 
 from tilewright import hardware
-from tilewright.workbench.bench import state
-from tilewright.workbench.bench.state import REASONS, others, watched
+from tilewright.workbench.bench import gpu_state
+from tilewright.workbench.bench.gpu_state import REASONS, other_users, record_gpu_state
 
 
 @pytest.fixture
 def driver(monkeypatch):
-    """One that says what stands in these lists, one look after the other, and then the last thing over again."""
+    """Install a fake driver that returns the values of these lists in turn, and repeats the last one."""
     said = SimpleNamespace(clocks=[1980], watts=[300], degrees=[40], reasons=[0], pids=[], busy=0, looks=0)
 
     def answer(name):
@@ -31,7 +31,7 @@ def driver(monkeypatch):
         return found
 
     monkeypatch.setattr(hardware, "nvml_handle", lambda: "the GPU")
-    monkeypatch.setattr(state, "EVERY", 0.001)
+    monkeypatch.setattr(gpu_state, "INTERVAL", 0.001)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", answer("clocks"))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", answer("degrees"))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", lambda _: 1000 * answer("watts")())
@@ -50,45 +50,45 @@ def wait_for(said, looks: int) -> None:
     assert said.looks >= looks
 
 
-def test_the_slowest_and_fastest_clock_and_the_most_of_the_rest(driver):
+def test_the_range_of_clocks_and_the_maximum_of_the_rest(driver):
     driver.clocks, driver.watts, driver.degrees = [1500, 1980, 1200, 1700], [300, 690, 400], [40, 41, 61, 50]
-    with watched() as found:
+    with record_gpu_state() as found:
         assert found == {}
         wait_for(driver, 4)
     assert found == {"sm_clock_mhz": [1200, 1980], "power_w": 690, "temperature_c": 61, "throttled": []}
 
 
-def test_one_look_is_enough(driver, monkeypatch):
-    monkeypatch.setattr(state, "EVERY", 60)
-    with watched() as found:
+def test_one_poll_is_enough(driver, monkeypatch):
+    monkeypatch.setattr(gpu_state, "INTERVAL", 60)
+    with record_gpu_state() as found:
         pass
     assert found == {"sm_clock_mhz": [1980, 1980], "power_w": 300, "temperature_c": 40, "throttled": []}
 
 
-def test_reasons_are_named_whenever_they_were_seen(driver):
+def test_throttle_reasons_of_any_poll_are_named(driver):
     heat = pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
     driver.reasons = [0, pynvml.nvmlClocksThrottleReasonSwPowerCap, 0, heat, 0]
-    with watched() as found:
+    with record_gpu_state() as found:
         wait_for(driver, 5)
     assert found["throttled"] == ["power cap", "heat (hardware)"]
 
 
-def test_idling_and_clocks_that_someone_chose_are_no_throttling(driver):
+def test_idling_and_user_clocks_are_not_throttling(driver):
     driver.reasons = [
         pynvml.nvmlClocksThrottleReasonGpuIdle
         | pynvml.nvmlClocksThrottleReasonApplicationsClocksSetting
         | pynvml.nvmlClocksThrottleReasonUserDefinedClocks
     ]
-    with watched() as found:
+    with record_gpu_state() as found:
         pass
     assert found["throttled"] == []
     assert len(REASONS) == len(set(REASONS.values())) == 5
     assert all(bit & (bit - 1) == 0 for bit in REASONS)
 
 
-def test_looking_ends_with_the_context_however_that_ends(driver):
+def test_polling_stops_when_the_context_exits(driver):
     before = threading.active_count()
-    with pytest.raises(KeyboardInterrupt), watched() as found:
+    with pytest.raises(KeyboardInterrupt), record_gpu_state() as found:
         raise KeyboardInterrupt
     assert threading.active_count() == before
     assert found["sm_clock_mhz"] == [1980, 1980]
@@ -106,30 +106,30 @@ REAL_HANDLE = hardware.nvml_handle
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_nothing_where_the_driver_is_silent(driver, monkeypatch, error):
+def test_no_state_if_the_driver_fails(driver, monkeypatch, error):
     def silent():
         raise error
 
     monkeypatch.setattr(hardware, "nvml_handle", REAL_HANDLE)
     monkeypatch.setattr(hardware, "_physical_index", silent)
-    with watched() as found:
+    with record_gpu_state() as found:
         pass
     assert found == {}
-    with pytest.raises(ValueError, match="of the work"), watched():
+    with pytest.raises(ValueError, match="of the work"), record_gpu_state():
         raise ValueError("of the work")
 
 
-def test_nothing_where_it_knows_no_reasons(driver, monkeypatch):
+def test_no_state_without_throttle_reasons(driver, monkeypatch):
     def unsupported(_):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", unsupported)
-    with watched() as found:
+    with record_gpu_state() as found:
         pass
     assert found == {}
 
 
-def test_a_driver_that_falls_silent_on_the_way_leaves_what_was_seen(driver, monkeypatch):
+def test_a_driver_that_fails_later_keeps_earlier_polls(driver, monkeypatch):
     silent = threading.Event()
 
     def lost(*_):
@@ -139,40 +139,40 @@ def test_a_driver_that_falls_silent_on_the_way_leaves_what_was_seen(driver, monk
         return 700 + driver.looks
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", lost)
-    with watched() as found:
+    with record_gpu_state() as found:
         assert silent.wait(10)
     assert found["sm_clock_mhz"] == [700, 701]
 
 
-def test_a_gpu_of_our_own(driver):
-    assert others() is None
+def test_no_other_users(driver):
+    assert other_users() is None
     driver.pids, driver.busy = [os.getpid()], 5
-    assert others() is None
+    assert other_users() is None
 
 
 def test_other_processes_are_named(driver):
     driver.pids = [os.getpid(), 4321, 77]
-    assert others() == "process 77, 4321 uses it"
+    assert other_users() == "used by process 77, 4321"
     driver.pids = [4321]
-    assert others() == "process 4321 uses it"
+    assert other_users() == "used by process 4321"
 
 
-def test_a_busy_gpu_is_told_though_nobody_is_seen(driver):
+def test_a_busy_gpu_without_visible_processes_is_reported(driver):
     driver.busy = 6
-    assert others() == "it is 6 % busy already"
+    assert other_users() == "6 % busy"
 
 
-def test_no_one_else_where_the_driver_is_silent(monkeypatch):
+def test_no_other_users_if_the_driver_fails(monkeypatch):
     def silent():
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(hardware, "nvml_handle", silent)
-    assert others() is None
+    assert other_users() is None
 
 
 @pytest.mark.gpu
-def test_a_gpu_tells_its_state():
-    with watched() as found:
+def test_the_state_of_a_real_gpu():
+    with record_gpu_state() as found:
         pass
     if not found:
         pytest.skip("the driver does not tell")

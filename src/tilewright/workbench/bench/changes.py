@@ -1,4 +1,4 @@
-"""What became of each kernel's time between two files of records."""
+"""Compare the timings of two files of records."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from tilewright import record
 from tilewright.workbench.bench.intervals import of_ratio
 
 THRESHOLD = 0.02
-LEAP = 1.5  # times: no way of counting calls explains more
-ABOUT = ("op", "kernel", "case", "dtype", "direction")
-ORDER = ("slower", "faster", "same", "unlike", "gone", "new")  # unlike: samples of one call, and of several
+LARGE = 1.5  # ratio that different calls per sample cannot explain
+KEY = ("op", "kernel", "case", "dtype", "direction")
+ORDER = ("slower", "faster", "same", "not comparable", "missing", "new")  # not comparable: different calls per sample
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Change:
     new_us: float | None = None
     ratio: float | None = None  # new over old
     interval: tuple[float, float] | None = None  # 95 % of the ratio
-    now: str = ""  # of one that is gone: what it is instead of right, and why; empty where it is merely absent
+    now: str = ""  # the new verdict and its reason, for a timing that is missing because the kernel fails now
 
     @property
     def is_regression(self) -> bool:
@@ -38,7 +38,7 @@ class Change:
 
 
 def compare(old: list[dict[str, Any]], new: list[dict[str, Any]], threshold: float = THRESHOLD) -> list[Change]:
-    """What became of every timing, on the GPUs that both have: regressions first, then in that ORDER."""
+    """Return the change of every timing on the GPUs in both files: regressions first, then by ORDER."""
     before, after = _newest(old), _newest(new)
     both = gpus(old) & gpus(new)
     keys = [key for key in dict.fromkeys((*before, *after)) if key[-1] in both]
@@ -53,20 +53,20 @@ def gpus(records: list[dict[str, Any]]) -> set[str]:
 
 def _newest(records: list[dict[str, Any]]) -> dict[tuple[str, ...], dict[str, Any]]:
     timings = record.latest([r for r in records if r["kind"] == "timing"])
-    return {(*(str(r[name]) for name in ABOUT), r["device"]["gpu"]): r for r in timings}
+    return {(*(str(r[name]) for name in KEY), r["device"]["gpu"]): r for r in timings}
 
 
 def _change(old: dict[str, Any] | None, new: dict[str, Any] | None, threshold: float) -> Change | None:
-    """None where neither was timed."""
+    """Return the change of one timing; None if neither file has a time."""
     one: dict[str, Any] = new or old or {}
-    about = {name: one[name] for name in ABOUT} | {"gpu": one["device"]["gpu"], "old_us": _us(old), "new_us": _us(new)}
+    about = {name: one[name] for name in KEY} | {"gpu": one["device"]["gpu"], "old_us": _us(old), "new_us": _us(new)}
     if old and new and _us(old) and _us(new):
         ratio, low, high = of_ratio(new["samples_us"], old["samples_us"], paired=False)
-        if old["calls"] != new["calls"] and 1 / LEAP < ratio < LEAP:
-            return Change(**about, verdict="unlike")
+        if old["calls"] != new["calls"] and 1 / LARGE < ratio < LARGE:
+            return Change(**about, verdict="not comparable")
         return Change(**about, verdict=_verdict(ratio, low, high, threshold), ratio=ratio, interval=(low, high))
     if _us(old):
-        return Change(**about, verdict="gone", now=f"{new['verdict']}, {new['reason']}".strip(", ") if new else "")
+        return Change(**about, verdict="missing", now=f"{new['verdict']}, {new['reason']}".strip(", ") if new else "")
     return Change(**about, verdict="new") if _us(new) else None
 
 

@@ -1,4 +1,4 @@
-"""The kernels that find the ceilings do what they are timed for, no less, in the interpreter and in machine code."""
+"""The microbenchmarks do all of the work they are timed for, in the interpreter and in machine code."""
 
 import json
 import subprocess
@@ -8,21 +8,21 @@ import pytest
 import torch
 import triton.language as tl
 
-from tilewright.workbench.bench import ceilings
-from tilewright.workbench.bench.ceilings import _copy, _is_unsupported, _matmul, _multiply_add, _read, _write
+from tilewright.workbench.bench import microbenchmarks
+from tilewright.workbench.bench.microbenchmarks import _copy, _is_unsupported, _matmul, _multiply_add, _read, _write
 
 BLOCK = 16
 
 
 def numbers(count: int, device: str) -> torch.Tensor:
-    """Whole ones, so that any order gives the same sum."""
+    """Return integers, so that the sum does not depend on the order."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(-9, 10, (count,), generator=generator).to(device, torch.float32)
 
 
 @pytest.mark.parametrize("passes", [1, 2, 7])
 @pytest.mark.parametrize(("blocks", "programs"), [(1, 1), (6, 6), (7, 3), (8, 3)])
-def test_reading_sums_every_element_once_a_pass(device, blocks, programs, passes):
+def test_read_sums_every_element_once_per_pass(device, blocks, programs, passes):
     x = numbers(blocks * BLOCK, device)
     y = torch.full((programs + 1,), -1.0, device=device)
     _read[(programs,)](x, y, blocks, passes, BLOCK=BLOCK)
@@ -34,7 +34,7 @@ def test_reading_sums_every_element_once_a_pass(device, blocks, programs, passes
         assert float(y[program]) == sum(float(sums[block]) for block in mine)
 
 
-def test_copying_and_writing_reach_every_element(device):
+def test_copy_and_write_cover_every_element(device):
     x = numbers(5 * BLOCK, device)
     y = torch.full_like(x, -1.0)
     _copy[(5,)](x, y, BLOCK=BLOCK)
@@ -43,7 +43,7 @@ def test_copying_and_writing_reach_every_element(device):
     assert torch.equal(y, torch.full_like(y, 1.5))
 
 
-def test_every_element_is_multiplied_and_added_to_so_often(device):
+def test_every_element_gets_all_fmas(device):
     x = numbers(2 * BLOCK, device)
     y = torch.empty_like(x)
     _multiply_add[(2,)](x, y, 1.0, 2.0, STEPS=96, BLOCK=BLOCK)
@@ -53,7 +53,7 @@ def test_every_element_is_multiplied_and_added_to_so_often(device):
 
 
 @pytest.mark.parametrize("size", [32, 96, 160, 352])  # fewer rows of blocks than a group has, and groups that are cut
-def test_a_product_of_matrices_is_one(device, size):
+def test_matmul_is_correct(device, size):
     x, y = (numbers(size * size, device).view(size, size).to(torch.int8) for _ in range(2))
     z = torch.full((size, size), 10**9, dtype=torch.int32, device=device)
     _matmul[(size // 16 * (size // 32),)](x, y, z, size, ACC=tl.int32, BLOCK=16, WIDE=32, DEEP=32)
@@ -68,7 +68,7 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from tilewright.workbench.bench import ceilings
+from tilewright.workbench.bench import microbenchmarks
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TYPES = {"x_ptr": "*fp32", "y_ptr": "*fp32", "a": "fp32", "b": "fp32", "value": "fp32"}
@@ -88,31 +88,31 @@ def count(fn, warps, types=TYPES, stages=3, **constants):
     print(json.dumps({**found, "shared": made.metadata.shared, "trips": int(trips[1], 16) if trips else 1}))
 
 for block, warps in ((1024, 4), (2048, 4), (2048, 8)):
-    count(ceilings._multiply_add, warps, STEPS=ceilings.STEPS, BLOCK=block)
-    count(ceilings._reciprocal_root, warps, STEPS=ceilings.STEPS, BLOCK=block)
-count(ceilings._copy, 4, BLOCK=1024)
-count(ceilings._write, 4, BLOCK=1024)
-count(ceilings._read, 4, BLOCK=2048)
+    count(microbenchmarks._multiply_add, warps, STEPS=microbenchmarks.STEPS, BLOCK=block)
+    count(microbenchmarks._reciprocal_root, warps, STEPS=microbenchmarks.STEPS, BLOCK=block)
+count(microbenchmarks._copy, 4, BLOCK=1024)
+count(microbenchmarks._write, 4, BLOCK=1024)
+count(microbenchmarks._read, 4, BLOCK=2048)
 int8 = {"x_ptr": "*i8", "y_ptr": "*i8", "z_ptr": "*i32"}
-count(ceilings._matmul, 8, int8, ACC=tl.int32, BLOCK=128, WIDE=256, DEEP=128)
+count(microbenchmarks._matmul, 8, int8, ACC=tl.int32, BLOCK=128, WIDE=256, DEEP=128)
 """
 
 
 @pytest.fixture(scope="module")
 def machine_code():
-    """How often each instruction stands in the code for an H200, kernel by kernel."""
+    """Return the count of each instruction in the H200 code of each kernel."""
     done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_the_compiler_keeps_every_step_of_arithmetic(machine_code):
-    """And adds none: one instruction for each element and step."""
+def test_the_compiler_keeps_all_arithmetic(machine_code):
+    """One instruction per element and step, and no others."""
     arithmetic = {"FFMA", "FMUL", "FADD", "MUFU"}
     each = [8, 8, 16, 16, 8, 8]  # elements of a thread
     for number, found in enumerate(machine_code[:6]):
         unit = ("FFMA", "MUFU")[number % 2]
-        assert found[unit] * found["trips"] == each[number] * ceilings.STEPS
+        assert found[unit] * found["trips"] == each[number] * microbenchmarks.STEPS
         assert arithmetic & found.keys() == {unit}
 
 
@@ -124,42 +124,43 @@ def test_the_compiler_keeps_every_access(machine_code):
     assert read["LDG"] * 4 <= read["FADD"], "each element is used"
 
 
-def test_the_product_uses_the_matrix_unit_and_fits(machine_code):
+def test_the_matmul_uses_tensor_cores_without_spills(machine_code):
     product = machine_code[9]
     assert product["IGMMA"] > 0
     assert product["shared"] <= 227 * 1024
 
 
-def test_a_unit_that_is_lacking_is_told_from_a_broken_gpu():
+def test_an_unsupported_unit_differs_from_a_broken_gpu():
     assert _is_unsupported(RuntimeError("torch._scaled_mm is only supported on CUDA devices with compute capability"))
     assert _is_unsupported(RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmul"))
     assert not _is_unsupported(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
 class Pretended:
-    """Calls nothing; the second of several ways is the fastest."""
+    """A timer that calls nothing; the second of several calls is the fastest."""
 
     def interleave(self, calls, samples):
         return {name: [30.0 - 10 * (n == 1)] * (samples - 1) + [0.1] for n, name in enumerate(calls)}
 
 
-def test_the_best_of_several_ways_counts_by_its_median():
-    assert ceilings._fastest(Pretended(), dict.fromkeys("abc")) == pytest.approx(20e-6)  # type: ignore[arg-type]
+def test_the_smallest_median_counts():
+    assert microbenchmarks._fastest(Pretended(), dict.fromkeys("abc")) == pytest.approx(20e-6)  # type: ignore[arg-type]
 
 
-def test_a_unit_that_this_gpu_lacks_is_left_out_and_a_broken_one_is_not(monkeypatch):
+def test_an_unsupported_unit_is_omitted_and_a_broken_one_raises(monkeypatch):
     def lacking(_):
         raise RuntimeError("not supported on this GPU")
 
     def broken(_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(ceilings, "_memory", lambda _: {"copy": 1.0})
-    monkeypatch.setattr(ceilings, "_cache", lambda _: 2.0)
-    monkeypatch.setattr(ceilings, "_arithmetic", lambda _: {"fp32": 3.0})
-    monkeypatch.setattr(ceilings, "MATRICES", {"tensor.a": lambda n: {"one": None, "two": None}, "tensor.b": lacking})
-    found = ceilings.measure(Pretended())  # type: ignore[arg-type]
+    monkeypatch.setattr(microbenchmarks, "_memory", lambda _: {"copy": 1.0})
+    monkeypatch.setattr(microbenchmarks, "_l2", lambda _: 2.0)
+    monkeypatch.setattr(microbenchmarks, "_arithmetic", lambda _: {"fp32": 3.0})
+    units = {"tensor.a": lambda n: {"one": None, "two": None}, "tensor.b": lacking}
+    monkeypatch.setattr(microbenchmarks, "GEMMS", units)
+    found = microbenchmarks.measure(Pretended())  # type: ignore[arg-type]
     assert found == {"copy": 1.0, "l2": 2.0, "fp32": 3.0, "tensor.a": pytest.approx(2 * 8192**3 / 20e-6)}
-    monkeypatch.setattr(ceilings, "MATRICES", {"tensor.b": broken})
+    monkeypatch.setattr(microbenchmarks, "GEMMS", {"tensor.b": broken})
     with pytest.raises(RuntimeError, match="illegal"):
-        ceilings.measure(Pretended())  # type: ignore[arg-type]
+        microbenchmarks.measure(Pretended())  # type: ignore[arg-type]

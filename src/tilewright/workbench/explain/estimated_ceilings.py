@@ -29,7 +29,7 @@ class Ceilings:
         return read / read_rate + written / write_rate + turnaround * min(read, written)
 
 
-def ceilings(gpu: GPU, records: Iterable[Mapping[str, Any]]) -> Ceilings:
+def estimate_ceilings(gpu: GPU, records: Iterable[Mapping[str, Any]]) -> Ceilings:
     """Return the newest measured ceilings of this GPU, or its datasheet scaled by those of another."""
     timings = sorted((r for r in records if r["kind"] == "timing" and r["ceilings"]), key=lambda r: r["date"])
     own = [r for r in timings if r["device"]["gpu"] == gpu.name]

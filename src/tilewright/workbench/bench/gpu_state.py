@@ -1,4 +1,4 @@
-"""What state the GPU was in while something was measured, and whether it was ours alone."""
+"""The state of the GPU during a measurement, and other processes that use it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pynvml
 
 from tilewright import hardware
 
-EVERY = 0.02  # seconds
-# Why a GPU runs slower than it could. Idling, and clocks that someone chose, are no throttling.
+INTERVAL = 0.02  # seconds
+# Idling and clocks set by the user do not count as throttling.
 REASONS = {
     pynvml.nvmlClocksThrottleReasonSwPowerCap: "power cap",
     pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
@@ -24,55 +24,57 @@ REASONS = {
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[dict[str, Any]]:
-    """Clocks, power, temperature and throttle reasons of the GPU in the context, there when it ends. Empty where the
-    driver does not tell."""
-    found: dict[str, Any] = {}
-    seen: list[dict[str, Any]] = []
-    reasons = 0
-    over = threading.Event()
+def record_gpu_state() -> Iterator[dict[str, Any]]:
+    """Yield a dict that receives clocks, power, temperature and throttle reasons when the context exits.
 
-    def look() -> None:
+    It stays empty if the driver does not report them.
+    """
+    found: dict[str, Any] = {}
+    states: list[dict[str, Any]] = []
+    reasons = 0
+    done = threading.Event()
+
+    def poll() -> None:
         nonlocal reasons
-        seen.append(hardware.present_state(handle))
+        states.append(hardware.current_state(handle))
         reasons |= pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
 
     try:
         handle = hardware.nvml_handle()
-        look()
+        poll()
     except pynvml.NVMLError:
         yield found
         return
 
-    def watch() -> None:
-        with contextlib.suppress(pynvml.NVMLError):  # what was seen until then is kept
-            while not over.wait(EVERY):
-                look()
+    def poll_until_done() -> None:
+        with contextlib.suppress(pynvml.NVMLError):
+            while not done.wait(INTERVAL):
+                poll()
 
-    thread = threading.Thread(target=watch, daemon=True)
+    thread = threading.Thread(target=poll_until_done, daemon=True)
     thread.start()
     try:
         yield found
     finally:
-        over.set()
+        done.set()
         thread.join()
-        clocks = [state["sm_clock_mhz"] for state in seen]
+        clocks = [state["sm_clock_mhz"] for state in states]
         found |= {
             "sm_clock_mhz": [min(clocks), max(clocks)],
-            "power_w": max(state["power_w"] for state in seen),
-            "temperature_c": max(state["temperature_c"] for state in seen),
+            "power_w": max(state["power_w"] for state in states),
+            "temperature_c": max(state["temperature_c"] for state in states),
             "throttled": [name for bit, name in REASONS.items() if reasons & bit],
         }
 
 
-def others() -> str | None:
-    """Who else uses this GPU, before we do."""
+def other_users() -> str | None:
+    """Describe other processes that use this GPU; None if there are none."""
     with contextlib.suppress(pynvml.NVMLError):
         handle = hardware.nvml_handle()
         pids = [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid != os.getpid()]
         if pids:
-            return f"process {', '.join(map(str, sorted(pids)))} uses it"
+            return f"used by process {', '.join(map(str, sorted(pids)))}"
         busy = int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         if busy > 5:
-            return f"it is {busy} % busy already"
+            return f"{busy} % busy"
     return None
