@@ -1,4 +1,4 @@
-"""Every layer refuses what it is there for, alone and together, and leaves a kernel all it needs."""
+"""Every layer of the sandbox refuses its system calls, alone and together, and a kernel still runs."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ import pytest
 
 from tilewright import sandbox
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Landlock and seccomp are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Landlock and seccomp exist on Linux only")
 
 PROLOGUE = """
 import ctypes, errno, fcntl, functools, json, mmap, os, resource, signal, socket, subprocess, sys, tempfile, threading
@@ -42,7 +42,7 @@ def confine(only=None, **limits):
     return sandbox.confine(read=[*sandbox.runtime(), *beside], write=[write], **settings)
 """
 
-# What is tried, and the steps that refuse it each by itself.
+# Attempts, and the steps that refuse each of them on their own.
 FILES, CALLS, USER, LIMITS = "_landlock", "_seccomp", "_leave_root", "_limits"
 ATTEMPTS = {
     "read a secret": ("secret.read_text()", [FILES]),
@@ -52,10 +52,10 @@ ATTEMPTS = {
     "read the environment of the parent": ("Path(f'/proc/{os.getppid()}/environ').read_bytes()", []),
     "open the memory of a neighbour": ("open(f'/proc/{victim}/mem', 'rb')", [FILES]),
     "write what may be read": ("(read / 'neighbour.txt').write_text('changed')", [FILES, USER]),
-    "make a file elsewhere": ("(root / 'new.txt').touch()", [FILES, USER]),
-    "make a folder elsewhere": ("(root / 'folder').mkdir()", [FILES, USER]),
-    "bring in a file by a hard link": ("os.link(secret, write / 'hard')", [FILES]),
-    "bring in a file by renaming": ("os.rename(root / 'other.txt', write / 'stolen')", [FILES, USER]),
+    "create a file elsewhere": ("(root / 'new.txt').touch()", [FILES, USER]),
+    "create a folder elsewhere": ("(root / 'folder').mkdir()", [FILES, USER]),
+    "hard-link a file into the folder": ("os.link(secret, write / 'hard')", [FILES]),
+    "move a file into the folder": ("os.rename(root / 'other.txt', write / 'stolen')", [FILES, USER]),
     "truncate": ("os.truncate(root / 'truncated.txt', 0)", [FILES, USER]),
     "delete": ("os.remove(root / 'doomed.txt')", [FILES, USER]),
     "change a mode": ("os.chmod(secret, 0o640); assert secret.stat().st_mode & 0o777 == 0o640", [CALLS, USER]),
@@ -65,7 +65,7 @@ ATTEMPTS = {
     "listen by TCP": ("socket.create_server(('127.0.0.1', 0))", [FILES, CALLS]),
     "send by UDP": ("socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))", [CALLS]),
     "send to a unix socket": ("socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)", [CALLS]),
-    "ask by netlink": ("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)", [CALLS]),
+    "open a netlink socket": ("socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)", [CALLS]),
     "connect to an abstract unix socket": ("socket.socket(socket.AF_UNIX).connect(world['abstract'])", [FILES, CALLS]),
     "connect to a unix socket": ("socket.socket(socket.AF_UNIX).connect(world['unix'])", [CALLS, USER]),
     "signal the parent": ("os.kill(os.getppid(), 0)", [FILES, CALLS, USER]),
@@ -80,7 +80,7 @@ ATTEMPTS = {
     "become root": ("os.setresuid(0, 0, 0)", [USER]),
     "map private memory": ("mmap.mmap(-1, 2**32, mmap.MAP_PRIVATE)", [LIMITS]),
     "map shared memory": ("mmap.mmap(-1, 2**32)", [LIMITS]),
-    "write a file without end": ("(write / 'huge').write_bytes(bytes(2**21))", [LIMITS]),
+    "write a huge file": ("(write / 'huge').write_bytes(bytes(2**21))", [LIMITS]),
     "raise a limit": ("resource.setrlimit(resource.RLIMIT_FSIZE, (2**22, 2**22))", []),
 }  # fmt: skip
 TRY_ALL = f"""
@@ -97,7 +97,7 @@ print(json.dumps([layers, outcomes]))
 
 @pytest.fixture(scope="module")
 def neighbours(tmp_path_factory):
-    """Sockets that listen and a process that sleeps: all that a child should not reach."""
+    """Start listening sockets and a sleeping process, which the child must not reach."""
     path = str(tmp_path_factory.mktemp("sockets") / "unix")
     with contextlib.ExitStack() as stack:
         tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -112,7 +112,7 @@ def neighbours(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def start(neighbours, tmp_path_factory):
-    """Starts a child in a world of its own: files that it may read, may write, and may not."""
+    """Return a function that starts a child with files that it may read, may write, and may not access."""
 
     def start(program: str, **more) -> subprocess.Popen[str]:
         root = tmp_path_factory.mktemp("world")
@@ -140,7 +140,7 @@ def start(neighbours, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run(start):
-    """A child's last line of output, which is JSON."""
+    """Return a function that runs a child and parses its last line of output as JSON."""
 
     def run(program: str, **more):
         with start(program, **more) as process:
@@ -157,7 +157,7 @@ def run(start):
 
 @pytest.fixture(scope="module")
 def outcomes(run):
-    """What came of every attempt, by the step that was taken: none, one, or all."""
+    """Return the outcome of every attempt, by the step applied: none, one, or all."""
     steps = {"none": "layers = []", "all": "layers = confine()"}
     steps |= {step: f"layers = confine({step!r})" for step in (FILES, CALLS, USER, LIMITS)}
     return {step: run(program + TRY_ALL) for step, program in steps.items()}
@@ -165,7 +165,7 @@ def outcomes(run):
 
 def require(layers: list[str], *needed: str) -> None:
     if missing := set(needed) - set(layers):
-        pytest.skip(f"this machine has not: {', '.join(sorted(missing))}")
+        pytest.skip(f"not available on this machine: {', '.join(sorted(missing))}")
 
 
 def abi() -> int:
@@ -173,35 +173,35 @@ def abi() -> int:
 
 
 @pytest.mark.parametrize("name", ATTEMPTS)
-def test_all_layers_together_refuse(outcomes, name):
+def test_all_layers_together_refuse_every_attempt(outcomes, name):
     _, unconfined = outcomes["none"]
     layers, confined = outcomes["all"]
     require(layers, "landlock filesystem", "seccomp", "not root", "rlimit memory")
     if unconfined[name] != "done":
-        pytest.skip(f"no one may do this here: {unconfined[name]}")
+        pytest.skip(f"also fails without a sandbox: {unconfined[name]}")
     assert confined[name] != "done"
 
 
 @pytest.mark.parametrize(
     ("name", "step"), [(name, step) for name, (_, steps) in ATTEMPTS.items() for step in steps], ids=str
 )
-def test_one_step_alone_refuses(outcomes, name, step):
+def test_a_single_step_refuses_its_attempts(outcomes, name, step):
     _, unconfined = outcomes["none"]
     layers, confined = outcomes[step]
     if step == USER and os.getuid() != 0:
-        pytest.skip("only root becomes another user")
+        pytest.skip("only root can switch users")
     if step == FILES:
         require(layers, "landlock filesystem")
         needed = {"truncate": 3, "connect by TCP": 4, "listen by TCP": 4, "signal the parent": 6, "signal by pidfd": 6}
         if abi() < (needed | {"connect to an abstract unix socket": 6}).get(name, 1):
-            pytest.skip(f"Landlock's version {abi()} does not know this")
+            pytest.skip(f"not supported by Landlock ABI {abi()}")
     require(layers, {CALLS: "seccomp", USER: "not root", LIMITS: "rlimit memory", FILES: "landlock filesystem"}[step])
     if unconfined[name] != "done":
-        pytest.skip(f"no one may do this here: {unconfined[name]}")
+        pytest.skip(f"also fails without a sandbox: {unconfined[name]}")
     assert confined[name] != "done"
 
 
-def test_the_layers_that_hold_are_named_in_order(outcomes):
+def test_the_active_layers_are_returned_in_order(outcomes):
     layers, _ = outcomes["all"]
     assert layers == [layer for layer in sandbox.ALL_LAYERS if layer in layers]
     assert {"no new privileges", "rlimit file size", "no core dumps"} <= set(layers)
@@ -209,9 +209,9 @@ def test_the_layers_that_hold_are_named_in_order(outcomes):
     assert set(sandbox.ALL_LAYERS) >= {layer for held, _ in outcomes.values() for layer in held}
 
 
-def test_every_refused_call_is_refused_under_its_number(run):
+def test_every_refused_system_call_fails_with_eperm(run):
     if os.uname().machine not in sandbox.ARCHITECTURES:
-        pytest.skip("no filter for this machine")
+        pytest.skip("no seccomp filter for this architecture")
     column, _ = sandbox.ARCHITECTURES[os.uname().machine]
     numbers = {name: call[column] for name, call in sandbox.REFUSED.items() if call[column] is not None}
     numbers["x32"] = 0x40000000 | 39
@@ -230,21 +230,21 @@ def test_every_refused_call_is_refused_under_its_number(run):
 
 
 @pytest.mark.parametrize(("column", "header"), [(0, "x86_64-linux-gnu/asm/unistd_64.h"), (1, "asm-generic/unistd.h")])
-def test_numbers_of_calls_are_the_kernels(column, header):
+def test_system_call_numbers_match_the_kernel_headers(column, header):
     path = Path("/usr/include", header)
     if not path.exists():
         pytest.skip(f"no {path} to compare with")
     kernels = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", path.read_text()))
-    for calls in (sandbox.REFUSED, sandbox.PRETENDED, sandbox.FOR_ITSELF):
+    for calls in (sandbox.REFUSED, sandbox.FAKED, sandbox.SELF_ONLY):
         for name, call in calls.items():
             if call[column] is not None and name in kernels:
                 assert (name, call[column]) == (name, int(kernels[name]))
 
 
 @pytest.mark.parametrize("before", ["", "os.chown(write, 12345, 12345); os.setresuid(12345, 12345, 12345)"])
-def test_a_fork_bomb_ends_at_its_limit_and_with_its_group(start, before):
+def test_a_fork_bomb_stops_at_the_limit_and_dies_with_its_group(start, before):
     if before and os.getuid() != 0:
-        pytest.skip("only root becomes another user")
+        pytest.skip("only root can switch users")
     program = f"""
     {before}
     layers, count = confine(processes=20), 0
@@ -272,13 +272,13 @@ def test_a_fork_bomb_ends_at_its_limit_and_with_its_group(start, before):
     require(layers, "rlimit processes", "seccomp")
     assert 1 <= count <= 20
     assert 1 < len(group) <= 21
-    assert _comes_true(lambda: not _group(process.pid))
+    assert _becomes_true(lambda: not _group(process.pid))
     assert time.monotonic() - begin < 30
     assert subprocess.run(["true"], check=True).returncode == 0
 
 
 def _group(pid: int) -> list[str]:
-    """The processes of this session, read from the kernel: those that called setsid in vain are among them."""
+    """Return the processes of this session, including those whose call of setsid had no effect."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -288,16 +288,16 @@ def _group(pid: int) -> list[str]:
     return found
 
 
-def _comes_true(condition) -> bool:
+def _becomes_true(condition) -> bool:
     deadline = time.monotonic() + 20
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return condition()
 
 
-def test_threads_end_at_their_limit(run):
+def test_threads_stop_at_the_limit(run):
     program = """
-    sandbox.THREADS = 30
+    sandbox.MAX_THREADS = 30
     layers, ready, started = confine(), threading.Event(), 0
     try:
         while started < 1000:
@@ -313,7 +313,7 @@ def test_threads_end_at_their_limit(run):
     assert 5 < started <= 30
 
 
-def test_a_crash_leaves_no_core(start):
+def test_a_crash_dumps_no_core(start):
     program = """
     hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
@@ -327,7 +327,7 @@ def test_a_crash_leaves_no_core(start):
     assert [file.name for file in (process.root / "write").iterdir()] == ["link"]
 
 
-def test_a_child_killed_in_the_middle_costs_only_itself(start):
+def test_killing_a_child_affects_nothing_else(start):
     program = """
     confine()
     (write / "half.txt").write_text("half")
@@ -343,18 +343,18 @@ def test_a_child_killed_in_the_middle_costs_only_itself(start):
     assert (process.root / "secret.txt").read_text() == "secret.txt"
 
 
-def test_the_child_still_dies_with_its_parent(run):
+def test_the_parent_death_signal_is_kept(run):
     program = """
     libc.prctl(1, signal.SIGKILL)
     confine()
-    kept = ctypes.c_int()
-    libc.prctl(2, ctypes.byref(kept))
-    print(kept.value)
+    death_signal = ctypes.c_int()
+    libc.prctl(2, ctypes.byref(death_signal))
+    print(death_signal.value)
     """
     assert run(program) == signal.SIGKILL
 
 
-def test_a_thread_that_ran_before_is_held_by_seccomp_and_landlock_does_not_boast(run):
+def test_an_earlier_thread_is_confined_by_seccomp_and_landlock_is_not_reported(run):
     program = """
     go, outcome = threading.Event(), []
     def late():
@@ -378,7 +378,7 @@ def test_a_thread_that_ran_before_is_held_by_seccomp_and_landlock_does_not_boast
     assert ("landlock filesystem" in layers) == (abi() >= 8)
 
 
-def test_programs_run_where_processes_may_be_started_and_are_confined_too(run):
+def test_child_processes_are_confined_too(run):
     program = """
     layers = confine(processes=50)
     done = subprocess.run([sys.executable, "-c", "print(1 + 1)"], capture_output=True, text=True, check=True)
@@ -392,7 +392,7 @@ def test_programs_run_where_processes_may_be_started_and_are_confined_too(run):
     assert (code, secret) == (1, "")
 
 
-def test_network_is_a_choice(run):
+def test_network_can_be_allowed(run):
     layers, port = run("""
     layers = confine(network=True)
     print(json.dumps([layers, socket.create_connection(("127.0.0.1", world["port"])).getpeername()[1]]))
@@ -401,7 +401,7 @@ def test_network_is_a_choice(run):
     assert not {"landlock network", "seccomp network"} & set(layers)
 
 
-def test_a_kernel_without_the_layers_is_told_by_their_absence(run):
+def test_layers_missing_from_an_old_kernel_are_not_reported(run):
     layers = run("""
     sandbox._libc = type("OldKernel", (), dict.fromkeys(("syscall", "prctl", "capset", "capget"), lambda *_: -1))()
     print(json.dumps(confine()))
@@ -411,11 +411,11 @@ def test_a_kernel_without_the_layers_is_told_by_their_absence(run):
 
 
 @pytest.mark.parametrize("version", range(1, 8))
-def test_every_version_of_landlock_holds_what_it_can(run, version):
+def test_every_landlock_abi_enforces_what_it_supports(run, version):
     if abi() < version:
-        pytest.skip(f"Landlock's version here is {abi()}")
+        pytest.skip(f"this machine has Landlock ABI {abi()}")
     program = f"""
-    asked, sandbox._syscall = sandbox._syscall, lambda *a: {version} if a == (444, None, 0, 1) else asked(*a)
+    syscall, sandbox._syscall = sandbox._syscall, lambda *a: {version} if a == (444, None, 0, 1) else syscall(*a)
     layers = confine("_landlock")
     try:
         secret.read_text()
@@ -444,7 +444,7 @@ def run(x):
 """
 
 
-def test_a_kernel_has_all_it_needs(run):
+def test_kernels_run_in_the_sandbox(run):
     pytest.importorskip("numba")
     program = """
     import numpy as np, torch, triton, triton.language as tl
@@ -461,7 +461,7 @@ def test_a_kernel_has_all_it_needs(run):
     torch.set_num_threads(4)
     a = torch.randn(300, 300, dtype=torch.float64, requires_grad=True)
     np.testing.assert_allclose((a @ a).detach().numpy(), a.detach().numpy() @ a.detach().numpy())
-    (a @ a).sum().backward()  # on a thread of torch's own
+    (a @ a).sum().backward()  # on one of torch's own threads
 
     sys.path.insert(0, str(read))
     import mine
@@ -490,7 +490,7 @@ def test_a_kernel_has_all_it_needs(run):
         assert torch.equal(torch.load(file.name), x)
         Path(folder, "x.pt").rename(write / "kept.pt")
 
-    # What CUDA's driver does when it starts.
+    # The CUDA driver does this when it starts.
     def name_itself():
         Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text("named")
         named.append(Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text())
@@ -503,7 +503,7 @@ def test_a_kernel_has_all_it_needs(run):
         listener.bind(f"\\0cuda-uvmfd-{os.getpid()}")
         listener.listen()
     os.close(os.memfd_create("cuda"))
-    print("said", file=sys.stderr)
+    print("to stderr", file=sys.stderr)
     print(json.dumps([layers, alone, spent]))
     """
     layers, alone, spent = run(program, env=os.environ | {"NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1"})
