@@ -1,4 +1,4 @@
-"""The fixture, in a project that is not ours."""
+"""The `interpreted` fixture in another project."""
 
 import os
 import subprocess
