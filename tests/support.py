@@ -1,4 +1,4 @@
-"""What op tests share: tensors of every layout, and the promises every registered operator keeps."""
+"""Helpers for op tests: tensors of every layout, and comparisons with a reference."""
 
 import torch
 from hypothesis import HealthCheck, settings
@@ -15,20 +15,20 @@ few_examples = settings(
 LAYOUTS = ("contiguous", "transposed", "sliced", "offset", "expanded")
 
 
-class Listening(TorchDispatchMode):
-    """Hears what goes to torch's dispatcher."""
+class DispatchLog(TorchDispatchMode):
+    """Records the operators that go through torch's dispatcher."""
 
     def __init__(self):
         super().__init__()
-        self.heard: list[str] = []
+        self.operators: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.heard.append(func.name())
+        self.operators.append(func.name())
         return func(*args, **(kwargs or {}))
 
 
 def laid_out(shape: tuple[int, ...], layout: str, *, device: str, dtype: torch.dtype = torch.float32, seed: int = 0):
-    """A random tensor of this shape whose memory is laid out in the named way."""
+    """Return a random tensor with this shape and memory layout."""
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*size: int) -> Tensor:
@@ -44,7 +44,7 @@ layouts = st.sampled_from(LAYOUTS)
 
 
 def assert_right(got: Tensor, reference, *args) -> None:
-    """Within the error budget that `check` derives for these inputs."""
+    """Compare with the reference, within the error budget that `check` derives for these inputs."""
     with torch.no_grad():
         (expected,) = expect(reference, args)
     found = compare(got.detach(), expected)
@@ -52,7 +52,7 @@ def assert_right(got: Tensor, reference, *args) -> None:
 
 
 def assert_gradients_match(fn, reference, *args) -> None:
-    """Gradients of `fn` against those of `reference` in float64, for a random incoming gradient."""
+    """Compare the gradients of `fn` and of `reference` in float64, for a random incoming gradient."""
     leaves = [a.detach().clone().requires_grad_() if isinstance(a, Tensor) else a for a in args]
     tensors = [a for a in leaves if isinstance(a, Tensor)]
     out = fn(*leaves)
@@ -66,7 +66,7 @@ def assert_gradients_match(fn, reference, *args) -> None:
 
 
 def assert_compiles(fn, *args) -> None:
-    """The same values from one graph as from eager."""
+    """Compare the values of the compiled function, which must be one graph, with those of eager mode."""
     torch._dynamo.reset()
     compiled = torch.compile(fn, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(*args), fn(*args), rtol=0, atol=0, equal_nan=True)

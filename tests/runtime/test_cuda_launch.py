@@ -1,4 +1,4 @@
-"""What the driver is given to launch CUDA C++: by a driver that writes it down, so without a GPU."""
+"""Arguments of CUDA C++ launches, recorded by a fake driver."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ STREAM, OTHER_STREAM, KERNEL = 0x5500, 0x6600, 0x7700
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Every launch: its configuration, and the 8 bytes of each parameter at that time."""
+    """Every launch: its configuration and the 8 bytes of each parameter at that time."""
     seen = []
 
     def launch(config, kernel, params, _):
@@ -45,11 +45,11 @@ def parameters(*tensors) -> list[bytes]:
 
 
 @pytest.mark.parametrize("cluster", [1, 4])
-def test_the_driver_is_given_the_whole_launch(cluster, launched):
+def test_the_driver_gets_the_whole_launch(cluster, launched):
     x = torch.ones(1)
     prepared(cluster)(x, None)
     ((config, kernel, given),) = launched
-    assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (3 * cluster, 2, 1), "a grid counts clusters"
+    assert (config.gridDimX, config.gridDimY, config.gridDimZ) == (3 * cluster, 2, 1), "the grid counts clusters"
     assert (config.blockDimX, config.blockDimY, config.blockDimZ) == (128, 1, 1)
     assert (config.sharedMemBytes, int(config.hStream), kernel) == (16, STREAM, KERNEL)
     sizes = [(a.value.clusterDim.x, a.value.clusterDim.y, a.value.clusterDim.z) for a in config.attrs]
@@ -58,16 +58,16 @@ def test_the_driver_is_given_the_whole_launch(cluster, launched):
     assert ctypes.c_float.from_buffer_copy(given[3]).value == 0.5
 
 
-def test_the_next_call_has_its_own_tensors(launched):
+def test_each_call_passes_its_own_tensors(launched):
     one, (x, y) = prepared(), torch.ones(2, 1).unbind()
     one(x, y)
     one(y, None)
     assert [given[:3] for *_, given in launched] == [parameters(x, y), parameters(y, None)]
-    assert launched[0][0] is launched[1][0], "what stays the same is made once"
+    assert launched[0][0] is launched[1][0], "the configuration is reused"
 
 
-def test_each_stream_and_each_thread_has_its_own(launched, monkeypatch):
-    """A thread may write its parameters while another's are being read."""
+def test_each_stream_and_thread_has_its_own_parameters(launched, monkeypatch):
+    """A thread may write its parameters while the driver reads those of another."""
     one, x = prepared(), torch.ones(1)
     one(x, x)
     with ThreadPoolExecutor(1) as pool:
@@ -78,7 +78,7 @@ def test_each_stream_and_each_thread_has_its_own(launched, monkeypatch):
     assert len({id(config) for config, *_ in launched}) == 3
 
 
-def test_a_launch_that_is_refused_is_told(launched, monkeypatch):
+def test_a_rejected_launch_raises(launched, monkeypatch):
     refused = driver.CUresult.CUDA_ERROR_INVALID_VALUE
     monkeypatch.setattr(driver, "cuLaunchKernelEx", lambda *_: (refused,))
     with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):

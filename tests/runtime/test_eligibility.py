@@ -1,17 +1,17 @@
-"""What may leave torch's own path, and what only torch can do."""
+"""Which calls our kernels take, and which go to torch."""
 
 import pytest
 import torch
 from torch.autograd import forward_ad
 
 import tilewright as tw
-from support import Listening
+from support import DispatchLog
 from tilewright.ops.activation import silu
 from tilewright.ops.norm import rms_norm
 from tilewright.ops.reduce import cumsum
 from tilewright.ops.reduce import sum as sum_module
 from tilewright.ops.softmax import softmax
-from tilewright.runtime.eligibility import has_elements, is_quiet, is_ready, eligible
+from tilewright.runtime.eligibility import Dispatch, eligible, has_elements
 from tilewright.worker.memory import guard_allocations
 
 
@@ -20,7 +20,7 @@ def x(device):
     return torch.randn(3, 4, device=device)
 
 
-def test_plain_floats_of_one_kind_run_here(x):
+def test_floats_of_one_dtype_are_eligible(x):
     assert eligible(x)
     assert eligible(x, torch.nn.Parameter(x), x.t())
     assert eligible(x.bfloat16())
@@ -56,34 +56,57 @@ def test_transforms_go_to_torch(x):
     assert seen == [False, False, False]
 
 
+@pytest.fixture
+def dispatch():
+    """A Dispatch that returns the path it took: the cached plan or the checked call."""
+    return Dispatch(lambda options, *keys: lambda *tensors: ("plan", options, keys), lambda *args: "call")
+
+
+def path(taken) -> str | None:
+    return taken[0] if isinstance(taken, tuple) else taken
+
+
+def test_small_inputs_and_other_types_go_to_torch(dispatch, x):
+    assert dispatch(13, None, x) is None
+    assert path(dispatch(12, None, x)) == "plan"
+    assert dispatch(0, None, 3.0) is None
+
+
+def test_a_plan_is_found_by_options_shape_dtype_and_device(dispatch, x):
+    key = (x.shape, x.dtype, x.get_device())
+    assert dispatch(0, "options", x, None, x.int()) == ("plan", "options", (key, None, (x.shape, torch.int32, key[2])))
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_tensors_that_need_no_thought(x):
-    assert is_ready(x)
-    assert is_ready(x.int())  # dtypes are settled elsewhere
+def test_only_contiguous_aligned_tensors_without_autograd_use_a_plan(dispatch, x):
+    others = [x.t(), x[:, 1:], x.flatten()[1:], x.to_sparse(), x.to("meta"), torch.nested.nested_tensor([x])]
     parameter = torch.nn.Parameter(x)
-    assert not is_ready(parameter)
+    for other in (*others, parameter):
+        assert path(dispatch(0, None, other)) == "call"
+        assert path(dispatch(0, None, x, other)) == "call"
     with torch.no_grad():
-        assert is_ready(parameter)
-    for other in (x.t(), x[:, 1:], x.flatten()[1:], x.to_sparse(), x.to("meta"), torch.nested.nested_tensor([x]), 3.0):
-        assert not is_ready(other)
+        assert path(dispatch(0, None, parameter)) == "plan"
 
 
-def test_calls_that_need_no_thought(x, device):
-    assert is_quiet()
-    seen = []
+def test_observed_and_transformed_calls_use_no_plan(dispatch, x, device):
+    taken = []
     with torch.autocast(device, dtype=torch.bfloat16):
-        seen.append(is_quiet())
-    with Listening():
-        seen.append(is_quiet())
+        taken.append(path(dispatch(0, None, x)))
+    with DispatchLog():
+        taken.append(path(dispatch(0, None, x)))
     with forward_ad.dual_level():
-        seen.append(is_quiet())
-    torch.func.vmap(lambda row: seen.append(is_quiet()) or row)(x)
-    assert seen == [False] * 4
-    compiled = torch.compile(lambda v: v + is_quiet(), fullgraph=True, backend="eager")
+        taken.append(path(dispatch(0, None, x)))
+    torch.func.vmap(lambda row: taken.append(path(dispatch(0, None, row))) or row)(x)
+    assert taken == ["call"] * 4
+    compiled = torch.compile(lambda v: v + (path(dispatch(0, None, v)) == "plan"), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x), x)
 
 
-def test_elements_of_a_type_and_a_dimension(x):
+def test_a_plan_may_leave_the_call_to_torch(x):
+    assert Dispatch(lambda *_: None, lambda *_: "call")(0, None, x) is None
+
+
+def test_has_elements_checks_shape_dtype_and_dimension():
     assert has_elements((2, 3), torch.float16, -2)
     assert not has_elements((2, 3), torch.float16, 2)
     assert not has_elements((2, 0), torch.float16, 0)
@@ -98,7 +121,7 @@ CALLS = {
     silu: lambda x: tw.silu(x),
     rms_norm: lambda x: tw.rms_norm(x, x.shape[-1:]),
 }
-TORCHS = {
+REFERENCES = {
     softmax: lambda x: torch.softmax(x, -1),
     sum_module: lambda x: torch.sum(x, -1),
     cumsum: lambda x: torch.cumsum(x, -1),
@@ -108,25 +131,25 @@ TORCHS = {
 
 
 @pytest.mark.parametrize("module", CALLS, ids=lambda m: m.__name__.rpartition(".")[2])
-def test_what_was_settled_once_is_settled_for_its_like_alone(x, module, monkeypatch):
+def test_a_cached_plan_is_used_for_equal_keys_only(x, module, monkeypatch):
     monkeypatch.setattr(module, "SMALLEST", 0)
-    mine, theirs = CALLS[module], TORCHS[module]
+    ours, theirs = CALLS[module], REFERENCES[module]
     for other in (x, x + 1, x.half(), x.double(), x.t(), x[:0], x.flatten(), x.flatten()[1:], x[None]):
-        torch.testing.assert_close(mine(other), theirs(other))
+        torch.testing.assert_close(ours(other), theirs(other))
     x.requires_grad_()
-    torch.testing.assert_close(torch.autograd.grad(mine(x).sum(), x), torch.autograd.grad(theirs(x).sum(), x))
+    torch.testing.assert_close(torch.autograd.grad(ours(x).sum(), x), torch.autograd.grad(theirs(x).sum(), x))
     with torch.no_grad():
-        assert not mine(x).requires_grad
+        assert not ours(x).requires_grad
 
 
 @pytest.mark.parametrize("module", CALLS, ids=lambda m: m.__name__.rpartition(".")[2])
-def test_what_was_settled_while_memory_was_watched_does_not_go_on_watching(device, module, monkeypatch):
+def test_a_plan_made_under_guarded_allocations_does_not_keep_them(device, module, monkeypatch):
     monkeypatch.setattr(module, "SMALLEST", 0)
-    odd = torch.randn(5, 23, device=device)  # of a shape that nobody has settled yet
+    odd = torch.randn(5, 23, device=device)  # a shape without a cached plan
     call = CALLS[module]
     with guard_allocations() as guards:
         call(odd)
-    kept = len(guards._made)
+    kept = len(guards._allocations)
     assert kept
     call(odd)
-    assert len(guards._made) == kept
+    assert len(guards._allocations) == kept

@@ -1,4 +1,4 @@
-"""Cheap launches: the same machine code as Triton's own launch would take, found by a cheaper key."""
+"""Cheap launches use the machine code that a plain Triton launch would use, found by a cheaper key."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from tilewright import registry
 from tilewright.hardware import datasheet
 from tilewright.interpreter import interpret
 from tilewright.ops.reduce._operators import reduce
-from tilewright.runtime.launch import Launcher, _Compiled, _specialised_on
+from tilewright.runtime.launch import Launcher, _Compiled, _specialization
 from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Case
 from tilewright.workbench.inspect.launches import kernel_launches
@@ -34,7 +34,7 @@ def _scale_and_move(x_ptr, b_ptr, y_ptr, N, by, BLOCK: tl.constexpr):
     tl.store(y_ptr + offs, y, mask=offs < N)
 
 
-def test_interpreted_it_is_tritons_own_launch():
+def test_interpreted_launches_go_through_triton():
     x, y = torch.randn(100), torch.empty(100)
     with interpret():
         Launcher(_scale)((4,), x, y, 100, 3.0, BLOCK=32)
@@ -44,7 +44,7 @@ def test_interpreted_it_is_tritons_own_launch():
 
 
 @pytest.mark.parametrize("offset", [0, 1])
-def test_a_prepared_launch_may_lack_a_tensor(offset, device):
+def test_a_prepared_launch_with_an_optional_tensor(offset, device):
     x, b, y = (torch.randn(100 + offset, device=device)[offset:] for _ in range(3))
     launcher = Launcher(_scale_and_move)
     for moved in (None, b):
@@ -58,7 +58,7 @@ def test_a_prepared_launch_may_lack_a_tensor(offset, device):
 @pytest.mark.parametrize("N", [1, 16, 100, 4096])
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_every_specialisation_is_right_the_second_time_too(N, offset, dtype):
+def test_cached_specializations_are_right(N, offset, dtype):
     launcher = Launcher(_scale)
     prepared = launcher.prepare((cdiv(N, 64),), N, 3.0, BLOCK=64)
     for _ in range(3):
@@ -74,7 +74,7 @@ def test_every_specialisation_is_right_the_second_time_too(N, offset, dtype):
 
 
 @pytest.mark.gpu
-def test_it_runs_on_the_stream_in_use():
+def test_launches_run_on_the_current_stream():
     x, y = torch.ones(2**24, device="cuda"), torch.zeros(2**24, device="cuda")
     stream = torch.cuda.Stream()
     launcher = Launcher(_scale)
@@ -89,7 +89,7 @@ def test_it_runs_on_the_stream_in_use():
 
 
 @pytest.mark.gpu
-def test_it_can_be_captured_in_a_graph():
+def test_launches_can_be_captured_in_a_graph():
     x, y = torch.ones(4096, device="cuda"), torch.zeros(4096, device="cuda")
     launcher = Launcher(_scale)
     launcher((4,), x, y, 4096, 2.0, BLOCK=1024)
@@ -102,8 +102,8 @@ def test_it_can_be_captured_in_a_graph():
 
 
 @pytest.mark.gpu
-def test_a_kernel_that_follows_reads_what_its_leader_has_written():
-    """Again and again, with other numbers, and in a graph too."""
+def test_a_dependent_launch_reads_what_the_first_kernel_wrote():
+    """With different values each time, and in a CUDA graph."""
     x = torch.zeros(2**24, device="cuda")
     total = lambda: reduce(x, (0,), False, "sum")
     assert total() == 0
@@ -117,8 +117,8 @@ def test_a_kernel_that_follows_reads_what_its_leader_has_written():
         assert captured == n * 2**24
 
 
-def test_the_way_past_tritons_launcher_tells_the_same():
-    """Its own way is taken where scratch memory is wanted."""
+def test_the_direct_launch_passes_the_same_arguments_as_tritons_launcher():
+    """Triton's launcher is used if the kernel needs scratch memory."""
     launched = []
     run = object.__new__(CudaLauncher)
     run.launch = lambda *args: launched.append(args)
@@ -140,24 +140,28 @@ def test_the_way_past_tritons_launcher_tells_the_same():
     ("name", "point", "direction"),
     [
         ("sum", {"M": 1, "N": 2**24}, "forward"),
-        ("var", {"M": 1, "N": 2**28}, "forward"),  # three, of which the second does both
+        (
+            "var",
+            {"M": 1, "N": 2**28},
+            "forward",
+        ),  # the second of three launches does both
         ("bias_activation", {"M": 4096, "N": 1024, "act": "silu"}, "backward"),
     ],
 )
-def test_a_kernel_follows_where_the_gpu_has_that(name, point, direction, gpu, can):
+def test_dependent_launches_are_used_on_gpus_that_have_them(name, point, direction, gpu, can):
     op = registry.load(name)
     case = Case(tuple(point.items()), "bfloat16")
     launches = [one.code for one in kernel_launches(op, op.kernels["triton"], case, datasheet(gpu), (direction,))]
     assert len(launches) == (3 if name == "var" else 2)
 
-    def said(code, name):
+    def constant(code, name):
         return code.constants[([*code.signature].index(name),)]
 
-    assert all(said(leader, "LEADS") is can for leader in launches[:-1])
-    assert all(said(follower, "FOLLOWS") is can for follower in launches[1:])
+    assert all(constant(code, "PDL") is can for code in launches[:-1])
+    assert all(constant(code, "WAITS") is can for code in launches[1:])
     assert [code.options.get("launch_pdl", False) for code in launches] == [False, *[can] * (len(launches) - 1)]
 
 
-def test_a_number_of_any_kind_is_no_tensor():
-    assert _specialised_on(numpy.float64(1e-5)) is numpy.float64
-    assert _specialised_on(16) == (False, True, False)
+def test_numbers_of_any_type_are_specialized_as_numbers():
+    assert _specialization(numpy.float64(1e-5)) is numpy.float64
+    assert _specialization(16) == (False, True, False)

@@ -1,7 +1,7 @@
-"""Every Triton kernel compiles for an H200 as its launch would compile it, without a GPU.
+"""Every Triton kernel compiles for an H200 with the arguments of its launches, without a GPU.
 
-The interpreter runs Python: it accepts what the compiler refuses. Launches are turned into compilations in a process
-that is not interpreted; memory is never touched, so the bench cases serve as they are.
+The interpreter accepts code that the compiler rejects. A separate process compiles instead of launching. It never
+accesses memory, so it uses the bench cases.
 """
 
 import os
@@ -37,7 +37,7 @@ def compile_instead(fn, *args, grid, warmup, **kwargs):
     assert made.metadata.shared <= SHARED, f"{fn.__name__}: {made.metadata.shared} bytes of shared memory"
 
 JITFunction.run = compile_instead
-torch.mm = torch.addmm = lambda *args, out, **more: out  # torch's own products are not compiled, and would take hours
+torch.mm = torch.addmm = lambda *args, out, **more: out  # GEMMs of torch would take hours
 
 class Untouched(Draw):
     def randn(self, *dims, scale=1.0):
@@ -62,10 +62,10 @@ for name in sys.argv[1:]:
                 if floats:
                     results = flatten(outputs)
                     backward(results, [leaves[n] for n in floats], [torch.empty_like(o) for o in results])
-    assert launches > before, f"{name} has launched nothing"
+    assert launches > before, f"{name} launched nothing"
 """
 
-GROUPS = 6  # processes: torch and Triton take seconds to import
+GROUPS = 6  # processes; importing torch and Triton takes seconds
 
 
 @pytest.mark.parametrize("names", [[*source.op_files()][n::GROUPS] for n in range(GROUPS)], ids=" ".join)

@@ -1,10 +1,10 @@
-"""Operators of ours: seen by whoever listens to torch's dispatcher, past it where nobody does."""
+"""Registered operators: called through the dispatcher if something observes it, directly otherwise."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from support import Listening
+from support import DispatchLog
 from tilewright.runtime.operator import contiguous_like, operator
 
 calls: list[str] = []
@@ -33,14 +33,14 @@ def zero(x: Tensor) -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_called():
+def no_calls():
     calls.clear()
 
 
-def test_a_mode_hears_the_registered_operator():
-    with Listening() as mode:
+def test_a_dispatch_mode_sees_the_registered_operator():
+    with DispatchLog() as mode:
         double(torch.ones(3), 1)
-    assert "tilewright::test_double" in mode.heard
+    assert "tilewright::test_double" in mode.operators
     assert calls == ["called"]
 
 
@@ -50,12 +50,12 @@ def test_fake_tensors_never_reach_the_function():
     assert not calls
 
 
-@pytest.mark.parametrize("how", ["plain", "listening", "compiled"])
-def test_the_same_values_and_gradients_every_way(how):
+@pytest.mark.parametrize("how", ["plain", "observed", "compiled"])
+def test_values_and_gradients_on_every_path(how):
     x = torch.randn(5, requires_grad=True)
     fn = torch.compile(double, fullgraph=True, backend="aot_eager") if how == "compiled" else double
-    if how == "listening":
-        with Listening():
+    if how == "observed":
+        with DispatchLog():
             y = fn(x, 2)
     else:
         y = fn(x, 2)
@@ -63,7 +63,7 @@ def test_the_same_values_and_gradients_every_way(how):
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x), (torch.full((5,), 4.0),))
 
 
-def test_without_a_need_for_gradients_there_is_no_node():
+def test_no_autograd_node_without_gradients():
     x = torch.randn(5, requires_grad=True)
     assert double(x, 1).grad_fn is not None
     assert double(x.detach(), 1).grad_fn is None
@@ -73,20 +73,20 @@ def test_without_a_need_for_gradients_there_is_no_node():
 
 @operator("test_copy", fake=contiguous_like)
 def copy(x: Tensor) -> Tensor:
-    assert x.data_ptr()  # a tensor that has left a transform has none until it is unwrapped
+    assert x.data_ptr()  # a tensor that has left a transform has no pointer until it is unwrapped
     return x.clone()
 
 
 copy.differentiate(lambda ctx, inputs, output: None, lambda ctx, dy: dy)
 
 
-def test_a_tensor_that_has_left_a_transform_is_taken_as_what_it_holds():
+def test_a_tensor_that_has_left_a_transform_is_unwrapped():
     kept: list[Tensor] = []
     torch.func.grad(lambda x: kept.append(3 * x) or x.sum())(torch.ones(3))
     assert torch.equal(copy(kept[0]), torch.full((3,), 3.0))
 
 
-def test_within_a_transform_torch_says_what_is_missing():
+def test_inside_a_transform_torch_raises():
     with pytest.raises(RuntimeError, match="setup_context"):
         torch.func.grad(lambda x: copy(x).sum())(torch.ones(3))
 
@@ -96,7 +96,7 @@ def test_opcheck():
     torch.library.opcheck(zero.registered, (torch.randn(3),))
 
 
-def test_an_argument_that_is_changed_is_declared():
+def test_mutated_arguments_are_declared():
     x = torch.ones(3)
     zero(x)
     assert (x == 0).all()

@@ -1,4 +1,4 @@
-"""Sizes on the host are Triton's, without its cost; and how few rows are shared out."""
+"""Grid and block sizes computed on the host."""
 
 from pathlib import Path
 
@@ -7,18 +7,18 @@ import triton
 
 from tilewright import ops, registry
 from tilewright.hardware import datasheet
-from tilewright.runtime.sizes import FEW, cdiv, next_power_of_2, rows_per_program
+from tilewright.runtime.sizes import FEW_PROGRAMS, cdiv, next_power_of_2, rows_per_program
 from tilewright.spec import Case
 from tilewright.workbench.inspect.launches import kernel_launches
 
 
-def test_they_are_tritons():
+def test_they_equal_tritons_functions():
     for n in (*range(70), 2**20 - 1, 2**20, 2**20 + 1, 2**31 + 5):
         assert next_power_of_2(n) == triton.next_power_of_2(n)
         assert [cdiv(n, by) for by in (1, 3, 128)] == [triton.cdiv(n, by) for by in (1, 3, 128)]
 
 
-def test_no_op_calls_tritons():
+def test_no_op_calls_tritons_slow_functions():
     for path in Path(ops.__file__).parent.rglob("*.py"):
         text = path.read_text()
         assert "triton.cdiv" not in text, path.name
@@ -27,10 +27,10 @@ def test_no_op_calls_tritons():
 
 def test_few_rows_are_spread_over_more_programs():
     config = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}
-    assert rows_per_program(64 * FEW, config) == 64, "as configured"
-    assert rows_per_program(64 * FEW - 64, config) == 32
-    assert rows_per_program(8 * FEW, config) == 8
-    assert rows_per_program(1, config) == 8, "a thread has some to do"
+    assert rows_per_program(64 * FEW_PROGRAMS, config) == 64, "as configured"
+    assert rows_per_program(64 * FEW_PROGRAMS - 64, config) == 32
+    assert rows_per_program(8 * FEW_PROGRAMS, config) == 8
+    assert rows_per_program(1, config) == 8, "every thread has work"
     assert rows_per_program(1, {"BLOCK_M": 4, "BLOCK_N": 1024, "num_warps": 4}) == 1
 
 
@@ -38,7 +38,7 @@ def test_few_rows_are_spread_over_more_programs():
     ("name", "point", "programs"),
     [("sum", {"M": 2048, "N": 64}, 128), ("add_rms_norm", {"M": 8, "N": 1024, "weight": "same"}, 8)],
 )
-def test_small_inputs_are_launched_so(name, point, programs):
+def test_launches_of_small_inputs(name, point, programs):
     op = registry.load(name)
     case = Case(tuple(point.items()), "bfloat16")
     (launch,) = kernel_launches(op, op.kernels["triton"], case, datasheet("h200"), ("forward",))
