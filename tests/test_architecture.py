@@ -1,4 +1,4 @@
-"""The folder tree is the architecture: imports point one way, ops and tools do not know each other."""
+"""Imports follow the layers of the folder tree: ops and tools do not import each other."""
 
 import ast
 import subprocess
@@ -13,7 +13,7 @@ from tilewright import registry, source
 PACKAGE = Path(source.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py"))
 
-# What each part may import of the package; the longest matching prefix counts. `cli` sees all.
+# The modules that each part may import; the longest matching prefix counts. `cli` may import everything.
 MAY_IMPORT = {
     "errors": set(),
     "settings": set(),
@@ -116,7 +116,9 @@ def _name(path: Path) -> str:
 def _imports(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        assert not isinstance(node, ast.ImportFrom) or node.level == 0, "imports are absolute, or this test is blind"
+        assert not isinstance(node, ast.ImportFrom) or node.level == 0, (
+            "imports must be absolute for this test to see them"
+        )
         if isinstance(node, ast.ImportFrom) and node.module == "tilewright":
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tilewright."):
@@ -132,7 +134,7 @@ def test_imports_point_one_way(path):
     if name.startswith("cli"):
         return
     owner = max((key for key in MAY_IMPORT if f"{name}.".startswith(f"{key}.")), key=len, default=None)
-    assert owner is not None, f"{name} has no place in the architecture: give it one in MAY_IMPORT"
+    assert owner is not None, f"{name} has no entry in MAY_IMPORT: add one"
     for imported in _imports(path):
         allowed = any(f"{imported}.".startswith(f"{ok}.") for ok in MAY_IMPORT[owner])
         assert allowed, f"{name} may not import {imported}"
@@ -149,13 +151,13 @@ def test_only_settings_reads_the_environment(path):
             assert not {alias.name for alias in node.names} & {"environ", "getenv"}, f"{path.name}, line {node.lineno}"
 
 
-def test_every_op_has_a_test_of_its_own():
+def test_every_op_has_a_test_file():
     tests = {path.stem.removeprefix("test_") for path in (Path(__file__).parent / "ops").rglob("test_*.py")}
     assert set(source.op_files()) == tests
 
 
 @pytest.mark.parametrize("name", source.op_files())
-def test_the_text_of_an_op_names_the_kernels_that_importing_it_registers(name):
+def test_reading_an_op_as_text_finds_the_kernels_that_importing_it_registers(name):
     text = source.read(source.op_files()[name])
     assert text.summary.endswith(".")
     op = registry.load(name)
@@ -171,13 +173,13 @@ def test_importing_tilewright_loads_no_torch_and_prints_nothing():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_names_of_tilewright_are_listed_once_before_and_after_they_are_used():
+def test_dir_lists_public_names_once_before_and_after_first_use():
     assert "softmax" in dir(tilewright)
     assert tilewright.softmax is tilewright.softmax
     assert len(dir(tilewright)) == len({*dir(tilewright)})
 
 
-def test_importing_every_op_touches_no_gpu_and_compiles_nothing():
+def test_importing_every_op_uses_no_gpu_and_compiles_nothing():
     ops = "; ".join(f"import {source.module_name(path)}" for path in source.op_files().values())
     done = _python(
         f"import subprocess, sys, torch; subprocess.Popen = None; {ops}; "

@@ -1,3 +1,5 @@
+"""Record files: appending, reading and staleness."""
+
 import fcntl
 import json
 import os
@@ -18,7 +20,7 @@ def entry(n: int = 0, **more):
     return timing_record(n=n, **more)
 
 
-def test_what_is_appended_is_read_back(tmp_path):
+def test_appended_records_are_read_back(tmp_path):
     path = tmp_path / "deep" / "er" / "r.jsonl"
     record.append(path, [entry(1)])
     record.append(path, [entry(2), entry(3)])
@@ -40,7 +42,7 @@ def _writer(path, name):
     return subprocess.Popen([sys.executable, "-c", WRITER, str(path), name])
 
 
-def test_two_processes_at_once_lose_nothing(tmp_path):
+def test_concurrent_writers_lose_nothing(tmp_path):
     path = tmp_path / "r.jsonl"
     writers = [_writer(path, name) for name in "ab"]
     assert [writer.wait() for writer in writers] == [0, 0]
@@ -50,8 +52,8 @@ def test_two_processes_at_once_lose_nothing(tmp_path):
     assert (found.torn, found.corrupt) == ([], [])
 
 
-def test_a_writer_waits_for_the_one_before_it(tmp_path):
-    """Looking for a torn line and writing after it are one step."""
+def test_a_writer_waits_for_the_lock(tmp_path):
+    """Checking for a torn line and appending are one atomic step."""
     path = tmp_path / "r.jsonl"
     writer = threading.Thread(target=record.append, args=(path, [entry()]))
     with path.open("a") as held:
@@ -64,7 +66,7 @@ def test_a_writer_waits_for_the_one_before_it(tmp_path):
     assert len(record.read(path).records) == 1
 
 
-def test_a_killed_writer_leaves_a_file_that_is_read_and_appended_to(tmp_path):
+def test_a_file_of_a_killed_writer_can_be_read_and_appended_to(tmp_path):
     path = tmp_path / "r.jsonl"
     writer = _writer(path, "a")
     while not path.exists() or path.stat().st_size < 50_000:
@@ -78,7 +80,7 @@ def test_a_killed_writer_leaves_a_file_that_is_read_and_appended_to(tmp_path):
     assert len(record.read(path).records) == whole + 1
 
 
-def test_a_line_cut_off_is_told_and_the_next_record_stands_on_its_own(tmp_path):
+def test_a_torn_line_is_reported_and_the_next_record_is_on_its_own_line(tmp_path):
     path = tmp_path / "r.jsonl"
     record.append(path, [entry(1)])
     with path.open("a") as file:
@@ -96,7 +98,7 @@ WITHOUT_DIRECTION = json.dumps({key: value for key, value in entry().items() if 
 @pytest.mark.parametrize(
     "line", ["nonsense", "[1, 2]", '{"schema": 1}', '{"a": }', '"text"', SCHEMA_AS_TEXT, WITHOUT_DIRECTION]
 )
-def test_a_line_that_is_no_record_is_told_and_costs_no_other(tmp_path, line):
+def test_a_corrupt_line_is_reported_and_loses_no_other(tmp_path, line):
     path = tmp_path / "r.jsonl"
     record.append(path, [entry(1)])
     with path.open("a") as file:
@@ -107,22 +109,22 @@ def test_a_line_that_is_no_record_is_told_and_costs_no_other(tmp_path, line):
     assert found.corrupt == [2]
 
 
-def test_records_of_a_newer_version_are_told_apart_from_broken_lines(tmp_path):
+def test_records_of_a_newer_version_are_not_corrupt(tmp_path):
     path = tmp_path / "r.jsonl"
-    later = {"schema": record.SCHEMA + 1, "kind": "timing", "what": "no one knows yet"}
+    later = {"schema": record.SCHEMA + 1, "kind": "timing", "unknown": "field"}
     record.append(path, [entry(1), later, {"schema": record.SCHEMA}])
     found = record.read(path)
     assert [r["n"] for r in found.records] == [1]
     assert (found.newer, found.corrupt, found.torn) == ([2], [3], [])
 
 
-def without_what_came_later(timing):
+def without_version_2_fields(timing):
     return {key: value for key, value in timing.items() if key not in record.SINCE_2}
 
 
-def test_a_timing_of_the_first_version_is_completed(tmp_path):
+def test_missing_fields_of_a_version_1_timing_are_filled_in(tmp_path):
     path = tmp_path / "r.jsonl"
-    first = without_what_came_later(entry()) | {"schema": 1}
+    first = without_version_2_fields(entry()) | {"schema": 1}
     record.append(path, [first])
     (found,) = record.read(path).records
     assert found == first | record.SINCE_2
@@ -130,23 +132,23 @@ def test_a_timing_of_the_first_version_is_completed(tmp_path):
     assert found["interval_us"] is None
 
 
-def test_a_timing_of_this_version_must_be_complete(tmp_path):
+def test_a_timing_of_the_current_version_must_be_complete(tmp_path):
     path = tmp_path / "r.jsonl"
-    record.append(path, [without_what_came_later(entry())])
+    record.append(path, [without_version_2_fields(entry())])
     assert record.read(path).corrupt == [1]
 
 
-def test_a_folder_in_the_way_is_one_clear_error(tmp_path):
+def test_writing_to_a_folder_raises(tmp_path):
     with pytest.raises(CannotWrite, match="choose a file that you have permission to write"):
         record.require_writable(tmp_path)
 
 
-def test_a_folder_where_a_file_should_be_is_one_clear_error(tmp_path):
+def test_reading_a_folder_raises(tmp_path):
     with pytest.raises(CannotRead, match="file of JSON lines"):
         record.read(tmp_path)
 
 
-def test_asking_whether_a_file_can_be_written_leaves_none_behind(tmp_path):
+def test_checking_that_a_file_is_writable_does_not_create_it(tmp_path):
     record.require_writable(tmp_path / "r.jsonl")
     assert list(tmp_path.iterdir()) == []
 
@@ -166,14 +168,14 @@ def test_the_newest_record_of_a_case_counts():
     assert [r["n"] for r in record.latest([new, old, other])] == [2, 3]
 
 
-def test_stale_when_the_source_changed_and_only_then():
+def test_a_record_is_stale_if_and_only_if_the_source_changed():
     assert not record.is_stale(entry())
     assert record.is_stale(entry() | {"source": "0" * 16})
     assert record.is_stale(entry() | {"kernel": "gone"})
     assert not record.is_stale(entry() | {"source": "0" * 16, "file": "mine.py"})
 
 
-def test_a_sweep_is_stale_when_its_kernel_is_another():
+def test_a_sweep_is_stale_when_its_kernel_changed():
     sweep = record.stamp("sweep", "sweep", "triton", source.file_hash(record.SWEEP))
     assert not record.is_stale(sweep)
     assert record.is_stale(sweep | {"source": "0" * 16})
@@ -208,7 +210,7 @@ def test_the_newest_sweep_of_each_gpu_counts():
     ],
     ids=str,
 )
-def test_a_line_that_readers_would_stumble_over_is_corrupt(tmp_path, change):
+def test_a_record_with_an_invalid_field_is_corrupt(tmp_path, change):
     path = tmp_path / "records.jsonl"
     record.append(path, [timing_record(), timing_record() | change])
     found = record.read(path)
@@ -216,6 +218,6 @@ def test_a_line_that_readers_would_stumble_over_is_corrupt(tmp_path, change):
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, "1" * 5000, '{"schema": NaN}'])
-def test_lines_that_no_parser_takes_are_corrupt(tmp_path, text):
+def test_lines_that_cannot_be_parsed_are_corrupt(tmp_path, text):
     (tmp_path / "records.jsonl").write_text(text + "\n")
     assert record.read(tmp_path / "records.jsonl").corrupt == [1]

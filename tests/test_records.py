@@ -1,4 +1,4 @@
-"""What the documentation says of the committed records is so."""
+"""The committed records show what the documentation says."""
 
 from statistics import median
 
@@ -6,7 +6,7 @@ import pytest
 
 from tilewright import record, settings, source
 from tilewright.cost import Cost
-from tilewright.workbench.bench.compare import compare
+from tilewright.workbench.bench.changes import compare
 
 H200 = settings.results_dir() / "h200"
 LONG_US = 20.0
@@ -18,7 +18,7 @@ def records(name):
     return found.records
 
 
-def test_two_processes_agree():
+def test_timings_of_two_processes_agree():
     changes = compare(records("agreement/first.jsonl"), records("agreement/second.jsonl"))
     apart = [abs(change.ratio - 1) for change in changes if change.ratio and change.old_us > LONG_US]
     assert len(apart) == 52
@@ -28,13 +28,13 @@ def test_two_processes_agree():
 
 
 def stale(*ops):
-    """Measured before their code changed. Strict: a new measurement must take its op off the list."""
-    mark = pytest.mark.xfail(strict=True, reason="to be measured again")
+    """Ops whose records are stale. Strict: a new measurement must remove its op from the list."""
+    mark = pytest.mark.xfail(strict=True, reason="not measured since the code changed")
     return [pytest.param(op, marks=mark) for op in ops]
 
 
 @pytest.mark.parametrize("op", stale("add", "attention", "dot", "gelu", "linear", "softmax", "sum"))
-def test_every_op_has_fresh_forward_timings_of_ours_and_of_what_one_could_use(op):
+def test_forward_timings_of_our_kernels_and_baselines_are_fresh(op):
     forward = [r for r in record.latest(records(f"{op}.jsonl")) if r["direction"] == "forward"]
     assert not [r["kernel"] for r in forward if record.is_stale(r)]
     timed = {r["kernel"] for r in forward if r["median_us"]}
@@ -49,7 +49,7 @@ def test_every_op_has_fresh_forward_timings_of_ours_and_of_what_one_could_use(op
 
 
 @pytest.mark.parametrize("op", stale("gelu", "softmax"))
-def test_all_that_bench_times_without_a_search_is_fresh(op):
+def test_forward_timings_of_all_kernels_are_fresh(op):
     known = [*source.kernels(op), *source.peer_files()]
     newest = record.latest(records(f"{op}.jsonl"))
     forward = [r for r in newest if r["direction"] == "forward" and r["kernel"] in known]
@@ -57,7 +57,7 @@ def test_all_that_bench_times_without_a_search_is_fresh(op):
     assert not [r["kernel"] for r in forward if record.is_stale(r)]
 
 
-SHARES = {  # of the copy bandwidth of the same run, by columns: what was measured, not always the goal
+SHARES = {  # fraction of the copy bandwidth measured in the same run, by columns
     ("softmax", "forward"): (0.86, 0.97, 0.98, 1.01, 1.0, 1.01, 1.01, 0.93),
     ("softmax", "backward"): (0.94, 1.03, 1.04, 1.03, 1.03, 1.04, 1.04, 0.97),
     ("log_softmax", "forward"): (0.85, 0.98, 0.98, 1.0, 1.0, 1.01, 1.01, 0.97),
@@ -74,7 +74,7 @@ SHARES = {  # of the copy bandwidth of the same run, by columns: what was measur
 
 
 @pytest.mark.parametrize("of", SHARES, ids=" ".join)
-def test_users_calls_keep_the_shares_that_were_measured(of):
+def test_public_functions_reach_the_recorded_fraction_of_bandwidth(of):
     op, direction = of
     newest = [r for r in record.latest(records(f"{op}.jsonl")) if not r.get("sized")]
     ours = {r["case"]["N"]: r for r in newest if r["kernel"] == source.PUBLIC and r["direction"] == direction}
@@ -84,7 +84,7 @@ def test_users_calls_keep_the_shares_that_were_measured(of):
     assert [s for s, least in zip(shares, SHARES[op, direction], strict=True) if s < least] == []
 
 
-def test_the_traps_are_traps():
+def test_measurement_mistakes_distort_the_time():
     ratio = {r["kernel"]: r["ratio"] for r in records("traps.jsonl")}
     assert ratio["zeros"] > 1.1
     assert ratio["warm cache"] > 1.2
@@ -92,10 +92,10 @@ def test_the_traps_are_traps():
     assert ratio["unqueued"] < 0.5
 
 
-LOSES = {("silu", 2**24, "sum of the result"): 1.04}  # what reads at once what was written finds less of it in the L2
+LOSES = {("silu", 2**24, "sum of the result"): 1.04}  # the next kernel reads the output, less of which is in the L2
 
 
-def test_lines_that_stay_in_the_cache_do_not_slow_down_what_runs_next():
+def test_cache_hints_do_not_slow_down_the_next_kernel():
     for r in record.latest(records("hints.jsonl")):
         for what, us in r["us"].items():
             kept, plain = (median(us[side]) for side in ("kept", "plain"))
@@ -103,7 +103,7 @@ def test_lines_that_stay_in_the_cache_do_not_slow_down_what_runs_next():
             assert kept < most * plain, f"{r['op']} {r['case']}, {what}"
 
 
-def test_the_sweep_turns_from_memory_to_arithmetic():
+def test_the_sweep_goes_from_memory_bound_to_compute_bound():
     (sweep,) = records("sweep.jsonl")
     assert not record.is_stale(sweep)
     us = {point["k"]: point["us"] for point in sweep["points"]}

@@ -1,3 +1,5 @@
+"""Ops, cases, drawn inputs and costs."""
+
 import pytest
 import torch
 
@@ -13,26 +15,26 @@ def test_grid_crosses_and_points_pair():
         points(M=(1, 2), N=(3,))
 
 
-def test_a_case_is_read_back_from_how_it_is_written():
+def test_parsing_a_case_inverts_printing_it():
     like = Case((("M", 1), ("causal", False), ("form", "tanh")))
     case = Case((("M", 64), ("causal", True), ("form", "none")))
     assert Case.parse(str(case), like) == case
 
 
 @pytest.mark.parametrize("text", ["M=3,N", "M=3", "M=x,N=1", "M=-1,N=2", "M=1,Q=2", "", "M=1;N=2"])
-def test_a_case_that_does_not_parse_says_how_to_write_it(text):
+def test_the_error_of_a_bad_case_shows_a_good_one(text):
     with pytest.raises(BadCase, match="write it like --case M=1,N=2"):
         Case.parse(text, grid(M=(1,), N=(2,))[0])
 
 
-def test_a_case_takes_true_or_false_for_a_mode():
+def test_modes_are_true_or_false():
     like = grid(causal=(False,))[0]
     assert Case.parse("causal=true", like)["causal"] is True
     with pytest.raises(BadCase):
         Case.parse("causal=maybe", like)
 
 
-def test_the_seed_decides_every_value():
+def test_values_depend_on_the_seed_alone():
     case = grid(M=(4,), N=(5,))[0].with_dtype("float16")
     first, again, other = (Draw(case, "cpu", seed).randn("M", "N", 2) for seed in (1, 1, 2))
     assert first.shape == (4, 5, 2)
@@ -46,7 +48,7 @@ def test_two_draws_of_one_case_differ():
     assert not torch.equal(draw.randn("M"), draw.randn("M"))
 
 
-def test_whole_numbers_are_drawn_below_their_bound():
+def test_random_integers_are_below_their_bound():
     case = grid(M=(50,), N=(3,))[0]
     first, again = (Draw(case, "cpu", 1).randint("M", 2, high="N") for _ in range(2))
     assert torch.equal(first, again)
@@ -56,7 +58,7 @@ def test_whole_numbers_are_drawn_below_their_bound():
     assert Draw(case, "meta", 1).randint("M", high="N").shape == (50,)
 
 
-def test_the_floor_is_the_slowest_unit_and_reading_alone_has_its_own_ceiling():
+def test_the_floor_is_the_slowest_unit_and_reads_have_their_own_ceiling():
     rates = {"copy": 4.0, "read": 5.0, "fp32": 100.0}
     assert Cost(read=20, written=20, flops={"fp32": 10}).floor(rates) == ("copy", 10.0)
     assert Cost(read=100, written=1, flops={"fp32": 10}).floor(rates)[0] == "read"
@@ -65,7 +67,7 @@ def test_the_floor_is_the_slowest_unit_and_reading_alone_has_its_own_ceiling():
     assert Cost(read=1, written=1).floor({}) == ("unknown", 0.0)
 
 
-def test_fp32_products_count_as_tensor_work_only_where_torch_allows_tf32():
+def test_fp32_matmul_uses_tensor_cores_only_if_torch_allows_tf32():
     assert matrix_unit(torch.bfloat16) == "tensor.bfloat16"
     assert matrix_unit(torch.float32) == "fp32"
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -81,14 +83,14 @@ def test_an_op_has_eager_and_compile_from_its_reference():
     assert not op.kernels["eager"].differentiable, "no backward cost: no gradients to check"
 
 
-def test_the_mark_leaves_a_function_as_it_was():
+def test_the_kernel_decorator_does_not_change_the_function():
     def mine(x):
         return x
 
     assert kernel("softmax")(mine) is mine
 
 
-def test_sizes_grow_in_one_size_alone_from_a_kibibyte_to_four_gibibytes():
+def test_a_size_sweep_changes_one_size_from_1_kib_to_4_gib():
     softmax = registry.load("softmax")
     found = softmax.sizes()
     sizes = [sum(a.nbytes for a in softmax.make(case, "meta")) for case in found]
@@ -97,13 +99,13 @@ def test_sizes_grow_in_one_size_alone_from_a_kibibyte_to_four_gibibytes():
     assert registry.load("linear_cross_entropy").sizes() == [], "nothing of it grows alone"
 
 
-def test_of_all_bench_cases_that_grows_which_can_be_the_smallest():
+def test_a_size_sweep_starts_from_the_smallest_bench_case():
     found = registry.load("sum").sizes()
     assert len(found) == 12
     assert {case["N"] for case in found} == {64}
 
 
-def test_what_grows_need_not_be_a_batch():
+def test_the_swept_size_need_not_be_a_batch():
     rope = registry.load("rope")
     assert rope.batch == "B"
     assert [case["S"] for case in rope.sizes()[:2]] == [4, 16]
