@@ -94,7 +94,7 @@ def test_on_a_gpu_it_times_prints_and_records(command, gpu, monkeypatch, tmp_pat
     done = command("softmax", file, "-k", "eager", *ONE_CASE, "--samples", 6, "--record", path)
     assert done.returncode == 0, done.stderr
     assert "softmax on NVIDIA H200" in done.stdout
-    assert "copy 4000 GB/s" in done.stdout
+    assert "copy 4,000 GB/s" in done.stdout
     assert f"2 records are in {path}" in done.stdout
     found = record.read(path)
     assert (found.torn, found.corrupt) == ([], [])
@@ -294,7 +294,7 @@ def test_ceilings_are_reused_for_an_hour(command, fake_run, monkeypatch):
     done = command("softmax", "-k", "eager")
     assert fake_run.gpu.measured == 1
     assert_one_line(done, 0, "using the ceilings measured 0 min ago; --fresh measures them again")
-    assert "copy 4000 GB/s" in done.stdout
+    assert "copy 4,000 GB/s" in done.stdout
     command("softmax", "-k", "eager", "--fresh")
     assert fake_run.gpu.measured == 2
     monkeypatch.setattr(ceilings, "MAX_AGE_S", 0.0)

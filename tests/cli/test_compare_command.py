@@ -21,8 +21,8 @@ def floor(monkeypatch, capsys):
 
 def test_compare_uses_all_samples(compare, tmp_path):
     samples = {"old": [100.0, 101.0, 99.0] * 7, "new": [130.0, 131.0, 129.0] * 7}
-    for name, taken in samples.items():
-        record.append(tmp_path / f"{name}.jsonl", [timing_record("triton", taken[0], samples_us=taken)])
+    for name, values in samples.items():
+        record.append(tmp_path / f"{name}.jsonl", [timing_record("triton", values[0], samples_us=values)])
     old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
     done = compare(old, new)
     assert done.returncode == 1
@@ -42,7 +42,7 @@ def test_floor_of_every_direction(floor):
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     # 16384 rows of 4096 in bfloat16, read and written, at 2039 GB/s
-    assert ["M=16384,N=4096", "bfloat16", "forward", "134.2", "MB", "134.2", "MB", "132", "copy"] in rows
+    assert ["M=16384,N=4096", "bfloat16", "forward", "134.2", "MB", "134.2", "MB", "132", "memory"] in rows
     assert {row[2] for row in rows if "bfloat16" in row} == {"forward", "backward", "both"}
 
 

@@ -38,7 +38,7 @@ def command(capsys, monkeypatch):
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def profiled(monkeypatch):
     """The calls that were profiled, on a fake GPU whose profilers answer at once."""
     calls_made = []
 
@@ -72,7 +72,7 @@ def test_mistakes_are_one_line(command, tmp_path):
     assert_one_line(command(tmp_path / "no.py", "-k", "triton"), 2, "only for an OP")
 
 
-def test_every_number_has_its_source(command, asked):
+def test_every_number_has_its_source(command, profiled):
     done = command("transpose", "-k", "cuda", "-k", "triton", "-c", "M=64,N=64", "--trace", "t.json")
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
@@ -83,7 +83,7 @@ def test_every_number_has_its_source(command, asked):
     assert "32.00, ideal 1.00" in done.stdout
     assert "No proton for transpose, triton, M=64,N=64 float32: not here" in done.stdout
     assert "ui.perfetto.dev" in done.stdout
-    ((calls, wanted, trace),) = asked
+    ((calls, wanted, trace),) = profiled
     assert [call["kernel"] for call in calls] == ["cuda", "triton"]
     assert wanted == ("ncu", "proton", "torch")
     assert trace.endswith("/t.json")
@@ -97,26 +97,26 @@ def test_a_missing_profiler_is_reported_once(capsys):
         Profile(call | {"kernel": "cuda"}, absent=absent | {"proton": "it fails too"}),
     ]
     Console(width=200).print(overview(found, [{}, {}]))
-    said = capsys.readouterr().out.splitlines()
-    assert said.count("No ncu: this user may not read the GPU's counters") == 1
-    assert "No proton for relu, cuda, N=64 float32: it fails too" in said
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.count("No ncu: this user may not read the GPU's counters") == 1
+    assert "No proton for relu, cuda, N=64 float32: it fails too" in lines
 
 
-def test_arguments_select_the_calls(command, asked, tmp_path):
+def test_arguments_select_the_calls(command, profiled, tmp_path):
     file = tmp_path / "relu.py"
     file.write_text("def relu(x):\n    return x.clamp(min=0)\n")
     command("relu", file, "-s", "ncu", "--direction", "backward")
     command(file, "-i", "8x8:fp16")
-    (of_op, sources, _), (of_file, _, _) = asked
+    (of_op, sources, _), (of_file, _, _) = profiled
     assert of_op == [{**of_op[0], "kernel": "relu.py", "file": str(file), "direction": "backward", "op": "relu"}]
     assert sources == ["ncu"]
     assert of_file == [{"file": str(file), "function": "relu", "inputs": ["8x8:fp16"]}]
 
 
-def test_all_operations_are_profiled_with_their_public_function(command, asked, tmp_path):
+def test_all_operations_are_profiled_with_their_public_function(command, profiled, tmp_path):
     path = tmp_path / "counters.jsonl"
     assert command("--direction", "backward", "--record", path, "--json").returncode == 0
-    ((calls, _, _),) = asked
+    ((calls, _, _),) = profiled
     assert {call["kernel"] for call in calls} == {"tilewright"}
     assert {call["op"] for call in calls} < {*source.op_files()}, "some have no backward"
     of_softmax = [call["case"] for call in calls if call["op"] == "softmax"]
@@ -128,7 +128,7 @@ def test_all_operations_are_profiled_with_their_public_function(command, asked, 
     assert_one_line(command("softmax,gellu"), 2, "gelu")
 
 
-def test_records_carry_counters_and_predictions_to_the_page(command, asked, tmp_path):
+def test_records_carry_counters_and_predictions_to_the_page(command, profiled, tmp_path):
     path = tmp_path / "counters.jsonl"
     done = command("transpose", "-k", "cuda", "-c", "M=64,N=64", "--record", path, "--json")
     assert json.loads(done.stdout)["counters"]["registers"] == 32

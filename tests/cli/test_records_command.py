@@ -99,7 +99,7 @@ def test_the_same_launches_are_verified(results, command, traced):
     results(timing(launches=CURRENT), timing("eager"))
     done = command("verify")
     assert done.returncode == 0, done.stderr
-    assert "1 records compared: 1 with the same launches, 0 with others." in done.stdout
+    assert "Compared 1 records: 1 have the same launches, 0 have others." in done.stdout
     assert [job.kernel for job in traced] == ["triton"], "the other one has no fingerprint"
 
 
@@ -107,10 +107,10 @@ def test_a_fresh_record_with_other_launches_exits_with_1(results, command, trace
     results(timing(launches=["another launch"]), timing("cuda", launches=CURRENT))
     done = command("verify")
     assert done.returncode == 1
-    assert "2 records compared: 1 with the same launches, 1 with others." in done.stdout
+    assert "Compared 2 records: 1 have the same launches, 1 have others." in done.stdout
     row = next(line for line in done.stdout.splitlines() if line.startswith("softmax"))
     assert row.split() == ["softmax", "triton", "M=3,N=50", "float32", "forward", "counts", "as", "fresh"]
-    assert "1 of them count as fresh" in done.stdout
+    assert "1 of these count as fresh" in done.stdout
     lines = [json.loads(line) for line in command("verify", "--json").stdout.splitlines()]
     assert [(line["kernel"], line["same"], line["contradicts"]) for line in lines] == [
         ("triton", False, True),
@@ -122,8 +122,17 @@ def test_a_stale_record_with_other_launches_is_listed_and_exits_with_0(results, 
     results(timing(launches=["another launch"], source="0" * 16))
     done = command("verify", "softmax", "--gpu", "H200")
     assert done.returncode == 0, done.stderr
-    assert "0 with the same launches, 1 with others" in done.stdout
+    assert "0 have the same launches, 1 have others" in done.stdout
     assert next(line for line in done.stdout.splitlines() if "triton" in line).rstrip().endswith("stale")
+
+
+def test_a_stale_record_with_the_same_launches_suggests_an_update(results, command, traced):
+    results(timing(launches=CURRENT, source="0" * 16))
+    done = command("verify")
+    assert done.returncode == 0, done.stderr
+    assert "1 of the same count as stale; mark them fresh with: tilewright records verify --update" in done.stdout
+    assert "count as" not in command("verify", "--update").stdout
+    assert "1 fresh, 0 stale" in command().stdout
 
 
 def test_update_saves_the_fingerprints_of_the_current_code(results, command, traced):
@@ -169,4 +178,4 @@ def test_a_sample_of_the_committed_records():
     arguments = [sys.executable, "-m", "tilewright", "records", "verify", "--sample", "6", "--seed", seed]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"seed {seed}: {done.stdout}{done.stderr}"
-    assert "6 records compared: 6 with the same launches, 0 with others." in done.stdout, f"seed {seed}: {done.stdout}"
+    assert "Compared 6 records: 6 have the same launches, 0 have others." in done.stdout, f"seed {seed}: {done.stdout}"

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewright.cli.options import AsJson, Cases, Dtypes, OpName
-from tilewright.cli.shared import console, load_op, parse_cases, parse_dtypes, require_choice, say_next, table
+from tilewright.cli.shared import (
+    bottleneck,
+    console,
+    load_op,
+    parse_cases,
+    parse_dtypes,
+    require_choice,
+    say_next,
+    table,
+)
 from tilewright.cost import DIRECTIONS, size
 from tilewright.report.formatting import digits
 
@@ -50,6 +59,8 @@ def floor(
         "case", "direction", right=numbers, last=("bound by",), title=f"{op_name}: minimum time on {sheet.name}"
     )
     for one, each, cost, unit, seconds in floors:
-        shown.add_row(f"{one} {one.dtype}", each, size(cost.read), size(cost.written), digits(seconds * 1e6), unit)
+        shown.add_row(
+            f"{one} {one.dtype}", each, size(cost.read), size(cost.written), digits(seconds * 1e6), bottleneck(unit)
+        )
     console().print(shown)
     say_next(f"tilewright explain {op_name} --gpu {sheet.name}")

@@ -102,7 +102,7 @@ def verify(
             for one in found:
                 print(json.dumps(_as_json(one)))
         else:
-            _print_comparison(found, contradictions)
+            _print_comparison(found, contradictions, is_updating=update)
         if update:
             added, written = tool.update(found)
             if not as_json:
@@ -164,7 +164,7 @@ def _summary(reasons: Counter[str | None]) -> str:
     return "\n".join(lines)
 
 
-def _print_comparison(found: list[Comparison], contradictions: list[Comparison]) -> None:
+def _print_comparison(found: list[Comparison], contradictions: list[Comparison], *, is_updating: bool) -> None:
     with_fingerprint = [one for one in found if _has_fingerprint(one.record)]
     changed = [one for one in with_fingerprint if not one.is_same]
     if changed:
@@ -174,9 +174,15 @@ def _print_comparison(found: list[Comparison], contradictions: list[Comparison])
             shown.add_row(one.record["op"], one.record["kernel"], call_key(one.record), state)
         console().print(shown)
     same = len(with_fingerprint) - len(changed)
-    print(f"{len(with_fingerprint)} records compared: {same} with the same launches, {len(changed)} with others.")
+    print(f"Compared {len(with_fingerprint)} records: {same} have the same launches, {len(changed)} have others.")
+    if is_updating:
+        return
     if contradictions:
-        print(f"{len(contradictions)} of them count as fresh; mark them stale with: tilewright records verify --update")
+        print(
+            f"{len(contradictions)} of these count as fresh; mark them stale with: tilewright records verify --update"
+        )
+    if outdated := [one for one in found if one.is_same and "--update" in (stale_reason(one.record) or "")]:
+        print(f"{len(outdated)} of the same count as stale; mark them fresh with: tilewright records verify --update")
 
 
 def _as_json(one: Comparison) -> Record:

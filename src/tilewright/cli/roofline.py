@@ -6,7 +6,7 @@ import itertools
 import json
 import string
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ import typer
 from tilewright import settings
 from tilewright.cli.options import AsJson, Fresh, RecordFile
 from tilewright.cli.shared import (
+    bottleneck,
     console,
     measure_ceilings,
     newest_records,
@@ -25,10 +26,11 @@ from tilewright.cli.shared import (
     table,
     warn,
 )
-from tilewright.errors import NoRecords, UnknownGPU
+from tilewright.errors import NoRecords
 from tilewright.report.formatting import digits
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from tilewright.report.timings import TimingRow
@@ -93,7 +95,7 @@ def roofline(
             for line in _json_lines(drawn):
                 print(json.dumps(line))
         else:
-            _show(drawn)
+            _print(drawn)
         if html:
             _write_page(drawn, html)
     if not as_json:
@@ -107,7 +109,7 @@ def _measure(records: list[dict[str, Any]], samples: int | None, fresh: bool) ->
     from tilewright.timer import Timer
     from tilewright.workbench.bench import sweep as tool
 
-    timer, device, taken = Timer(), hardware.current_gpu(), None
+    timer, device, swept = Timer(), hardware.current_gpu(), None
     ceilings = measure_ceilings(timer, fresh).rates
     if samples:
         with progress("running the sweep", None) as advance:
@@ -115,21 +117,21 @@ def _measure(records: list[dict[str, Any]], samples: int | None, fresh: bool) ->
             points = [point.as_json() for point in tool.sweep(timer, samples)]
         content = {"elements": tool.ELEMENTS, "points": points, "ceilings": ceilings}
         versions = hardware.versions()
-        taken = stamp("sweep", "sweep", "triton", file_hash(SWEEP), **content, device=device, versions=versions)
+        swept = stamp("sweep", "sweep", "triton", file_hash(SWEEP), **content, device=device, versions=versions)
     timings = [r for r in records if r["kind"] == "timing" and r["device"]["gpu"] == device["gpu"]]
-    return Roofline(device["gpu"], device["name"], ceilings, "measured now", timings, taken)
+    return Roofline(device["gpu"], device["name"], ceilings, "measured now", timings, swept)
 
 
 def _from_records(records: list[dict[str, Any]], gpu: str | None, with_sweep: bool) -> Roofline:
-    from tilewright.hardware import DATASHEETS
+    from tilewright.hardware import datasheet
 
     measured = [r for r in records if r["kind"] in ("timing", "sweep")]
     count = Counter(r["device"]["gpu"] for r in measured)
     if not gpu and not count:
         raise NoRecords(settings.results_dir())
     name = gpu.lower() if gpu else count.most_common(1)[0][0]
-    if name not in count and name not in DATASHEETS:
-        raise UnknownGPU(name, {*DATASHEETS, *count})
+    if name not in count:
+        name = datasheet(name).name
     of_gpu = sorted((r for r in measured if r["device"]["gpu"] == name), key=lambda r: r["date"])
     ceilings = {unit: rate for r in of_gpu for unit, rate in r["ceilings"].items()}
     when = f"recorded, most recently on {of_gpu[-1]['date'][:10]}" if of_gpu else "from its datasheet (no records)"
@@ -174,7 +176,7 @@ def _json_lines(drawn: Roofline) -> Iterator[dict[str, Any]]:
         yield {**drawn.sweep, "stale": is_stale(drawn.sweep)}
 
 
-def _show(drawn: Roofline) -> None:
+def _print(drawn: Roofline) -> None:
     from rich.text import Text
 
     out = console()
@@ -188,7 +190,7 @@ def _show(drawn: Roofline) -> None:
         out.print("\nThe largest case of each operation: our fastest kernel, and the fastest baseline")
         out.print(_kernel_table(_largest(kernels), is_wide=out.width >= WIDE))
     if drawn.sweep:
-        _show_sweep(drawn.sweep, out.print)
+        _print_sweep(drawn.sweep, out)
 
 
 def _ceilings(drawn: Roofline, peaks: dict[str, float]) -> str:
@@ -250,26 +252,26 @@ def _kernel_table(kernels: list[TimingRow], *, is_wide: bool) -> Table:
                 digits(row.us),
                 *figures,
                 f"{row.share * 100:.0f}" if row.share else "",
-                row.bound_by,
+                bottleneck(row.bound_by),
                 Text("stale" if row.is_stale else "", "yellow"),
             )
             name = ""
     return shown
 
 
-def _show_sweep(taken: dict[str, Any], say: Callable[..., None]) -> None:
+def _print_sweep(sweep: dict[str, Any], out: Console) -> None:
     """Print the points of the sweep beside the ceilings of its own run."""
     from tilewright.hardware import rates
     from tilewright.record import is_stale
     from tilewright.workbench.bench.sweep import Point, bend
 
-    points = [Point(**p | {"interval_us": tuple(p["interval_us"])}) for p in taken["points"]]
-    stale = " (stale: the source changed)" if is_stale(taken) else ""
-    say(f"\nSweep of arithmetic intensity: x*2 repeated k times on {taken['elements']} float32 elements{stale}")
+    points = [Point(**p | {"interval_us": tuple(p["interval_us"])}) for p in sweep["points"]]
+    stale = " (stale: the source changed)" if is_stale(sweep) else ""
+    out.print(f"\nSweep of arithmetic intensity: x*2 repeated k times on {sweep['elements']} float32 elements{stale}")
     shown = table(right=("k", "time (us)", "95 % interval", "GB/s", "TFLOP/s"), last=("bound by",))
-    ceilings = rates(taken["ceilings"], taken["device"]["gpu"])
+    ceilings = rates(sweep["ceilings"], sweep["device"]["gpu"])
     ceiling = ceilings["fp32"] / 2
-    ridge = points[0].bytes / ceilings["copy"] * ceiling / taken["elements"]
+    ridge = points[0].bytes / ceilings["copy"] * ceiling / sweep["elements"]
     for p in points:
         shown.add_row(
             str(p.k),
@@ -279,10 +281,10 @@ def _show_sweep(taken: dict[str, Any], say: Callable[..., None]) -> None:
             digits(p.flops / p.us / 1e6),
             "memory" if p.k < ridge else "arithmetic",
         )
-    say(shown)
+    out.print(shown)
     bends = bend(points)
     seen = f"The time starts to grow at k = {bends}" if bends else "The time never grows"
-    say(
+    out.print(
         f"{seen}; the ceilings predict it at k = {ridge:.0f}. "
         f"A multiplication is half of a fused multiply-add, so its ceiling is half of fp32: {_tera(ceiling)}.",
         soft_wrap=True,

@@ -213,6 +213,11 @@ def progress(title: str, total: int | None) -> Iterator[Callable[[str], None]]:
         yield advance
 
 
+def bottleneck(unit: str) -> str:
+    """Return the name of a unit of Cost.floor for a table: all kinds of DRAM traffic are memory."""
+    return "memory" if unit in ("copy", "read", "write") else unit
+
+
 def stdout_to_stderr() -> contextlib.AbstractContextManager[Any]:
     """Keep what a user's launcher prints out of our output."""
     return contextlib.redirect_stdout(sys.stderr)
