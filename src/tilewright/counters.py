@@ -24,17 +24,17 @@ LATENCY_BOUND, BALANCED = 0.6, 0.1
 
 def _sum(*metrics: str) -> Any:
     """Declare a counter that is summed over the kernels of a call."""
-    return field(default=None, metadata={"metrics": metrics, "how": "sum"})
+    return field(default=None, metadata={"metrics": metrics, "combine": sum})
 
 
 def _mean(*metrics: str) -> Any:
     """Declare a counter that is averaged over the kernels of a call, weighted by their time."""
-    return field(default=None, metadata={"metrics": metrics, "how": "mean"})
+    return field(default=None, metadata={"metrics": metrics, "combine": None})
 
 
 def _max(*metrics: str) -> Any:
     """Declare a counter whose maximum over the kernels of a call is taken."""
-    return field(default=None, metadata={"metrics": metrics, "how": "max"})
+    return field(default=None, metadata={"metrics": metrics, "combine": max})
 
 
 @dataclass(frozen=True)
@@ -135,15 +135,12 @@ def combined(found: Sequence[Counters]) -> Counters:
         weights = [t if v is not None else 0.0 for v, t in zip(values, times, strict=True)]
         return sum((v or 0.0) * w for v, w in zip(values, weights, strict=True)) / (sum(weights) or 1.0)
 
-    ways = {
-        "sum": lambda parts: sum(part or 0.0 for part in parts),
-        "mean": mean,
-        "max": lambda parts: max(part or 0.0 for part in parts),
-    }
     values: dict[str, Any] = {}
     for f in COUNTED:
         parts = [getattr(one, f.name) for one in found]
-        values[f.name] = None if all(part is None for part in parts) else ways[f.metadata["how"]](parts)
+        known = [part for part in parts if part is not None]
+        combine = f.metadata["combine"]
+        values[f.name] = (combine(known) if combine else mean(parts)) if known else None
     reasons = dict.fromkeys(reason for one in found for reason in one.stalls)
     stalls = {reason: mean([one.stalls.get(reason, 0.0) for one in found]) for reason in reasons}
     return Counters(**values, stalls=stalls, kernels=tuple(name for one in found for name in one.kernels))

@@ -33,6 +33,7 @@ STEADY = 0.01  # relative difference between the medians of two groups
 MAX_WARM_UP = 0.5  # seconds
 
 Call = Callable[[], Any]
+Calls = Sequence[Call]
 Keep = Callable[[list[Any]], Any]
 
 
@@ -49,9 +50,7 @@ class Sample:
 class Clock(Protocol):
     """A source of samples: CUDA events, or the host's clock for tensors on the CPU."""
 
-    def sample(
-        self, calls: Sequence[Call], head_start: float, fill: Call = _nothing, keep: Keep | None = None
-    ) -> Sample:
+    def sample(self, calls: Calls, head_start: float, fill: Call = _nothing, keep: Keep | None = None) -> Sample:
         """Run the calls back to back and return the time per call.
 
         `fill` writes the inputs just before; `keep` selects what to keep of the results just after.
@@ -80,9 +79,7 @@ class Timer:
         self._sink = torch.empty((), device="cuda")
         self._driver = ctypes.CDLL("libcuda.so.1") if torch.version.cuda else None
 
-    def sample(
-        self, calls: Sequence[Call], head_start: float, fill: Call = _nothing, keep: Keep | None = None
-    ) -> Sample:
+    def sample(self, calls: Calls, head_start: float, fill: Call = _nothing, keep: Keep | None = None) -> Sample:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         stream = torch.cuda.current_stream()
         self.synchronize()
@@ -122,9 +119,7 @@ class Timer:
 class HostTimer:
     """The host's clock, for tensors on the CPU."""
 
-    def sample(
-        self, calls: Sequence[Call], head_start: float, fill: Call = _nothing, keep: Keep | None = None
-    ) -> Sample:
+    def sample(self, calls: Calls, head_start: float, fill: Call = _nothing, keep: Keep | None = None) -> Sample:
         fill()
         begin = time.perf_counter()
         results = [call() for call in calls]
@@ -152,7 +147,7 @@ class Sampler:
     `prepare` returns the calls of the next sample, `fill` writes their inputs.
     """
 
-    def __init__(self, clock: Clock, prepare: Callable[[], Sequence[Call]], fill: Call = _nothing):
+    def __init__(self, clock: Clock, prepare: Callable[[], Calls], fill: Call = _nothing):
         self._clock, self._prepare, self._fill = clock, prepare, fill
         self._head_start, self._attempts = MIN_HEAD_START, ATTEMPTS
 
@@ -207,7 +202,7 @@ class Sampler:
     def extra_bytes(self) -> int | None:
         return self._clock.extra_bytes(self._ready()[0])
 
-    def _ready(self) -> Sequence[Call]:
+    def _ready(self) -> Calls:
         calls = self._prepare()
         self._fill()
         return calls

@@ -22,7 +22,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.language.semantic import TritonSemantic
 
 from tilewright.interpreter import libdevice, numerics
-from tilewright.interpreter.exceptions import StepLimitExceeded, UnsupportedFeature, current_line
+from tilewright.interpreter.exceptions import Location, StepLimitExceeded, UnsupportedFeature, current_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,7 @@ class Handle:
 class Wrap:
     """An integer overflow: where it first happened, and the lanes whose values derive from it."""
 
-    location: tuple[str, int]  # file and line
+    location: Location
     value: int  # the first value that did not fit
     bits: int
     lanes: np.ndarray
@@ -552,18 +552,8 @@ _INTEGERS = {
     if bits > 1 or not sign
 }
 _CONSTANTS = {**_INTEGERS, "fp16": tl.float16, "bf16": tl.bfloat16, "fp32": tl.float32, "fp64": tl.float64}
-_TYPES = {
-    **_INTEGERS,
-    "half": tl.float16,
-    "bf16": tl.bfloat16,
-    "float": tl.float32,
-    "double": tl.float64,
-    "fp8e4nv": tl.float8e4nv,
-    "fp8e5": tl.float8e5,
-    "fp8e4b8": tl.float8e4b8,
-    "fp8e5b16": tl.float8e5b16,
-    "fp8e4b15": tl.float8e4b15,
-}
+_TYPES = {**_INTEGERS, "half": tl.float16, "bf16": tl.bfloat16, "float": tl.float32, "double": tl.float64}
+_TYPES |= {f"fp8{kind}": getattr(tl, f"float8{kind}") for kind in ("e4nv", "e5", "e4b8", "e5b16", "e4b15")}
 
 
 def _type_getter(ty: tl.dtype) -> Callable[[Builder], tl.dtype]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+Location = tuple[str, int]  # file and line
 IS_KERNEL = "__tilewright_kernel__"  # in the globals of interpreted code: True in the user's, False in Triton's own
 
 
@@ -41,7 +42,7 @@ class SpinWait(Exception):
     """The programs of a batch poll memory that only another program can change."""
 
 
-def current_line() -> tuple[str, int]:
+def current_line() -> Location:
     """Return the file and line of the user's kernel that is being interpreted."""
     frame: Any = sys._getframe(1)
     while frame is not None:
@@ -51,7 +52,7 @@ def current_line() -> tuple[str, int]:
     return "", 0
 
 
-def line_of(error: BaseException) -> tuple[str, int]:
+def line_of(error: BaseException) -> Location:
     """Return the file and line of the innermost frame of the user's kernel in the traceback."""
     found = ("", 0)
     trace = error.__traceback__

@@ -68,14 +68,15 @@ def run(
     grid = _three_dimensional(grid({**given, **meta}) if callable(grid) else grid, name)
     total = math.prod(grid)
     memory = Memory(name, grid)
-    arguments = {p.name: _argument(memory, p, given[p.name]) for p in params}
+    constants = {p.name: translated(given[p.name]) for p in params if p.is_constexpr}
+    arguments = {p.name: _argument(memory, p.name, unwrap(given[p.name]), p) for p in params if not p.is_constexpr}
     log = AccessLog(memory, initialized)
     memory.commit = log.commit
     BUILDER.memory, BUILDER.grid = memory, grid
     try:
         body = executable(function).bind()
         with np.errstate(all="ignore"):
-            ran = _run_all(body, arguments, _Scheduler(total, lanes), memory, log, steps)
+            ran = _run_all(body, constants | arguments, _Scheduler(total, lanes), memory, log, steps)
     except UnsupportedFeature as error:
         file, line = line_of(error) if line_of(error)[1] else (file, line)
         raise UnsupportedKernel(f"{file}:{line}: {name} uses {error}, which the interpreter cannot run") from None
@@ -221,16 +222,10 @@ def _bound(
     return dict(bound.arguments), meta
 
 
-def _argument(memory: Memory, param: KernelParam, value: Any) -> Any:
-    """Convert an argument to what the kernel receives: a constexpr as a Python value, all others as tensors."""
-    if param.is_constexpr:
-        return translated(value)
-    return _converted(memory, param.name, unwrap(value), param)
-
-
-def _converted(memory: Memory, name: str, value: Any, param: KernelParam | None) -> Any:
+def _argument(memory: Memory, name: str, value: Any, param: KernelParam | None = None) -> Any:
+    """Convert an argument to the tensor or tensors that the kernel receives."""
     if isinstance(value, tuple):
-        parts = [_converted(memory, f"{name}[{i}]", v, None) for i, v in enumerate(value)]
+        parts = [_argument(memory, f"{name}[{i}]", v) for i, v in enumerate(value)]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if isinstance(value, TensorDescriptor):
         return _descriptor(memory, name, value)
@@ -270,8 +265,8 @@ def _pointer(memory: Memory, name: str, value: Any) -> Any:
 
 def _descriptor(memory: Memory, name: str, value: TensorDescriptor) -> Any:
     base = _pointer(memory, name, value.base)
-    shape = [_converted(memory, name, s, None) for s in value.shape]
-    strides = [_converted(memory, name, s, None) for s in value.strides[:-1]] + [tl.constexpr(1)]
+    shape = [_argument(memory, name, s) for s in value.shape]
+    strides = [_argument(memory, name, s) for s in value.strides[:-1]] + [tl.constexpr(1)]
     block = [tl.constexpr(b) for b in value.block_shape]
     made = SEMANTIC.make_tensor_descriptor(base, shape, strides, block, value.padding)
     made.handle.round_to_tf32 = getattr(value, "round_f32_to_tf32", False)

@@ -333,9 +333,7 @@ class Namespace:
         return value
 
 
-@functools.cache
-def _namespace(module: types.ModuleType) -> Namespace:
-    return Namespace(module)
+_namespace = functools.cache(Namespace)
 
 
 def translated(value: Any) -> Any:

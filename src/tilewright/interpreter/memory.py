@@ -19,7 +19,7 @@ from torch import Tensor
 from triton._C.libtriton import ir
 
 from tilewright.interpreter import numerics
-from tilewright.interpreter.exceptions import LaunchError, SpinWait, current_line
+from tilewright.interpreter.exceptions import LaunchError, Location, SpinWait, current_line
 from tilewright.interpreter.results import OUT_OF_BOUNDS, OVERFLOW, RACE, SECTOR, Finding
 
 MAX_LOGGED_LANES = 2**22  # a program that runs alone commits its accesses when it has logged more
@@ -134,7 +134,7 @@ class Access:
     itemsize: int
     offsets: np.ndarray  # in bytes from the start of the storage
     programs: np.ndarray | None  # program index per lane; None: every program of the batch made this access
-    location: tuple[str, int]  # file and line
+    location: Location
     lanes: int  # active and masked
     sectors: int
     changed: np.ndarray | None = None  # lanes of a store or an atomic that changed the value in memory
@@ -187,14 +187,7 @@ class Memory:
         return index % x, index // x % y, index // (x * y)
 
     def finding(
-        self,
-        kind: str,
-        argument: Argument,
-        location: tuple[str, int],
-        program: int,
-        element: int,
-        lanes: int,
-        detail: str,
+        self, kind: str, argument: Argument, location: Location, program: int, element: int, lanes: int, detail: str
     ) -> Finding:
         where = (*location, self.program_id(program), argument.index(element))
         return Finding(kind, self.kernel, argument.name, *where, lanes, detail)
