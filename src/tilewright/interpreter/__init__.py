@@ -142,12 +142,10 @@ def interpret(
 ) -> Iterator[Run]:
     """Run every Triton launch in this context on the CPU, with bounds, race and initialization checks.
 
-    Args:
-        faults: "raise" raises KernelFault after a launch with a fault; "collect" only appends it to `run.findings`.
-        steps: Operations that a program may execute before the launch stops with KernelAborted.
-        maps: Keep the number of reads and the writer of each element, which takes memory.
-        memory: Fill tensors from torch.empty with NaN and report elements that are read first or never written.
-        lanes: Run only a sample of the programs of a launch whose accesses have more lanes than this.
+    `faults="raise"` raises KernelFault after a launch with a fault; "collect" only adds it to `run.findings`. A program
+    that executes more than `steps` operations raises KernelAborted. `maps` keeps the number of reads and the writer of
+    each element, which takes memory. `memory` fills tensors from torch.empty with NaN, and reports elements that are
+    read before they are written. With `lanes`, only a sample of the programs runs in a launch that accesses more lanes.
     """
     if faults not in ("raise", "collect"):
         raise ValueError(f'faults must be "raise" or "collect", not {faults!r}')
