@@ -134,9 +134,9 @@ def test_calls_back_to_back_are_starred_and_explained():
 def test_ceilings_are_compared_with_the_datasheet():
     measured = {"copy": 4.0e12, "read": 2.4e12, "fp32": 33.45e12, "odd": 1e12}
     text = conditions(timing("triton", 2.0, ceilings=measured))
-    assert "read 2400 GB/s (50%)" in text
-    assert "fp32 33.5 T/s (50%)" in text or "fp32 33.4 T/s (50%)" in text
-    assert "odd 1.0 T/s" in text
+    assert "read 2,400 GB/s (50%)" in text
+    assert "fp32 33.5 TFLOP/s (50%)" in text or "fp32 33.4 TFLOP/s (50%)" in text
+    assert "odd 1.0 TFLOP/s" in text
     assert "(" not in text.partition("odd")[2].partition("Timer")[0]
     assert "%" not in conditions(timing("triton", 2.0, gpu="unheard-of", ceilings=measured))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tilewright.cost import BANDWIDTHS
+
 STALE = "†"
 STALE_NOTE = f"{STALE} Stale: the source changed after the measurement."
 DIRECTION_LABELS = {"forward": "", "backward": " backward", "both": " forward + backward"}
@@ -21,6 +23,14 @@ def digits(value: float | None, count: int = 3) -> str:
 
 def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}".rstrip("%")
+
+
+def rate(unit: str, per_second: float) -> str:
+    """Return the rate of a bandwidth or an arithmetic unit with its unit of measurement."""
+    if unit in BANDWIDTHS:
+        return f"{per_second / 1e9:,.0f} GB/s"
+    name = "TOP/s" if unit in ("special", "tensor.int8") else "TFLOP/s"
+    return f"{per_second / 1e12:,.{0 if per_second >= 1e14 else 1}f} {name}"
 
 
 def op_label(op: str, direction: str) -> str:

@@ -10,9 +10,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tilewright.cost import BANDWIDTHS, size
+from tilewright.cost import size
 from tilewright.hardware import DATASHEETS, GPU
-from tilewright.report.formatting import digits, percent
+from tilewright.report.formatting import digits, percent, rate
 
 if TYPE_CHECKING:
     from tilewright.report.timings import TimingRow
@@ -140,12 +140,11 @@ def conditions(records: Sequence[dict[str, Any]], state: dict[str, Any]) -> Grou
 
 
 def _ceilings(ceilings: dict[str, float], sheet: GPU | None) -> list[str]:
-    rates = sheet.rates() if sheet else {}
-    found = []
-    for unit, rate in ceilings.items():
-        figure = f"{rate / 1e9:.0f} GB/s" if unit in BANDWIDTHS else f"{rate / 1e12:.1f} T/s"
-        found.append(f"{unit} {figure}" + (f" ({rate / rates[unit]:.0%})" if rates.get(unit) else ""))
-    return found
+    peaks = sheet.rates() if sheet else {}
+    return [
+        f"{unit} {rate(unit, value)}" + (f" ({value / peaks[unit]:.0%})" if peaks.get(unit) else "")
+        for unit, value in ceilings.items()
+    ]
 
 
 def audit(found: Audit, counted: dict[str, int] | None = None) -> Group:

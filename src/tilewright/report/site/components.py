@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from tilewright.cost import BANDWIDTHS
 from tilewright.report.formatting import date_range, digits
 from tilewright.report.timings import TimingRow
 
@@ -100,13 +99,6 @@ def span(values: Sequence[float], how: str) -> str:
     """Return "0.9 to 2.1", or one figure if both ends are the same."""
     low, high = (format(end, how) for end in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
-
-
-def rate(unit: str, per_second: float) -> str:
-    if unit in BANDWIDTHS:
-        return f"{per_second / 1e9:,.0f} GB/s"
-    name = "TOP/s" if unit in ("special", "tensor.int8") else "TFLOP/s"
-    return f"{per_second / 1e12:,.{0 if per_second >= 1e14 else 1}f} {name}"
 
 
 def count_of(number: int, noun: str, plural: str = "") -> str:

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from tilewright import hardware, source
-from tilewright.report.formatting import date_range, percent
+from tilewright.report.formatting import date_range, percent, rate
 from tilewright.report.site import components
 from tilewright.report.site.components import Outcome, Page, count_of
 from tilewright.report.timings import TimingRow
@@ -106,11 +106,11 @@ def _ceilings(gpu: str, name: str, measured: dict[str, list[float]]) -> str:
     lines = []
     for unit, values in measured.items():
         typical, peak = components.typical(values), peaks.get(unit)
-        ends = [components.rate(unit, end) for end in (min(values), max(values))]
+        ends = [rate(unit, end) for end in (min(values), max(values))]
         lines.append(
-            f'<tr><th scope="row">{escape(unit)}<td class="number">{components.rate(unit, typical)}'
+            f'<tr><th scope="row">{escape(unit)}<td class="number">{rate(unit, typical)}'
             f'<td class="number">{" to ".join(dict.fromkeys(ends)) if len(values) > 1 else ""}'
-            f'<td class="number">{components.rate(unit, peak) if peak else ""}'
+            f'<td class="number">{rate(unit, peak) if peak else ""}'
             f'<td class="number">{percent(typical / peak) if peak else ""}'
         )
     columns = ("Measured (median)", "Range over the runs", "Peak (datasheet)", "% of peak")

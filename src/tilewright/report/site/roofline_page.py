@@ -7,9 +7,9 @@ from typing import Any
 
 from tilewright import hardware
 from tilewright.record import is_stale
-from tilewright.report.formatting import digits, percent
+from tilewright.report.formatting import digits, percent, rate
 from tilewright.report.site import components
-from tilewright.report.site.components import Page, count_of, rate, spaced
+from tilewright.report.site.components import Page, count_of, spaced
 from tilewright.report.timings import TimingRow
 
 CHARTS = """<section><h2>The roofline</h2>
