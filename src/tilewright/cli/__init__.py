@@ -72,7 +72,7 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader of the pipe has left
         sys.exit(0)
     except Exception as error:
-        if hasattr(error, "format_message"):  # of the argument parser
+        if hasattr(error, "format_message"):  # an error of the argument parser
             command = getattr(getattr(error, "ctx", None), "command_path", "tilewright")
             message = error.format_message().removeprefix("Invalid value: ").rstrip(".")  # type: ignore[attr-defined]
             _fail(f"{message}. See: {command} --help")

@@ -1,4 +1,4 @@
-"""`tilewright audit`"""
+"""The command `tilewright audit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tilewright bench`"""
+"""The command `tilewright bench`."""
 
 from __future__ import annotations
 

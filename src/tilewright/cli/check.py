@@ -1,4 +1,4 @@
-"""`tilewright check`"""
+"""The command `tilewright check`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _append(path: Path, found: list[Verdict], *, is_narrow: bool) -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to check, and how thoroughly."""
+    """The kernels and cases to check, and the depth of the check."""
 
     kernels: list[str]
     cases: list[str] | None

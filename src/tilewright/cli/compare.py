@@ -1,4 +1,4 @@
-"""`tilewright compare`"""
+"""The command `tilewright compare`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tilewright explain`"""
+"""The command `tilewright explain`."""
 
 from __future__ import annotations
 

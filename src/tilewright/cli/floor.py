@@ -1,4 +1,4 @@
-"""`tilewright floor`"""
+"""The command `tilewright floor`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def floor(
     op_name: OpName,
-    gpu: Annotated[str, typer.Option(metavar="NAME", help="GPU with a datasheet; it need not be here.")],
+    gpu: Annotated[str, typer.Option(metavar="NAME", help="GPU with a datasheet; `tilewright gpu` lists them.")],
     case: Cases = None,
     dtype: Dtypes = None,
     direction: Annotated[

@@ -1,4 +1,4 @@
-"""`tilewright gpu`"""
+"""The command `tilewright gpu`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tilewright inspect`"""
+"""The command `tilewright inspect`."""
 
 from __future__ import annotations
 

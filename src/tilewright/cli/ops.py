@@ -1,4 +1,4 @@
-"""`tilewright ops`"""
+"""The command `tilewright ops`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tilewright profile`"""
+"""The command `tilewright profile`."""
 
 from __future__ import annotations
 

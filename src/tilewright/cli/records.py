@@ -1,4 +1,4 @@
-"""`tilewright records`"""
+"""The command `tilewright records`."""
 
 from __future__ import annotations
 

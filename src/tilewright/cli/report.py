@@ -1,4 +1,4 @@
-"""`tilewright report`"""
+"""The command `tilewright report`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tilewright roofline`"""
+"""The command `tilewright roofline`."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 LARGEST_CASE = 2**34  # elements: larger inputs fit into no GPU's memory
 SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-WIDTH = 160  # of output that goes to a file or a pipe
+WIDTH = 160  # columns if the output is a file or a pipe
 
 
 def one_line(error: Exception) -> str:

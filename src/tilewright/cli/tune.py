@@ -1,4 +1,4 @@
-"""`tilewright tune`"""
+"""The command `tilewright tune`."""
 
 from __future__ import annotations
 
