@@ -154,8 +154,11 @@ def do_bench(
     quantiles: Sequence[float] | None = None,
     return_mode: str = "mean",
 ) -> Any:
-    """Time `fn` in milliseconds, with the arguments of `triton.testing.do_bench` and our timer: warm up for at least
-    `warmup` ms and until two groups of samples agree, then sample for `rep` ms. Without a GPU, use the host's clock."""
+    """Time `fn` in milliseconds, as `triton.testing.do_bench` does, with our timer.
+
+    Warm up for at least `warmup` ms and until two groups of samples agree, then sample for `rep` ms. Without a GPU, use
+    the host's clock.
+    """
     if return_mode not in MODES:
         raise ValueError(f"return_mode must be one of {', '.join(MODES)}, not {return_mode!r}")
 

@@ -60,12 +60,12 @@ def assert_kernel(
     seed: int | None = None,
     forward_only: bool = False,
 ) -> None:
-    """Fail unless `fn` computes what `reference` computes, within the error budget, and the same gradients if the
-    reference has any. With `forward_only`, gradients are not compared.
+    """Fail unless `fn` computes what `reference` computes, within the error budget.
 
-    `inputs` is a tuple of arguments, whose floating-point tensors are drawn anew with values of many kinds and in many
-    layouts; or a function that returns such a tuple, which is called for every case and used unchanged. A reference
-    that does not repeat itself raises ValueError.
+    If the reference has gradients, they are compared too; `forward_only` leaves them out. `inputs` is a tuple of
+    arguments, whose floating-point tensors are redrawn with values of many kinds and in many layouts; or a function
+    that returns such a tuple, which is called for every case and used unchanged. A reference that does not repeat
+    itself raises ValueError.
     """
     example = inputs() if callable(inputs) else inputs
     tensors = [a for a in example if isinstance(a, Tensor)]

@@ -127,9 +127,11 @@ def _load(message: dict[str, Any], device: str) -> Any:
 
 
 def _confine(file: Path, others: list[Path], folder: Path, device: str, memory: int) -> list[str]:
-    """Sandbox this process before a user's file runs: it may read Python, libraries and the file's neighbours, and
-    write to a folder of its own. With a GPU it may also start compilers, and memory has no limit, since CUDA maps far
-    more than it uses."""
+    """Sandbox this process before a user's file runs, and return the layers that hold.
+
+    It may read Python, libraries and the file's neighbours, and write to a folder of its own. With a GPU it may also
+    start compilers, and memory has no limit, since CUDA maps far more than it uses.
+    """
     neighbours = [path for path in file.parent.iterdir() if not path.name.startswith(".")]
     read = [*sandbox.runtime(), *neighbours, *others]
     memory, processes = (memory, 0) if device == "cpu" else (0, COMPILER_PROCESSES)

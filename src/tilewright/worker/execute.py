@@ -23,8 +23,11 @@ PLAIN, COMPILED, OPCHECK, TRACED = "", "under torch.compile", "registered operat
 
 
 class KernelFailed(Exception):
-    """The kernel returned nothing to compare. `kind` is a verdict (crashed, timeout, wrong, tampered, unsupported),
-    "memory" if this call needs too much of it, or "usage" if the file cannot be loaded."""
+    """The kernel returned nothing to compare.
+
+    `kind` is a verdict (crashed, timeout, wrong, tampered, unsupported), "memory" if this call needs too much of it, or
+    "usage" if the file cannot be loaded.
+    """
 
     def __init__(self, kind: str, reason: str):
         super().__init__(reason)
@@ -41,8 +44,10 @@ class OutputSpec:
 
 @dataclass
 class Request:
-    """A call: its arguments, the incoming gradients of its floating-point outputs (None: this output gets none), the
-    arguments that require a gradient, and the shapes and dtypes of the outputs."""
+    """A call: its arguments, the arguments that require a gradient, incoming gradients, and what it must return.
+
+    `grads` has one element per floating-point output; None if that output gets no gradient.
+    """
 
     args: list[Any]  # a GuardedTensor, or a value that is not a tensor
     output_specs: list[OutputSpec]
@@ -60,7 +65,7 @@ class Request:
 class Reply:
     outputs: list[Tensor]
     gradients: list[Tensor | None]  # empty: autograd cannot differentiate the outputs
-    memory: list[Tensor]  # of each tensor argument, after the call
+    memory: list[Tensor]  # each tensor argument's, after the call
     calls: list[tuple[str, int]] = field(default_factory=list)  # torch operators, with the size of their largest input
     forward_only: str = ""  # why the call fails if its arguments require a gradient
 
@@ -163,7 +168,7 @@ def forward(fn: Callable[..., Any], args: Sequence[Any], needs_grad: Sequence[in
 def _forward(
     fn: Callable[..., Any], args: Sequence[Any], needs_grad: Sequence[int], retry: bool
 ) -> tuple[list[Any], Any, str]:
-    """As `forward`; if it fails only because arguments require a gradient, call without and return the reason last."""
+    """Call `forward`; if it fails only because arguments require a gradient, call without, and return the reason."""
     try:
         return *forward(fn, args, needs_grad), ""
     except (KernelFailed, KernelAborted, MissingPackage, torch.cuda.OutOfMemoryError):
@@ -179,7 +184,7 @@ def _forward(
 def backward(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """As `gradients`, without oneDNN."""
+    """Compute `gradients` without oneDNN."""
     with without_onednn():
         return gradients(outputs, inputs, grads)
 

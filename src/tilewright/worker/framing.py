@@ -70,8 +70,10 @@ def _unpack(body: memoryview, specs: list[dict[str, Any]]) -> list[Tensor]:
 
 
 def _write(pipe: IO[bytes], data: memoryview, deadline: float | None) -> None:
-    """Write all of `data`. If the reader is gone, return: the missing reply reports it. With a deadline, the pipe must
-    be non-blocking."""
+    """Write all of `data`. If the reader is gone, return: the missing reply reports it.
+
+    With a deadline, the pipe must be non-blocking.
+    """
     with contextlib.suppress(BrokenPipeError):
         while data:
             if deadline is not None and not select.select([], [pipe], [], max(0.0, deadline - time.monotonic()))[1]:

@@ -155,8 +155,10 @@ def _can_be_guarded(tensor: Tensor) -> bool:
 def _between_guards(
     memory: Tensor, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
 ) -> Tensor:
-    """Return the tensor between the guards. It is not a view, which autograd treats differently. On a CPU its storage
-    ends at the guards, so that the interpreter knows the bounds."""
+    """Return the tensor between the guards. It is not a view, which autograd treats differently.
+
+    On a CPU its storage ends at the guards, so that the interpreter knows the bounds.
+    """
     empty = _empty(0, dtype=dtype, device=memory.device)
     if memory.device.type == "cpu":
         inside = memory.numpy()[GUARD : len(memory) - GUARD]

@@ -25,8 +25,10 @@ MALFORMED_REPLY = (KeyError, TypeError, ValueError, OverflowError, StopIteration
 
 
 class Worker:
-    """A child process that runs kernels on inputs sent to it. If it crashes, hangs or exceeds its memory, the next call
-    starts another one."""
+    """A child process that runs kernels on inputs sent to it.
+
+    If it crashes, hangs or exceeds its memory, the next call starts another one.
+    """
 
     def __init__(self, *, device: str, seconds: float | None = None, memory: int = process.MEMORY_LIMIT):
         self.device = device
@@ -55,8 +57,7 @@ class Worker:
         file: Path | None = None,
         solution: dict[str, Any] | None = None,
     ) -> None:
-        """Select what `call` runs: a registered kernel, the kernel in a user's file, or a file's solution of a
-        problem."""
+        """Select what `call` runs: a registered kernel, a user's file, or a file's solution of a problem."""
         selected = {"op": op, "kernel": kernel, "file": str(file.resolve()) if file else None, "solution": solution}
         if self._loaded != selected or self._process is None:
             self._loaded = selected
@@ -79,8 +80,10 @@ class Worker:
         return [results[i * each : (i + 1) * each] for i in range(len(numbers))]
 
     def begin(self, requests: Sequence[Request], direction: str) -> None:
-        """Prepare to time the loaded kernel on the inputs of these requests: call `warm_up`, `overhead` and `sample`
-        next, and `results` for the outputs of the last sample."""
+        """Prepare to time the loaded kernel on the inputs of these requests.
+
+        Call `warm_up`, `overhead` and `sample` next, and `results` for the outputs of the last sample.
+        """
         if self._process is None:
             self._load()
         encoded, tensors = zip(*map(messages.encode_request, requests), strict=True)

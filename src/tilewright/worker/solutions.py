@@ -19,8 +19,11 @@ ENTRY_POINTS = {"kernelbench": "ModelNew", "gpu-mode": "custom_kernel"}
 
 
 def load(path: Path, solution: dict[str, Any], device: str) -> Callable[..., Any]:
-    """Return the solution as a function of the flattened inputs. `solution` holds its kind, the constructor arguments
-    and seed, whether each call needs a new model, and the folders with the problem's own modules."""
+    """Return the solution as a function of the flattened inputs.
+
+    `solution` holds its kind, the constructor arguments and seed, whether each call needs a new model, and the folders
+    with the problem's own modules.
+    """
     sys.path[:0] = solution["folders"]
     with redirect_cuda(device):
         module = registry.load_module(path)
@@ -36,7 +39,7 @@ def load(path: Path, solution: dict[str, Any], device: str) -> Callable[..., Any
         model = construct()
     except Exception as error:
         raise FileBroken(path, None, f"ModelNew cannot be constructed ({first_line(error)})") from error
-    return _from_leaves(lambda data: (construct() if solution["anew"] else model)(*data), device)
+    return _from_leaves(lambda data: (construct() if solution["new_model_per_call"] else model)(*data), device)
 
 
 def construct_model(model: Callable[..., Any], arguments: Any, seed: int, device: str) -> Any:

@@ -45,7 +45,9 @@ class Slot:
 
 class InputPool:
     """The values of several requests, copied into slots at different addresses. Kernels that take turns can share it.
-    With `rotates`, a value may also be the request's value rotated in memory."""
+
+    With `rotates`, unseen values are made by rotating a request's values in memory.
+    """
 
     def __init__(self, requests: Sequence[Request], device: str, *, rotates: bool = True):
         self._requests = [_copy(request, device) for request in requests]
@@ -59,8 +61,11 @@ class InputPool:
         return random.sample(self._slots, count)
 
     def fill(self, slot: Slot, part: str, values: int | None) -> None:
-        """Fill the arguments (`args`) or incoming gradients (`grads`) of a slot with the values of request number
-        `values` or, if None, with the rotated values of a random request, which the kernel has not seen."""
+        """Fill the arguments (`args`) or incoming gradients (`grads`) of a slot.
+
+        `values` is the number of a request; None stands for the rotated values of a random one, which the kernel has
+        not seen.
+        """
         fresh = random.choice(self._requests) if values is None else self._requests[values]
         for mine, new in zip(getattr(slot.request, part), getattr(fresh, part), strict=True):
             if isinstance(mine, GuardedTensor) and isinstance(new, GuardedTensor):

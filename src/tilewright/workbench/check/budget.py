@@ -24,7 +24,7 @@ SLACK = 8.0  # allows another order of summation; a lower precision is off by a 
 SIGMAS = 5.0  # standard deviations of a sequential sum's error: one sum in two million exceeds them
 FP32_EPS = torch.finfo(torch.float32).eps
 OCTAVES = 64
-FLOAT64_CANCELLATION = 2.0**-44  # of a row's largest element: the error of the truth itself after cancellation
+FLOAT64_CANCELLATION = 2.0**-44  # the truth's own error after cancellation, relative to its row's maximum
 FEW_ELEMENTS = 4096  # in all outputs: so few that PyTorch may be exact on all of them by chance
 MANY_ELEMENTS = 2**20  # so many that two perturbations of the inputs are enough
 PICTURE_SIZE = (16, 64)  # lines and characters at most
@@ -47,7 +47,7 @@ class ExpectedTensor:
 @dataclass(frozen=True)
 class Mismatch:
     reason: str
-    picture: tuple[str, ...] = ()  # of the wrong elements of a 2-D output
+    picture: tuple[str, ...] = ()  # a map of the wrong elements of a 2-D output
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,12 @@ def expect(
     needs_grad: Mapping[int, str] = MappingProxyType({}),
     zeros_scale: float = 0.0,
 ) -> list[ExpectedTensor]:
-    """Return the expected outputs for these inputs, then the expected gradients of the arguments in `needs_grad`
-    (number to name) for the incoming gradients of the floating-point outputs. `zeros_scale` is the magnitude that zero
-    inputs stand for when they are perturbed."""
+    """Return the expected outputs for these inputs, followed by the expected gradients.
+
+    `needs_grad` maps the numbers of the arguments that need a gradient to their names, and `grads` holds the incoming
+    gradients of the floating-point outputs. `zeros_scale` is the magnitude that zero inputs stand for when they are
+    perturbed.
+    """
     exact_grads = [None if g is None else g.double() for g in grads]
     truth, true_gradients = _run(reference, [_double(a) for a in args], exact_grads, needs_grad)
     plain, plain_gradients = _run(reference, args, grads, needs_grad)
@@ -113,8 +116,10 @@ def expect(
 
 
 def tighten_for_integers(expected: ExpectedTensor) -> ExpectedTensor:
-    """Allow only the rounding to the output dtype if every true value is an integer that fp32 represents: then sums are
-    exact in any order."""
+    """Allow only the rounding to the output dtype if every true value is an integer that fp32 represents.
+
+    Sums of such integers are exact in any order.
+    """
     truth = expected.truth
     integral = truth.numel() and bool(((truth == truth.round()) & (truth.abs() < 2**24)).all())
     if expected.is_gradient or not integral or not expected.dtype.is_floating_point:

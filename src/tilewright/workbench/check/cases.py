@@ -51,8 +51,10 @@ def plan_cases(
     device: str = "cpu",
     is_problem: bool = False,
 ) -> list[CheckCase]:
-    """Return all cases of a depth: once (each case as it is), quick, default or full. Only small cases have variants;
-    those of a third-party problem vary in their values alone."""
+    """Return all cases of a depth: once (each case as it is), quick, default or full.
+
+    Only small cases have variants; those of a third-party problem vary in their values alone.
+    """
     own = list(cases or op.check)
     if depth == "once":
         return [CheckCase(case.with_dtype(dtype)) for dtype in dtypes for case in own]
@@ -118,8 +120,10 @@ def _beyond_int32(op: Op, small: list[Case]) -> list[CheckCase]:
 
 
 def draw_cases(op: Op, like: Case, count: int, seed: str) -> Iterator[Case]:
-    """Yield random cases that the Op accepts and does not list, with sizes from SIZES and sometimes 0. The first is
-    never empty: it is the only one of a quick check, and an empty output is always right."""
+    """Yield random cases that the Op accepts and does not list, with sizes from SIZES and sometimes 0.
+
+    The first is never empty: it is the only one of a quick check, and an empty output is always right.
+    """
     listed, wanted = {case.point for case in op.check}, count
     generator = random.Random(seed)
     for _ in range(20 * count):

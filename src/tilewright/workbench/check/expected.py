@@ -44,7 +44,7 @@ class ReferenceRuns:
     """Runs the reference once per case for all kernels."""
 
     def __init__(self, op: Op, device: str, seed: int, *, evicts_large: bool = True, is_training: bool = False):
-        """With `is_training`, the incoming gradient of a scalar output is 1, as loss.backward() passes it."""
+        """Run references with this seed; with `is_training`, the incoming gradient of a scalar output is 1."""
         self._op, self._device, self.seed, self._is_training = op, device, seed, is_training
         self.evicts_large = evicts_large
         self._names = _parameters(op.reference)

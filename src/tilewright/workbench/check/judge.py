@@ -28,14 +28,14 @@ NOT_RIGHT = ("wrong", "tampered", "crashed", "timeout", OWN_INPUTS_ONLY)
 FORWARD_ONLY = "forward only"  # the label of a user's kernel that autograd cannot differentiate
 LOWER_PRECISION = 4.0  # times PyTorch's root mean square error
 FALLS_BACK = "falls back to torch"
-BYTES_PER_ELEMENT = 128  # of memory that judging takes, roughly
-MAX_TRACED_ELEMENTS = 2**26  # of a case whose expected outputs are not cached: computing them again takes long
+BYTES_PER_ELEMENT = 128  # a rough estimate of the memory that judging takes
+MAX_TRACED_ELEMENTS = 2**26  # more take long if their expected outputs are not cached
 MIN_RMS_ELEMENTS = 1024  # for a meaningful root mean square
 # A user's kernel that passed every case is called a random number of times more: at least MIN_EXTRA_CALLS, and more
 # than n times with a probability of MIN_EXTRA_CALLS / n, unless that takes longer than EXTRA_SECONDS.
 MIN_EXTRA_CALLS, MAX_EXTRA_CALLS = 32, 4096
 EXTRA_SECONDS = 2.0
-EXTRA_DRAWS = (0, 1, 4, 5)  # of input values
+EXTRA_DRAWS = (0, 1, 4, 5)  # see ReferenceRuns
 
 
 @dataclass
@@ -46,7 +46,7 @@ class CaseVerdict:
     max_error: float = 0.0
     budget: float = 0.0
     reason: str = ""
-    picture: tuple[str, ...] = ()  # of the wrong elements, one string per line
+    picture: tuple[str, ...] = ()  # a map of the wrong elements, one string per line
 
 
 @dataclass(repr=False)
@@ -62,7 +62,7 @@ class Verdict:
     isolation: list[str] = field(default_factory=list)  # the sandbox layers that confined a user's file
     seed: int = 0
     file: str = ""  # a user's
-    calls: int = 0  # of the kernel
+    calls: int = 0  # how often the kernel was called
 
     @property
     def right(self) -> bool:
@@ -103,7 +103,7 @@ class UserKernel:
 
 
 class KernelHost(Protocol):
-    """What runs a kernel: a Worker, or this process."""
+    """A Worker or this process, which runs a kernel."""
 
     def call(self, request: Request) -> Reply: ...
     def blocks(self, numbers: Sequence[int], size: int) -> list[list[Tensor]]: ...
@@ -133,8 +133,11 @@ class Judge:
         problem_check: Callable[[Sequence[Any], list[Tensor]], str | None] | None = None,
         requires_gradient: bool = False,
     ):
-        """`problem_check` is the check that a third-party problem comes with. `requires_gradient`: a user's kernel
-        without a gradient is wrong, not just labelled."""
+        """Judge `kernel`, which `host` runs.
+
+        `problem_check` is the check that a third-party problem comes with. With `requires_gradient`, a user's kernel
+        without a gradient is wrong, not just labelled.
+        """
         self._op, self._kernel, self._host, self._references = op, kernel, host, references
         self._device, self._problem_check, self._requires_gradient = device, problem_check, requires_gradient
         self._verdict = Verdict(op.name, kernel.name, "right", seed=references.seed)
@@ -156,7 +159,7 @@ class Judge:
         verdict, selected = self._verdict, list(cases)
         if self._kernel.builds_per_case and len(selected) > 2:
             selected = [selected[0], selected[-1]]
-            verdict.labels.append(f"{len(selected)} of {len(cases)} cases, since each is compiled anew")
+            verdict.labels.append(f"{len(selected)} of {len(cases)} cases, since each is compiled separately")
         # Last come the cases and calls under a dispatch mode: torch.compile gives up on a function that it sees there.
         is_complete = self._judge_cases([case for case in selected if case.mode != OPCHECK], on_case)
         if is_complete:
@@ -356,8 +359,10 @@ class Judge:
         return found
 
     def _call_more(self, cases: Sequence[CheckCase]) -> None:
-        """Call a user's kernel more often, to catch one that is honest in its first calls only. The number of calls has
-        a long tail, so that no number of honest calls is safe."""
+        """Call a user's kernel more often, to catch one that is honest in its first calls only.
+
+        The number of calls has a long tail, so that no number of honest calls is safe.
+        """
         judged = {(case.case, case.dtype): case.verdict for case in self._verdict.cases}
         rerun = [case for case in cases if case.rerun and judged.get((str(case), case.case.dtype)) == "right"]
         if not self._is_users or not rerun or any(verdict in NOT_RIGHT for verdict in judged.values()):

@@ -149,7 +149,7 @@ class KernelBench(Problem):
     def __init__(self, path: Path):
         source.require_python_file(path)
         self._source = ast.parse(path.read_bytes())
-        self._seed = secrets.randbits(31)  # of the parameters, which a solution also draws
+        self._seed = secrets.randbits(31)  # for the parameters, which a solution draws from the same seed
         self._modules: dict[Case, types.ModuleType] = {}
         case = Case(tuple(_module_sizes(self._source)))
         self.path = path
@@ -176,7 +176,7 @@ class KernelBench(Problem):
             "init": leaves,
             "init_tree": pytree.treespec_dumps(tree),
             "seed": self._seed,
-            "anew": self._keeps_state(case, device),
+            "new_model_per_call": self._keeps_state(case, device),
             "folders": [],
         }
 
@@ -366,8 +366,10 @@ def _is_varied(leaf: Any) -> bool:
 
 
 def _changed(leaf: Tensor, values: str, generator: torch.Generator) -> Tensor:
-    """Return other values of the same kind: zeros stay where they are, as in a triangular matrix, and a symmetric
-    matrix stays symmetric."""
+    """Return other values of the same kind.
+
+    Zeros stay where they are, as in a triangular matrix, and a symmetric matrix stays symmetric.
+    """
     if values in SCALES:
         return leaf * SCALES[values]
     if leaf.dim() > 1 and leaf.shape[-1] == leaf.shape[-2] and torch.equal(leaf, leaf.mT):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tilewright.worker.execute import flatten, forward
 
-RUNS, RANDOM_RUNS = 2, 16  # of a reference; more if it draws random numbers, which may change only a few elements
+RUNS, RANDOM_RUNS = 2, 16  # a reference that draws random numbers may differ in a few elements only
 # Atomics and the order of a sum change results by rounding, relative to the largest element. Less than one fp32
 # rounding of a float64 result cannot change a verdict.
 TOLERANCE = {torch.float64: 2.0**-23, torch.float32: 2.0**-13}
