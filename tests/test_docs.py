@@ -236,3 +236,25 @@ def test_output_shown_is_what_a_command_prints(page, command, shown):
             got.startswith(line[:-1]) if line.endswith("…") else got.rstrip() == line for got in printed
         )
         assert found, f"{name_of(page)} shows a line that the command does not print (or not there): {line}"
+
+
+@pytest.mark.parametrize(
+    ("command", "printed", "code"),
+    [
+        ("check softmax FILE --quick", "right", 0),
+        ("audit softmax FILE", "Moves 1.00x the minimum bytes", 0),
+        ("explain softmax FILE", "Bottleneck: ", 1),  # rows of 256 are too short for one program each
+    ],
+)
+def test_the_kernel_of_the_readme_works_without_a_gpu(command, printed, code, tmp_path):
+    page = (ROOT / "README.md").read_text()
+    found = re.search(r"in `my_softmax.py`:\n\n```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    file = tmp_path / "my_softmax.py"
+    file.write_text(found[1])
+    words = [str(file) if word == "FILE" else word for word in command.split()]
+    done = subprocess.run(
+        [sys.executable, "-m", "tilewright", *words], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert printed in done.stdout
