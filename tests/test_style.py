@@ -25,6 +25,9 @@ PYTHON = sorted((ROOT / "src").rglob("*.py"))
 TEXT = sorted(path for path in (ROOT / "src").rglob("*") if path.suffix in {".cu", ".cuh", ".html", ".js", ".css"})
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
+OTHERS = sorted(path for folder in ("tests", "scripts", "examples") for path in (ROOT / folder).rglob("*.py"))
+OTHERS.remove(Path(__file__))  # quotes the expressions
+
 GENERATED = re.compile(r"<!-- records: .*?<!-- end -->", re.DOTALL)  # tables that quote records
 OPENERS = re.compile(
     r"(And|Again|As|But|By|For|From|If|In|Likewise|Not|Of|On|Or|That|Those|To|Unless|Until|Up|What|Whatever|Where"
@@ -102,7 +105,7 @@ def report(found: list[str]) -> None:
         pytest.fail("\n".join(found), pytrace=False)
 
 
-@pytest.mark.parametrize("path", [*PYTHON, *TEXT, *PAGES], ids=name_of)
+@pytest.mark.parametrize("path", [*PYTHON, *TEXT, *PAGES, *OTHERS], ids=name_of)
 def test_prose_uses_standard_terms(path):
     found = [
         f"{path.relative_to(ROOT)}:{line}: {match.group()!r}; write: {term}"
@@ -184,7 +187,7 @@ def test_the_glossary_finds_its_phrases_and_spares_good_english():
         "the bytes each SM loads",
         "16 bytes per thread; each thread loads a row",
         "a kernel launches a block per row, 4 warps a block holds at most",
-        "so many that int32 overflows",
+        "so many that int32 overflows, so many columns that it spills",
         "the elements a program reads",
         "the blocks an SM holds",
     ]:

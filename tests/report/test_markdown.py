@@ -157,7 +157,7 @@ def test_a_tie_with_a_baseline_is_named():
     assert "| 2.10 |  |  | 2.00 | 50 | 1.05 | tilewright: triton, tie |" in filled
     ours = [timing(name, us, interval_us=[1.9, 2.2]) for name, us in (("triton", 2.0), ("cuda", 2.1))]
     filled = table_of("cases forward", [timing("eager", 4.0), *ours])
-    assert "| 2.00 | tilewright: triton |" in filled, "two kernels of ours do not tie with a baseline"
+    assert "| 2.00 | tilewright: triton |" in filled, "our two kernels do not tie with a baseline"
 
 
 def test_a_case_without_a_time_of_ours_is_left_out_and_one_without_a_baseline_is_shown():
