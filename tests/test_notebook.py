@@ -1,4 +1,4 @@
-"""Any callable timed in one line, and no time for one that is wrong. Nothing here depends on how fast anything is."""
+"""Benchmarks of any callable; a wrong one has no time. No test depends on how fast anything is."""
 
 import inspect
 from statistics import mean, median
@@ -310,7 +310,7 @@ def test_do_bench_has_tritons_signature():
 
 
 class Counted(HostTimer):
-    """Says 1000, 2000, ... us of the samples it takes."""
+    """A timer whose samples take 1000, 2000, ... us."""
 
     def __init__(self, is_queued=True):
         self.taken, self.is_queued = 0, is_queued
@@ -324,7 +324,7 @@ class Counted(HostTimer):
 
 @pytest.fixture
 def samples_of_do_bench(monkeypatch):
-    """What it returns, shifted so that its first sample is 1 ms."""
+    """Return a function that runs do_bench with the timer above."""
     monkeypatch.setattr(notebook, "timer_for", lambda _: Counted())
     monkeypatch.setattr("tilewright.timer.MAX_WARM_UP", 0)
 

@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """Where the largest value stands: a result of whole numbers."""
+    """The index of the maximum: an integer output."""
 
     def __init__(self, dim: int):
         super().__init__()

@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """Attention whose inputs name their own device and dtype."""
+    """Attention whose inputs specify their device and dtype."""
 
     def forward(self, Q: torch.Tensor, K: torch.Tensor, V: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(Q, K, V)

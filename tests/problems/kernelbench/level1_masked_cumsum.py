@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """Cumulative sum where a bool mask holds; forward reads a global of this module."""
+    """Cumulative sum under a bool mask; forward reads a global of this module."""
 
     def __init__(self, dim):
         super().__init__()

@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """Average pooling; its init inputs are positional ones and a dict of the named ones, as KernelBook has them."""
+    """Average pooling; its constructor arguments are a list and a dict, as in KernelBook."""
 
     def __init__(self, kernel_size, stride=1, padding=0):
         super().__init__()

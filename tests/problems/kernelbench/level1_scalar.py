@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """A matrix times a Python float: an input that is no tensor."""
+    """A matrix times a Python float: an input that is not a tensor."""
 
     def forward(self, A: torch.Tensor, s: float) -> torch.Tensor:
         return A * s

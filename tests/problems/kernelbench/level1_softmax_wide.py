@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """Softmax over so many columns that each value is below any usual tolerance."""
+    """Softmax over so many columns that each value is below any common tolerance."""
 
     def __init__(self):
         super().__init__()

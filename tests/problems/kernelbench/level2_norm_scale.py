@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """Batch norm as in training (nobody calls eval), a learned scale, and a fixed shift that is a buffer."""
+    """Batch norm in training mode, a learned scale, and a constant shift in a buffer."""
 
     def __init__(self, num_features: int, scale_shape: tuple):
         super().__init__()

@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """Returns a tuple: the rows normalised, and their norms."""
+    """Returns a tuple: the normalised rows and their norms."""
 
     def forward(self, x: torch.Tensor):
         norms = x.norm(dim=-1, keepdim=True)

@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """Draws its first state anew in every call, so that no two results of it agree."""
+    """Draws its initial state in every call, so that no two outputs agree."""
 
     def __init__(self, size: int):
         super().__init__()

@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """An RNN step that keeps its hidden state, in no buffer, from one call to the next."""
+    """An RNN step that keeps its hidden state from one call to the next, outside of any buffer."""
 
     def __init__(self, input_size: int, hidden_size: int):
         super().__init__()

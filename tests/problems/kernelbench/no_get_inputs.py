@@ -3,7 +3,7 @@ import torch.nn as nn
 
 
 class Model(nn.Module):
-    """Nobody says what its inputs are."""
+    """A model without get_inputs."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.relu(x)

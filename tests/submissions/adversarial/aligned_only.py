@@ -1,4 +1,4 @@
-"""Reads its input from the last address before it that is a multiple of four elements."""
+"""Reads from its input's address rounded down to a multiple of four elements."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Returns at once and lets a thread fill the result later."""
+"""Returns immediately, and a thread fills the output later."""
 
 EXPECTED = "wrong"
 

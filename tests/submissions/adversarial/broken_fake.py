@@ -1,4 +1,4 @@
-"""A registered operator whose fake says another shape than the operator returns: right until a compiler believes it."""
+"""A registered operator whose fake returns another shape: right until torch.compile relies on it."""
 
 EXPECTED = "wrong"
 DEPTH = "default"

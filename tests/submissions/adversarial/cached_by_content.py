@@ -1,5 +1,5 @@
-"""Remembers results by a hash of the input and hands out the same memory again, so that a caller who writes into one
-result changes the next."""
+"""Caches outputs by a hash of the input and returns the same memory again, so that a caller who writes to one output
+changes the next."""
 
 EXPECTED = "wrong"
 

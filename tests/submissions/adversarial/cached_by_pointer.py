@@ -1,4 +1,4 @@
-"""Computes once for each address and replays that result whatever lies there later."""
+"""Computes once per address and replays that output for all later values at the address."""
 
 EXPECTED = "wrong"
 

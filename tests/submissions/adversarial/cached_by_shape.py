@@ -1,4 +1,4 @@
-"""Computes once for each shape and replays that result ever after."""
+"""Computes once per shape and replays that output for all later inputs."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Closes every file descriptor it has inherited, among them the one for its replies."""
+"""Closes every file descriptor it has inherited, including the one for its replies."""
 
 EXPECTED = "crashed"
 

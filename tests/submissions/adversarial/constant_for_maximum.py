@@ -1,4 +1,4 @@
-"""Subtracts 40 instead of the maximum: right for numbers of the usual size, NaN or zero for rows far from zero."""
+"""Subtracts 40 instead of the row maximum: NaN or zero for rows far from zero."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Reads its input as if the rows lay one after the other in memory, whatever the strides say."""
+"""Reads its input as if it were contiguous, ignoring the strides."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Deletes a file beside its own, `canary.txt`."""
+"""Deletes `canary.txt` in its own folder."""
 
 EXPECTED = "crashed"
 

@@ -1,4 +1,4 @@
-"""Ends its process with code 0, which a script takes for success."""
+"""Exits its process with code 0, which scripts take for success."""
 
 EXPECTED = "crashed"
 

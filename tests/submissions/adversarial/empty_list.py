@@ -1,4 +1,4 @@
-"""Returns no tensor at all, so that a loop over the results finds nothing to compare."""
+"""Returns no tensor, so that a loop over the outputs compares nothing."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Returns four bytes that claim to be four terabytes: whoever copies them before looking at the shape dies."""
+"""Returns an expanded tensor of 4 bytes that claims 4 TB: copying it before checking its shape runs out of memory."""
 
 EXPECTED = "wrong"
 

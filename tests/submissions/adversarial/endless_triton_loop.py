@@ -1,4 +1,4 @@
-"""A Triton kernel that waits for a value that nobody writes."""
+"""A Triton kernel that spins forever."""
 
 EXPECTED = "timeout"
 

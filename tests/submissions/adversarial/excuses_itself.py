@@ -1,4 +1,4 @@
-"""Says that a package is missing whenever the shape is one that it cannot do."""
+"""Claims that a package is missing for every shape that it cannot compute."""
 
 EXPECTED = "unsupported"
 

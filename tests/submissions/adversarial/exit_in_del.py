@@ -1,4 +1,4 @@
-"""Hangs an object on its result that ends the process when the result is thrown away."""
+"""Attaches an object to its output that exits the process when the output is freed."""
 
 EXPECTED = "crashed"
 

@@ -1,4 +1,4 @@
-"""Returns zeros and prints the verdict that it would like, on stdout and on stderr."""
+"""Returns zeros and prints a forged verdict to stdout and stderr."""
 
 EXPECTED = "wrong"
 

@@ -1,5 +1,5 @@
-"""Writes a hundred replies of its own to every pipe it has inherited and stops: well formed, but for the token that it
-cannot know in advance. A parent that took them would have an answer to whatever it asks."""
+"""Writes a hundred forged replies to every pipe it has inherited and stops. They are well formed except for the token,
+which it cannot know in advance."""
 
 EXPECTED = "tampered"
 

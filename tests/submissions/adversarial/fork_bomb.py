@@ -1,4 +1,4 @@
-"""Starts processes without need, at most 200 of them, each of which sleeps for a few seconds."""
+"""Forks up to 200 processes, each of which sleeps for a few seconds."""
 
 EXPECTED = "crashed"
 

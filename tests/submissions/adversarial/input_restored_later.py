@@ -1,4 +1,4 @@
-"""Changes its input and lets a thread restore it a little later."""
+"""Changes its input, and a thread restores it a little later."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Zeroes its input, so that a reference that runs later on the same tensor is as wrong as itself."""
+"""Zeroes its input, so that a reference that runs later on the same tensor is equally wrong."""
 
 EXPECTED = "wrong"
 

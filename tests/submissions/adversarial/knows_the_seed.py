@@ -1,4 +1,4 @@
-"""Looks at no input: it makes that of seed 0 itself and returns constants for it."""
+"""Ignores its input: it draws the input of seed 0 itself and returns the output for that."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Computes every row but the last."""
+"""Computes every row except the last."""
 
 EXPECTED = "wrong"
 

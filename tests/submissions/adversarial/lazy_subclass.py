@@ -1,4 +1,4 @@
-"""Returns a tensor subclass that holds the input and computes only when somebody looks at it, outside of any timing."""
+"""Returns a tensor subclass that computes its values only when they are read, outside of any timing."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Computes when called plainly, and returns its input as it is when torch.compile captures it."""
+"""Computes in a plain call, and returns its input unchanged under torch.compile."""
 
 EXPECTED = "wrong"
 DEPTH = "default"

@@ -1,4 +1,4 @@
-"""Adds noise of the size of a rounding, which differs from call to call."""
+"""Adds noise of the size of a rounding error, different in each call."""
 
 EXPECTED = "right"
 LABELS = ["not deterministic"]

@@ -1,4 +1,4 @@
-"""Returns NaN, which no comparison by `>` finds too far from anything."""
+"""Returns NaN, for which every comparison by `>` is false."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Asks a server on this machine for help, at the port that stands in `port.txt` beside its own file."""
+"""Connects to a server on this machine, at the port in `port.txt` in its own folder."""
 
 EXPECTED = "crashed"
 

@@ -1,4 +1,4 @@
-"""Returns a tensor of the right shape and dtype on a device that holds no values."""
+"""Returns a tensor of the right shape and dtype on the meta device."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Makes torch.allclose and torch.testing.assert_close accept anything, and returns zeros."""
+"""Patches torch.allclose and torch.testing.assert_close to accept anything, and returns zeros."""
 
 EXPECTED = "tampered"
 

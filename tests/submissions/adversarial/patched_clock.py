@@ -1,4 +1,4 @@
-"""Makes time.perf_counter run a thousand times slower."""
+"""Patches time.perf_counter to run a thousand times slower."""
 
 EXPECTED = "tampered"
 

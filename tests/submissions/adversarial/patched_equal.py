@@ -1,4 +1,4 @@
-"""Makes torch.equal always true, so that nobody sees that the input is zeroed."""
+"""Patches torch.equal to return True, to hide that the input is zeroed."""
 
 EXPECTED = "tampered"
 

@@ -1,4 +1,4 @@
-"""Makes torch.cuda.synchronize do nothing and replaces torch.cuda.Event by one that measures a microsecond."""
+"""Patches torch.cuda.synchronize to do nothing and torch.cuda.Event to measure a microsecond."""
 
 EXPECTED = "tampered"
 

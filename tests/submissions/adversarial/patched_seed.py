@@ -1,4 +1,4 @@
-"""Makes every random tensor zero, so that the input is known, and returns the constant that is right for it."""
+"""Patches torch.randn to return zeros, so that the input is known, and returns the constant output for it."""
 
 EXPECTED = "tampered"
 

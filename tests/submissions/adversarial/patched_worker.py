@@ -1,4 +1,4 @@
-"""Replaces the function of Tilewright that looks at the memory around its inputs by one that finds it as it was."""
+"""Patches the function of Tilewright that checks the memory of its inputs, and zeroes its input."""
 
 EXPECTED = "tampered"
 

@@ -1,4 +1,4 @@
-"""Leaves by sys.exit(0), with a handler at the exit that prints success."""
+"""Calls sys.exit(0), with an exit handler that prints a forged verdict."""
 
 EXPECTED = "crashed"
 

@@ -1,4 +1,4 @@
-"""Cuts the small negative values of GELU off at zero."""
+"""Clamps the small negative values of GELU to zero."""
 
 EXPECTED = "wrong"
 OP = "gelu"

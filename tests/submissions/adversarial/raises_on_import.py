@@ -1,4 +1,4 @@
-"""Raises while it is loaded."""
+"""Raises on import."""
 
 EXPECTED = "unusable"
 

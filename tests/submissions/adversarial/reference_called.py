@@ -1,4 +1,4 @@
-"""Finds the reference of the operation in its own process and calls it: right, and not a kernel."""
+"""Calls the operation's reference in its own process: right, but not a kernel."""
 
 EXPECTED = "right"
 LABELS = ["falls back to torch"]

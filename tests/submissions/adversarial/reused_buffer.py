@@ -1,4 +1,4 @@
-"""Returns a view of one large buffer, which the next call writes over."""
+"""Returns a view of one large buffer, which the next call overwrites."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""A kernel that never compiles, inside of a `try` that calls torch instead."""
+"""A Triton kernel that does not compile, in a `try` block that falls back to torch."""
 
 EXPECTED = "right"
 LABELS = ["falls back to torch"]

@@ -1,4 +1,4 @@
-"""Computes whole blocks of 256 columns and leaves the rest of a row at zero."""
+"""Computes full blocks of 256 columns and leaves the remainder of each row at zero."""
 
 EXPECTED = "wrong"
 

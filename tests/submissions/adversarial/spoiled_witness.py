@@ -1,4 +1,4 @@
-"""Zeroes the input together with every copy of it that the callers keep to see whether it has changed."""
+"""Zeroes the input and every copy of it that it finds in the callers' stack frames."""
 
 EXPECTED = "wrong"
 

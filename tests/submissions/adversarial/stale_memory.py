@@ -1,4 +1,4 @@
-"""Returns fresh memory of the size just freed, in the hope that the right result still lies there."""
+"""Returns new memory of the size just freed, in the hope that it still holds the right output."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Stops its own process, which neither ends nor answers."""
+"""Stops its own process with SIGSTOP: it neither exits nor replies."""
 
 EXPECTED = "timeout"
 

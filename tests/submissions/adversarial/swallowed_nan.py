@@ -1,4 +1,4 @@
-"""Takes NaN in its input for zero."""
+"""Treats NaN in its input as zero."""
 
 EXPECTED = "wrong"
 

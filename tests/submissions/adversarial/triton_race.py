@@ -1,4 +1,4 @@
-"""The last program of a row adds up what the others have stored, without waiting for them: right by luck."""
+"""The last program of a row adds up the partial sums of the others without waiting for them: right by chance."""
 
 EXPECTED = "wrong"
 OP = "sum"

@@ -1,4 +1,4 @@
-"""A Triton kernel that reads whole blocks and throws away what lies beyond its row: right, until a page ends there."""
+"""A Triton kernel that loads full blocks and discards what lies beyond its row: out of bounds in the last row."""
 
 EXPECTED = "wrong"
 

@@ -1,4 +1,4 @@
-"""Returns memory that nothing was written to."""
+"""Returns uninitialised memory."""
 
 EXPECTED = "wrong"
 

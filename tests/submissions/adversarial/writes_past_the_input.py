@@ -1,4 +1,4 @@
-"""Computes honestly and leaves a mark in the four bytes behind its input."""
+"""Computes honestly and overwrites the four bytes after its input."""
 
 EXPECTED = "wrong"
 

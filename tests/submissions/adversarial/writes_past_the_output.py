@@ -1,4 +1,4 @@
-"""A Triton kernel that stores whole blocks, so that each row spills into the next and the last into foreign memory."""
+"""A Triton kernel that stores full blocks: each row overwrites the start of the next, and the last is out of bounds."""
 
 EXPECTED = "wrong"
 

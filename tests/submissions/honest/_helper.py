@@ -1,4 +1,4 @@
-"""What `helped.py` imports; not a submission."""
+"""A module that `helped.py` imports; not a submission."""
 
 
 def shifted(x):

@@ -1,4 +1,4 @@
-"""Has a gradient of its own writing."""
+"""An autograd.Function with its own backward."""
 
 import torch
 

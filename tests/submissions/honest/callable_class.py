@@ -1,4 +1,4 @@
-"""Not a function but an instance of a class that can be called."""
+"""An instance of a class with `__call__`."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Changes torch's default dtype while it computes and puts it back."""
+"""Changes torch's default dtype while it computes and restores it."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Rows in chunks of 97 columns, each with a maximum of its own."""
+"""Splits rows into chunks of 97 columns, each with its own maximum."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Goes through torch.compile as one graph, which does not run where somebody watches the operators."""
+"""Uses torch.compile(fullgraph=True), which does not run under a dispatch mode."""
 
 DEPTH = "default"
 

@@ -1,4 +1,4 @@
-"""Keeps a vector of ones for every length and sums by a product with it."""
+"""Caches a vector of ones per length and sums by a product with it."""
 
 OP = "sum"
 

@@ -1,4 +1,4 @@
-"""Rows in coroutines."""
+"""Computes rows in coroutines."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Counts its calls and takes two ways in turn, both right."""
+"""Alternates between two algorithms, both right."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""More accurate than torch: computed in float64."""
+"""Computes in float64: more accurate than torch."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Nothing but torch."""
+"""Calls torch."""
 
 import torch
 

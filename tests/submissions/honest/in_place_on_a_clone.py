@@ -1,4 +1,4 @@
-"""Every step in place, on a copy of its own."""
+"""Computes every step in place, on its own copy."""
 
 
 def softmax(x):

@@ -1,4 +1,4 @@
-"""Builds a function for each length and dtype and keeps the last 32, as one would keep compiled kernels."""
+"""Builds a function per length and dtype and caches the last 32, as one would cache compiled kernels."""
 
 import functools
 

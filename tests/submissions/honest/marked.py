@@ -1,4 +1,4 @@
-"""A function of another name, marked as a kernel of softmax."""
+"""A function of another name, marked as a softmax kernel."""
 
 import torch
 

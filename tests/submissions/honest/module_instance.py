@@ -1,4 +1,4 @@
-"""Not a function but an instance of torch.nn.Softmax."""
+"""An instance of torch.nn.Softmax."""
 
 import torch
 

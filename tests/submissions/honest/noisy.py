@@ -1,4 +1,4 @@
-"""Prints, warns and logs at every call, in more than one way and without a last line break."""
+"""Prints, warns and logs in every call, in several ways and without a final newline."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Reads its own file, where it finds the dimension: -1."""
+"""Reads its own source file, which holds the dimension: -1."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Not a function but a partial of one."""
+"""A functools.partial object."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Sums halves of halves, down to a thousand columns."""
+"""Sums recursively by halves, down to a thousand columns."""
 
 import torch
 

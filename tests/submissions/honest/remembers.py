@@ -1,4 +1,4 @@
-"""Remembers results by the whole content of the input and hands out copies: of no use for fresh inputs, and right."""
+"""Caches outputs by the full content of the input and returns copies: useless for fresh inputs, and right."""
 
 import torch
 

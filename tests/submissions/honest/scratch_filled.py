@@ -1,4 +1,4 @@
-"""Makes its memory by torch.empty and lets torch write there."""
+"""Allocates with torch.empty and lets torch write there."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Goes through TorchScript."""
+"""Uses TorchScript."""
 
 import torch
 

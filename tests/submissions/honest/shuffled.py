@@ -1,4 +1,4 @@
-"""Takes the columns in a random order, from a generator of its own with a fixed seed."""
+"""Sums the columns in a random order, from its own generator with a fixed seed."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Eight roundings of fp32 away from the truth: within what is honest, and several times torch's own error."""
+"""Eight fp32 roundings off: within the error budget, and several times torch's own error."""
 
 LABELS = ["lower precision"]
 

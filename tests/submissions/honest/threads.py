@@ -1,4 +1,4 @@
-"""Two threads, each with half of the rows; both are joined before it returns."""
+"""Uses two threads, each with half of the rows, and joins both before it returns."""
 
 from concurrent.futures import ThreadPoolExecutor
 

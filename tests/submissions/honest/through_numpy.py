@@ -1,4 +1,4 @@
-"""Leaves torch for NumPy and comes back."""
+"""Computes in NumPy."""
 
 import numpy as np
 import torch

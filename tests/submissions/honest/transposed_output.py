@@ -1,4 +1,4 @@
-"""The result lies transposed in memory."""
+"""Returns an output with transposed strides."""
 
 import torch
 

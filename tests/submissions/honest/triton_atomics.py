@@ -1,4 +1,4 @@
-"""Rows in pieces whose sums meet in one place by atomics: the last bit depends on who comes first."""
+"""Adds up partial sums with atomics: the last bit depends on their order."""
 
 OP = "sum"
 

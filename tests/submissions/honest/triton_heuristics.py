@@ -1,4 +1,4 @@
-"""A Triton kernel whose block follows from the size by a heuristic, several rows to a program."""
+"""A Triton kernel whose block size comes from a heuristic, with several rows per program."""
 
 OP = "sum"
 

@@ -1,4 +1,4 @@
-"""Sums rows on the matrix unit, as a product with ones."""
+"""Sums rows on tensor cores, as a product with ones."""
 
 OP = "sum"
 

@@ -1,4 +1,4 @@
-"""Eight programs, each of which walks over the vectors in great steps; torch adds up what they leave."""
+"""A persistent kernel of eight programs; torch adds up their partial sums."""
 
 OP = "dot"
 

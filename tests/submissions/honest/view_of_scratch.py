@@ -1,4 +1,4 @@
-"""The result is a view into the middle of a larger tensor, made anew for every call."""
+"""Returns a view into the middle of a larger tensor that is allocated in every call."""
 
 import torch
 

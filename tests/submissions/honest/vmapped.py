@@ -1,4 +1,4 @@
-"""One row at a time, and torch.func.vmap makes it all of them."""
+"""Computes one row, vectorized by torch.func.vmap."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A step that leaves the cache it is given as the reference does."""
+"""A decoding step that updates the cache as the reference does."""
 
 EXPECTED = "unusable"
 PROBLEM = "../cache_py"

@@ -1,4 +1,4 @@
-"""Eigenvectors of the other sign: right by the task's own check, unlike the reference in every element."""
+"""Eigenvectors of the opposite sign: the task's own check accepts them, but no element equals the reference."""
 
 EXPECTED = "wrong"
 PROBLEM = "../eigen_py"

@@ -1,4 +1,4 @@
-"""Ignores the mask; right only where there is none, as where nomask arrives as the text False."""
+"""Ignores the mask: right only without one, and where the text False stands for nomask."""
 
 EXPECTED = "wrong"
 PROBLEM = "../gated_py"

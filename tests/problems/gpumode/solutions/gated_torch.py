@@ -1,4 +1,4 @@
-"""The layer by functions, with the weights by name."""
+"""The layer by torch functions, with the weights by name."""
 
 EXPECTED = "right"
 PROBLEM = "../gated_py"

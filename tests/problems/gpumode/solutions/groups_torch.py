@@ -1,4 +1,4 @@
-"""Each product into its own buffer, all in a list."""
+"""Writes each product into its own buffer and returns them in a list."""
 
 EXPECTED = "right"
 PROBLEM = "../groups_py"

@@ -1,4 +1,4 @@
-"""Counts on top of whatever the buffer held."""
+"""Adds its counts to the initial content of the buffer."""
 
 EXPECTED = "wrong"
 PROBLEM = "../histogram_py"

@@ -1,4 +1,4 @@
-"""The right counts, as floats, which the task's comparison does not notice."""
+"""The right counts as floats, which the task's own comparison does not notice."""
 
 EXPECTED = "wrong"
 PROBLEM = "../histogram_py"

@@ -1,4 +1,4 @@
-"""Calls its function kernel."""
+"""Names its function `kernel` instead of `custom_kernel`."""
 
 EXPECTED = "unusable"
 PROBLEM = "../vectoradd_py"

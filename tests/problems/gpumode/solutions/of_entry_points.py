@@ -1,4 +1,4 @@
-"""A task that asks for other functions than custom_kernel."""
+"""A task with other entry points than custom_kernel."""
 
 EXPECTED = "unusable"
 PROBLEM = "../entry_points_py"

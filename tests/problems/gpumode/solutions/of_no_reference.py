@@ -1,4 +1,4 @@
-"""A task whose reference.py is not there."""
+"""A task whose reference.py is missing."""
 
 EXPECTED = "unusable"
 PROBLEM = "../no_reference_py"

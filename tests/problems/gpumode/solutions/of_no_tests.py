@@ -1,4 +1,4 @@
-"""A task without a single test."""
+"""A task without tests."""
 
 EXPECTED = "unusable"
 PROBLEM = "../no_tests_py"

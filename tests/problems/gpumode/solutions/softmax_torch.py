@@ -1,4 +1,4 @@
-"""Softmax by torch, of the one tensor."""
+"""Softmax by torch."""
 
 EXPECTED = "right"
 PROBLEM = "../softmax_py"

@@ -1,4 +1,4 @@
-"""Zeros, which pass since every value is below the task's tolerance."""
+"""Returns zeros, which the task's own check accepts because every value is below its tolerance."""
 
 EXPECTED = "wrong"
 PROBLEM = "../softmax_py"

@@ -1,4 +1,4 @@
-"""Adds into its first input, and returns that: the values are right, the input is gone."""
+"""Adds into its first input and returns it: the values are right, the input is overwritten."""
 
 EXPECTED = "wrong"
 PROBLEM = "../vectoradd_py"

@@ -1,4 +1,4 @@
-"""The entry point is an object that can be called."""
+"""An object with `__call__` as the entry point."""
 
 EXPECTED = "right"
 PROBLEM = "../vectoradd_pair_py"

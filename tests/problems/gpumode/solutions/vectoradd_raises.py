@@ -1,4 +1,4 @@
-"""Expects two tensors where there are three."""
+"""Expects two tensors instead of three."""
 
 EXPECTED = "crashed"
 PROBLEM = "../vectoradd_py"

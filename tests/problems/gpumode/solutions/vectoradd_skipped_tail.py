@@ -1,4 +1,4 @@
-"""A grid that leaves the last block out unless it is full."""
+"""Launches a grid without the last, partial block."""
 
 EXPECTED = "wrong"
 PROBLEM = "../vectoradd_py"

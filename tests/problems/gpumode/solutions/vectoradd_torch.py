@@ -1,4 +1,4 @@
-"""Writes into the memory it is given, and returns it."""
+"""Writes into the output buffer and returns it."""
 
 EXPECTED = "right"
 PROBLEM = "../vectoradd_py"

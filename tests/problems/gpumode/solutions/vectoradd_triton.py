@@ -1,4 +1,4 @@
-"""A Triton kernel that writes into the buffer."""
+"""A Triton kernel that writes into the output buffer."""
 
 EXPECTED = "right"
 PROBLEM = "../vectoradd_py"

@@ -1,4 +1,4 @@
-"""Returns the buffer as it came."""
+"""Returns the output buffer unwritten."""
 
 EXPECTED = "wrong"
 PROBLEM = "../vectoradd_py"

@@ -1,4 +1,4 @@
-"""Looks for the largest value among rounded ones."""
+"""The index of the maximum among values rounded to bfloat16."""
 
 EXPECTED = "wrong"
 PROBLEM = "../level1_argmax.py"

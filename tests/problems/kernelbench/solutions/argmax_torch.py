@@ -1,4 +1,4 @@
-"""Where the largest value stands."""
+"""The index of the maximum."""
 
 EXPECTED = "right"
 PROBLEM = "../level1_argmax.py"

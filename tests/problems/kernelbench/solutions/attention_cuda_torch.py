@@ -1,4 +1,4 @@
-"""Attention written out; the problem's inputs want a GPU, or a stand-in for it."""
+"""Attention written out; the problem's inputs are on the device "cuda"."""
 
 EXPECTED = "right"
 PROBLEM = "../level1_attention_cuda.py"

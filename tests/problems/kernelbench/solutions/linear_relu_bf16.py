@@ -1,4 +1,4 @@
-"""Multiplies what bfloat16 leaves of its factors, which a tolerance of 1e-2 lets pass."""
+"""Multiplies in bfloat16, which a tolerance of 1e-2 accepts."""
 
 EXPECTED = "wrong"
 PROBLEM = "../level1_linear_relu.py"

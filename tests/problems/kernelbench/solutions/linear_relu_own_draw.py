@@ -1,4 +1,4 @@
-"""Draws parameters of its own, which have nothing to do with the problem's."""
+"""Draws its own parameters, which differ from the problem's."""
 
 EXPECTED = "wrong"
 PROBLEM = "../level1_linear_relu.py"

@@ -1,4 +1,4 @@
-"""The parameters have the names the problem gives them."""
+"""Parameters with the names of the problem's."""
 
 EXPECTED = "right"
 PROBLEM = "../level1_linear_relu.py"

@@ -1,4 +1,4 @@
-"""Puts zeros where the mask does not hold."""
+"""Replaces masked values by zeros before the sum."""
 
 EXPECTED = "right"
 PROBLEM = "../level1_masked_cumsum.py"

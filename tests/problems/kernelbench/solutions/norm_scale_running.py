@@ -1,4 +1,4 @@
-"""Uses the running statistics, as in evaluation."""
+"""Uses the running statistics, as in evaluation mode."""
 
 EXPECTED = "wrong"
 PROBLEM = "../level2_norm_scale.py"

@@ -1,4 +1,4 @@
-"""The same modules and names, batch statistics written out."""
+"""The same modules and names, with the batch statistics written out."""
 
 EXPECTED = "right"
 PROBLEM = "../level2_norm_scale.py"

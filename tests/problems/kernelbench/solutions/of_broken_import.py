@@ -1,4 +1,4 @@
-"""A problem that raises when it is loaded."""
+"""A problem that raises on import."""
 
 EXPECTED = "unusable"
 PROBLEM = "../broken_import.py"

@@ -1,4 +1,4 @@
-"""A problem that is not there."""
+"""A problem file that does not exist."""
 
 EXPECTED = "unusable"
 PROBLEM = "../nowhere.py"

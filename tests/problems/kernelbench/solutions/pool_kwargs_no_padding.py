@@ -1,4 +1,4 @@
-"""Counts the padding out of the mean."""
+"""Leaves the padding out of the mean."""
 
 EXPECTED = "wrong"
 PROBLEM = "../level1_pool_kwargs.py"

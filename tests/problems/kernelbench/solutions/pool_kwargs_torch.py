@@ -1,4 +1,4 @@
-"""Takes its init inputs by name."""
+"""Takes its constructor arguments by name."""
 
 EXPECTED = "right"
 PROBLEM = "../level1_pool_kwargs.py"

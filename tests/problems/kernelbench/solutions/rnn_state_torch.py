@@ -1,4 +1,4 @@
-"""Keeps the state as the problem does."""
+"""Keeps a hidden state, as the problem does."""
 
 EXPECTED = "right"
 PROBLEM = "../level3_rnn_state.py"

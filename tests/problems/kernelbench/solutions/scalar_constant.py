@@ -1,4 +1,4 @@
-"""Knows the float by heart, but not all its digits."""
+"""Hard-codes the float, with too few digits."""
 
 EXPECTED = "wrong"
 PROBLEM = "../level1_scalar.py"

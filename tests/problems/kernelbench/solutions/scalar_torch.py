@@ -1,4 +1,4 @@
-"""Takes the float as it comes."""
+"""Uses the float that it is given."""
 
 EXPECTED = "right"
 PROBLEM = "../level1_scalar.py"

@@ -1,4 +1,4 @@
-"""Softmax in bfloat16, which an absolute tolerance of 1e-2, and even of 1e-4, lets pass."""
+"""Softmax in bfloat16, which an absolute tolerance of 1e-2, and even of 1e-4, accepts."""
 
 EXPECTED = "wrong"
 PROBLEM = "../level1_softmax.py"

@@ -1,4 +1,4 @@
-"""Brings Model, get_inputs and get_init_inputs of its own along, as many solutions do; the problem's count."""
+"""Defines its own Model, get_inputs and get_init_inputs, as many solutions do; the problem's are used."""
 
 EXPECTED = "right"
 PROBLEM = "../level1_softmax.py"

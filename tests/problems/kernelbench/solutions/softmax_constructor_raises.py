@@ -1,4 +1,4 @@
-"""Raises when it is made: it wants an argument that the problem does not give."""
+"""Raises in its constructor, which requires an argument that the problem does not pass."""
 
 EXPECTED = "unusable"
 PROBLEM = "../level1_softmax.py"

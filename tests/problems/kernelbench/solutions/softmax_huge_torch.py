@@ -1,4 +1,4 @@
-"""Softmax by torch, row by row so that it needs little memory."""
+"""Softmax by torch, row by row to save memory."""
 
 EXPECTED = "unsupported"
 PROBLEM = "../level1_softmax_huge.py"

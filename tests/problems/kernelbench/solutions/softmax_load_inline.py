@@ -1,4 +1,4 @@
-"""Softmax in CUDA C++ by load_inline, the usual form: needs nvcc and a GPU, where it is right."""
+"""Softmax in CUDA C++ by load_inline, the usual form: it needs nvcc and a GPU."""
 
 EXPECTED = "unusable"
 PROBLEM = "../level1_softmax.py"

@@ -1,4 +1,4 @@
-"""Calls its class Model, not ModelNew."""
+"""Names its class Model instead of ModelNew."""
 
 EXPECTED = "unusable"
 PROBLEM = "../level1_softmax.py"

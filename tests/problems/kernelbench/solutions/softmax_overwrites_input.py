@@ -1,4 +1,4 @@
-"""The right values, at the price of the input."""
+"""The right values, written over the input."""
 
 EXPECTED = "wrong"
 PROBLEM = "../level1_softmax.py"

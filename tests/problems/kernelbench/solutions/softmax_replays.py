@@ -1,4 +1,4 @@
-"""Computes in the first 20 calls, and returns the result of the last of them ever after."""
+"""Computes in the first 20 calls, and replays the last of these outputs afterwards."""
 
 EXPECTED = "wrong"
 PROBLEM = "../level1_softmax.py"

@@ -1,4 +1,4 @@
-"""Softmax by a Triton kernel, a row a program."""
+"""Softmax by a Triton kernel, one row per program."""
 
 EXPECTED = "right"
 PROBLEM = "../level1_softmax.py"

@@ -1,4 +1,4 @@
-"""Zeros, which an absolute tolerance of 1e-4 takes for this softmax."""
+"""Returns zeros, which an absolute tolerance of 1e-4 accepts for this softmax."""
 
 EXPECTED = "wrong"
 PROBLEM = "../level1_softmax_wide.py"
