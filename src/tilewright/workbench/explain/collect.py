@@ -99,10 +99,8 @@ def _programs(one: Inspection) -> int:
 def collect_op(op: Op, kernel: Kernel, case: Case, gpu: GPU, records: Records, direction: str = "forward") -> CallData:
     """Collect data on a kernel of an Op. Raises CompilationFailed, or NothingLaunched if the case is not supported."""
     host_work = HostWork()
-    found = list(
-        inspect_kernel(op, replace(kernel, fn=record_host_work(kernel.fn, host_work)), case, gpu, (direction,))
-    )
-    launches = _compiled(found, f"{op.name}, {kernel.name}, {case}")
+    recorded = replace(kernel, fn=record_host_work(kernel.fn, host_work))
+    launches = _compiled(inspect_kernel(op, recorded, case, gpu, (direction,)), f"{op.name}, {kernel.name}, {case}")
     args = op.make(case, device="meta")
     cost = (op.cost if direction == "forward" else op.backward_cost or op.cost)(*args)
     point = {"case": dict(case.point), "dtype": case.dtype, "direction": direction}
@@ -129,7 +127,7 @@ def collect_function(
     load: Callable[[], Callable[..., Any]], given: Sequence[str], title: str, gpu: GPU, records: Records
 ) -> CallData:
     """Collect data on a user's function, with inputs in command-line syntax."""
-    host_work = HostWork()
+    host_work, make_meta = HostWork(), partial(make_input, device="meta")
 
     def run() -> AuditedTraffic:
         args = [make_input(text, zeros=True) for text in given]
@@ -137,7 +135,7 @@ def collect_function(
         return AuditedTraffic(audit(lambda *a: forward(function, a, ())[1], *args, elements=MAX_ELEMENTS, lanes=LANES))
 
     def load_call() -> tuple[Callable[..., Any], list[Any]]:
-        return record_host_work(load(), host_work, operators=True), [make_input(text, "meta") for text in given]
+        return record_host_work(load(), host_work, operators=True), [*map(make_meta, given)]
 
     called = call_launches(load_call, gpu)
     launches = _compiled([inspect_launch(one, title) for one in called], title)
@@ -151,21 +149,16 @@ def collect_function(
         no_audit_reason=no_audit_reason,
         no_timing_reason="functions of files have no records",
         host_work=host_work,
-        has_integer_inputs=any(
-            isinstance(a, Tensor) and not _is_float(a) for a in (make_input(text, "meta") for text in given)
-        ),
+        has_integer_inputs=any(isinstance(a, Tensor) and not _is_float(a) for a in map(make_meta, given)),
     )
 
 
 def collect_cuda_file(path: Path, gpu: GPU, threads: int, shared: int, records: Records) -> list[CallData]:
     """Collect data on every kernel of a `.cu` file, without launches and inputs."""
-    launches = _compiled(list(inspect_cuda_file(path, gpu, threads, shared)), path.name)
-    rates, untimed = estimate_ceilings(gpu, records), "a .cu file"
-    titles = [f"{path.name}, {one.name}" for one in launches]
-    return [
-        CallData(title, gpu, [one], rates, no_audit_reason=ONLY_TRITON, no_timing_reason=untimed)
-        for title, one in zip(titles, launches, strict=True)
-    ]
+    launches = _compiled(inspect_cuda_file(path, gpu, threads, shared), path.name)
+    rates = estimate_ceilings(gpu, records)
+    call = partial(CallData, gpu=gpu, ceilings=rates, no_audit_reason=ONLY_TRITON, no_timing_reason="a .cu file")
+    return [call(f"{path.name}, {one.name}", launches=[one]) for one in launches]
 
 
 def _compiled(found: Iterable[Inspection | CompileFailure], title: str) -> list[Inspection]:

@@ -13,13 +13,7 @@ from tilewright.errors import CompilationFailed, NoCudaKernel
 from tilewright.hardware import GPU, MAX_GRID
 from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.workbench.inspect.bank_conflicts import SharedAccess, shared_memory_accesses
-from tilewright.workbench.inspect.compiler import (
-    CUDA_IS_NVIDIA_ONLY,
-    CompiledKernel,
-    compile_cuda_file,
-    compile_kernel,
-    demangled,
-)
+from tilewright.workbench.inspect.compiler import CompiledKernel, compile_cuda_file, compile_kernel, demangle
 from tilewright.workbench.inspect.instructions import Mix, mix
 from tilewright.workbench.inspect.launches import Launch, kernel_launches
 from tilewright.workbench.inspect.occupancy import MAX_THREADS, Occupancy, occupancy
@@ -218,12 +212,10 @@ def inspect_cuda_file(path: Path, gpu: GPU, threads: int, shared: int) -> Iterat
     """Yield every kernel of a `.cu` file, compiled for blocks of `threads` with `shared` bytes of shared memory."""
     title = f"{path.name}, {threads} thread{'' if threads == 1 else 's'} per block"
     try:
-        if gpu.is_amd:
-            raise CompilationFailed(path, None, CUDA_IS_NVIDIA_ONLY, gpu.arch)
         kernels = compile_cuda_file(path, gpu.arch, threads, shared)
         if not kernels:
             raise NoCudaKernel(path)
         for kernel in kernels:
-            yield Inspection(title, demangled(kernel.symbol), gpu, kernel)
+            yield Inspection(title, demangle(kernel.symbol), gpu, kernel)
     except CompilationFailed as error:
         yield CompileFailure(title, path.name, gpu, error)

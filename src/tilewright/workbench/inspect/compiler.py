@@ -152,6 +152,8 @@ def _nvrtc_ptx(code: CudaCode) -> bytes:
 
 def compile_cuda_file(path: Path, arch: str, threads: int, shared: int) -> list[CompiledKernel]:
     """Compile every kernel of a `.cu` file with nvcc, for blocks of `threads` with `shared` bytes of shared memory."""
+    if arch.startswith("gfx"):
+        raise CompilationFailed(path, None, CUDA_IS_NVIDIA_ONLY, arch)
     if b"\0" in path.read_bytes():
         raise FileBroken(path, None, "it is not text: it contains null bytes")
     key = repr(([*_with_includes(path)], str(path.resolve()), arch, _nvcc_version())).encode()
@@ -184,7 +186,7 @@ def _with_includes(path: Path) -> Iterator[bytes]:
                 break
 
 
-def demangled(symbol: str) -> str:
+def demangle(symbol: str) -> str:
     """Return a C++ name demangled, or as it is if no tool is installed."""
     if not symbol.startswith("_Z") or not (tool := shutil.which("cu++filt") or shutil.which("c++filt")):
         return symbol

@@ -23,9 +23,8 @@ from tilewright.workbench.inspect.compiler import CompiledKernel, compile_kernel
 from tilewright.workbench.inspect.launches import Launch, kernel_launches
 
 DIRECTIONS = {"forward": ("forward",), "backward": ("backward",), "both": ("forward", "backward")}
-ELF_SECTION = struct.Struct(
-    "<IIQQQQIIQQ"
-)  # name, type, flags, address, offset, size, link, info, alignment, entry size
+# name, type, flags, address, offset, size, link, info, alignment, entry size
+ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
 NO_BITS = 8  # the type of a section that occupies no bytes of the file
 COUNTED = (".text.", ".nv.constant", ".nv.shared.", ".nv.global")  # code, constants, static shared and global memory
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tilewright.errors import CodeNotAvailable
-from tilewright.workbench.inspect.compiler import CompiledKernel, demangled
+from tilewright.workbench.inspect.compiler import CompiledKernel, demangle
 from tilewright.workbench.inspect.resources import disassembly
 
 FORMS = ("ttir", "ttgir", "llir", "ptx", "sass")
@@ -28,7 +28,7 @@ def code_lines(compiled: CompiledKernel, form: str) -> list[CodeLine]:
     if form == "sass":
         return list(_sass(_function(disassembly(compiled), compiled.symbol)))
     if form not in compiled.texts:
-        raise CodeNotAvailable(demangled(compiled.symbol), form, forms(compiled))
+        raise CodeNotAvailable(demangle(compiled.symbol), form, forms(compiled))
     return list(_READERS[form](compiled.texts[form]))
 
 
