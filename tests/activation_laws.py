@@ -1,4 +1,4 @@
-"""Laws that all activations share, plain and gated."""
+"""Laws of all activations, plain and gated."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -18,12 +18,12 @@ EXTREMES = (1e30, -1e30, 6e4, -6e4, 100, -100, 0.0, 1e-40, nan, inf, -inf)
 
 
 def forbid_launches(monkeypatch) -> None:
-    for way in ("_way", "_apply"):
-        monkeypatch.setattr(_activation, way, lambda *_: pytest.fail("our kernel was launched"))
+    for name in ("_plan", "_plan_bias"):
+        monkeypatch.setattr(_activation, name, lambda *_: pytest.fail("our kernel was launched"))
 
 
 class PlainLaws:
-    """Of tw.<op>(input): `act` is our name of it, `formula` torch's own."""
+    """Laws of tw.<op>(input). `act` is the name of the activation, `formula` torch's function."""
 
     module: ModuleType
     act: str
@@ -32,7 +32,7 @@ class PlainLaws:
 
     @pytest.fixture(autouse=True)
     def fast_path(self, monkeypatch):
-        """The public function takes our kernels however small the input."""
+        """The public function uses our kernels for inputs of any size."""
         monkeypatch.setattr(self.module, "SMALLEST", 0)
 
     def ours(self, x, **options):
@@ -79,7 +79,7 @@ class PlainLaws:
         torch.testing.assert_close(self.ours(x.double(), bias=bias.double()), self.expected(x.double() + bias.double()))
         with pytest.raises(ValueError, match=r"last dimension, \[40\], not \[41\]"):
             self.ours(x, bias=torch.randn(41, device=device))
-        with pytest.raises(TypeError, match="bias is a tensor, not float"):
+        with pytest.raises(TypeError, match="bias must be a tensor, not float"):
             self.ours(x, bias=1.0)
 
     def test_double_backward(self, device):
@@ -125,7 +125,7 @@ class PlainLaws:
 
 
 class InplaceLaws(PlainLaws):
-    """Of tw.<op>(input, inplace=True) too."""
+    """Laws of tw.<op>(input, inplace=True)."""
 
     def test_in_place(self, device):
         for bias in (None, torch.randn(9, device=device)):
@@ -151,7 +151,7 @@ class InplaceLaws(PlainLaws):
 
 
 class GatedLaws:
-    """Of tw.<op>(gate, up): `act` is our name of its activation, `formula` torch's own."""
+    """Laws of tw.<op>(gate, up). `act` is the name of the activation, `formula` torch's function."""
 
     module: ModuleType
     act: str
@@ -196,8 +196,8 @@ class GatedLaws:
 
     @pytest.mark.parametrize("M", [16, 21])
     def test_more_rows_than_the_grid_limit(self, M, device, monkeypatch):
-        """Tiles of two rows, three of which a launch takes in a step."""
-        monkeypatch.setattr(_flat, "MOST_DOWN", 3)
+        """Tiles of two rows, in a grid of at most three."""
+        monkeypatch.setattr(_flat, "MAX_GRID_Y", 3)
         packed = torch.randn(M, 520, device=device)
         assert_right(self.ours(packed), self.expected, packed)
         assert_gradients_match(self.ours, self.expected, packed)
@@ -238,7 +238,7 @@ class GatedLaws:
             assert self.ours(gate.float(), up.float()).dtype == self.expected(gate.float(), up.float()).dtype
 
     def test_errors(self, device):
-        with pytest.raises(ValueError, match=r"last dimension of gate holds both: it is even, not that of \[4, 7\]"):
+        with pytest.raises(ValueError, match=r"its last dimension must be even, not that of \[4, 7\]"):
             self.ours(torch.randn(4, 7, device=device))
         with pytest.raises(RuntimeError, match="must match the size"):
             self.ours(torch.randn(4, 7, device=device), torch.randn(4, 8, device=device))

@@ -1,4 +1,4 @@
-"""Laws that all norms share, with and without a residual."""
+"""Laws of all norms, with and without a residual."""
 
 import contextlib
 from collections.abc import Callable
@@ -15,7 +15,8 @@ from tilewright.ops.norm import _cuda as _norm_cuda
 from tilewright.ops.norm import _operators as _norm
 from tilewright.ops.norm import _triton as _norm_triton
 from tilewright.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from tilewright.runtime.configs import forget_plans
+from tilewright.ops.norm._operators import Norm, NormBackward
+from tilewright.runtime.configs import clear_plans
 
 NORMS = (rms_norm, layer_norm, add_rms_norm, add_layer_norm)
 inf, nan = float("inf"), float("nan")
@@ -24,13 +25,13 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    """The public functions take our kernels however small the input."""
+    """The public functions use our kernels for inputs of any size."""
     for norm in NORMS:
         monkeypatch.setattr(norm, "SMALLEST", 0)
 
 
 class NormLaws:
-    """Of tw.<op>(*inputs, normalized_shape, *weights): so many tensors come before the shape and after it."""
+    """Laws of tw.<op>(*inputs, normalized_shape, *weights), with `inputs` and `weights` tensors."""
 
     module: ModuleType
     call: Callable[..., Any]
@@ -46,7 +47,7 @@ class NormLaws:
         return self._by(type(self).formula, tensors, dims, options)
 
     def _by(self, fn, tensors, dims, options):
-        """All results side by side, so that one tensor stands for them."""
+        """Return all results stacked into one tensor."""
         inputs, weights = tensors[: self.inputs], tensors[self.inputs :]
         results = fn(*inputs, inputs[0].shape[-dims:], *weights, **options)
         return results if isinstance(results, Tensor) else torch.stack(results)
@@ -84,8 +85,8 @@ class NormLaws:
 
     @pytest.mark.parametrize("shape", [(37, 200), (3, 8192), (3, 8200)], ids=str)
     def test_every_configuration(self, shape, device, monkeypatch):
-        """With so few programs that each has several turns."""
-        monkeypatch.setattr(_norm_cuda, "WINS", dict.fromkeys(_norm_cuda.WINS, (1, 0)))  # no clusters
+        """With so few programs that each loops over several tiles."""
+        monkeypatch.setattr(_norm_cuda, "CLUSTER_RANGE", dict.fromkeys(_norm_cuda.CLUSTER_RANGE, (1, 0)))  # no clusters
         tensors = [t.requires_grad_() for t in self.tensors(shape, device)]
 
         def run(norm):
@@ -97,20 +98,20 @@ class NormLaws:
             key = (self.module.op.name, direction, 4, triton.next_power_of_2(shape[1]))
             alike = {"PROGRAMS": 2} | (
                 {"num_warps": 4, "STAGES": 1} if device == "cpu" else {}
-            )  # where they mean nothing
+            )  # these have no effect on the CPU
             choices = [
                 {name: alike.get(name, value) for name, value in config.items()}
                 for config in _norm_triton.CONFIG.choices(*key)
             ]
             for config in (c for n, c in enumerate(choices) if c not in choices[:n]):
-                with _norm_triton.CONFIG.trying(key, config):
+                with _norm_triton.CONFIG.override(key, config):
                     torch.testing.assert_close(run(self.ours), expected, rtol=1e-4, atol=1e-4)
 
     @pytest.mark.parametrize("is_turned", [False, True])
     def test_double_backward(self, is_turned, device):
         shape = (2, 3, 5)
         tensors = self.tensors(shape, device)
-        if is_turned:  # rows that lie apart, in an order that no view can undo
+        if is_turned:  # rows in an order that no view can undo
             turned = [t.permute(1, 0, 2).contiguous().permute(1, 0, 2) for t in tensors[: self.inputs]]
             tensors = [*turned, *tensors[self.inputs :]]
         tensors = [t.requires_grad_() for t in tensors]
@@ -150,7 +151,7 @@ class NormLaws:
     def test_nan_and_infinity_stay_in_their_row(self, value, device):
         tensors = self.tensors((4, 30), device)
         tensors[0][1, 3] = value
-        expected = self.expected(*[t.cpu() for t in tensors])  # torch's kernel for CUDA has NaN all over the row
+        expected = self.expected(*[t.cpu() for t in tensors])  # torch's CUDA kernel returns NaN for the whole row
         torch.testing.assert_close(self.ours(*tensors).cpu(), expected, equal_nan=True, rtol=1e-5, atol=1e-5)
 
     def test_results_are_deterministic(self, device):
@@ -164,12 +165,12 @@ class NormLaws:
     @pytest.mark.filterwarnings("ignore:Mismatch dtype")
     def test_other_weight_dtypes_go_to_torch(self, device, monkeypatch):
         monkeypatch.setattr(_norm, "_plan_forward", lambda *_: pytest.fail("our kernel was launched"))
-        forget_plans()
+        clear_plans()
         for dtype, other in ((torch.float32, torch.float16), (torch.float16, torch.bfloat16)):
             tensors = self.tensors((4, 9), device)
             inputs = [x.to(dtype) for x in tensors[: self.inputs]]
             weights = [w.to(other) for w in tensors[self.inputs :]]
-            with contextlib.suppress(RuntimeError):  # torch's own, of some of these
+            with contextlib.suppress(RuntimeError):  # torch rejects some of these
                 type(self).call(*inputs, (9,), *weights)
 
     def test_errors_match_torch(self, device):
@@ -208,23 +209,24 @@ class NormLaws:
     def test_registered_operators(self, device):
         operator = _norm.normalize if self.inputs == 1 else _norm.add_normalize
         weights = [*self.tensors((4, 33), device)[self.inputs :], None][:2]
-        rest = (33, 1e-5, 0.0, self.is_rms, "best")
+        options = Norm(33, 1e-5, self.is_rms)
         inputs = self.tensors((4, 33), device, "transposed")[: self.inputs]
         for keeps in (False, True):
-            torch.library.opcheck(operator.registered, (*inputs, *weights, *rest, keeps))
+            torch.library.opcheck(operator.registered, (*inputs, *weights, *options._replace(keeps_stats=keeps)))
         inputs[0].requires_grad_()
-        for keeps in (False, True):  # those who did not keep it have backward find it again
-            torch.library.opcheck(operator.registered, (*inputs, None, None, *rest, keeps))
+        for keeps in (False, True):  # without saved statistics backward recomputes them
+            torch.library.opcheck(operator.registered, (*inputs, None, None, *options._replace(keeps_stats=keeps)))
         grads = (*self.tensors((4, 33), device)[: self.inputs], None)[:2]
         wanted = [w is not None for w in weights]
         stats = torch.rand(4, 2, device=device)
-        args = (inputs[0].detach(), *weights, stats, *grads, 33, 0.0, self.is_rms, "best", wanted)
+        args = (inputs[0].detach(), *weights, stats, *grads, *NormBackward(33, 0.0, self.is_rms, "best", *wanted))
         torch.library.opcheck(_norm.normalize_backward.registered, args)
 
     def stats_of(self, tensors: list[Tensor], form: str, keeps: bool = True) -> Tensor:
         inputs, weights = tensors[: self.inputs], [*tensors[self.inputs :], None][:2]
         operator = _norm.normalize if self.inputs == 1 else _norm.add_normalize
-        return operator(*inputs, *weights, inputs[0].shape[-1], 1e-5, 0.0, self.is_rms, form, keeps)[-1]
+        options = Norm(inputs[0].shape[-1], 1e-5, self.is_rms, form=form, keeps_stats=keeps)
+        return operator(*inputs, *weights, options)[-1]
 
     @pytest.mark.parametrize("form", ["triton", pytest.param("cuda", marks=pytest.mark.gpu)])
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -242,8 +244,9 @@ class NormLaws:
 
         def kept(*tensors):
             found = []
-            monkeypatch.setattr(_norm, "_plan_forward", lambda *facts: found.append(facts[-1]) or plan(*facts))
-            forget_plans()
+            spy = lambda options, *rest: found.append(options.keeps_stats) or plan(options, *rest)
+            monkeypatch.setattr(_norm, "_plan_forward", spy)
+            clear_plans()
             self.ours(*tensors)
             return found
 
@@ -284,25 +287,25 @@ class NormLaws:
             stats = self.stats_of(tensors, form)
             torch.testing.assert_close(stats[-1:], self.stats_of(last, form))
             if self.inputs > 1:
-                stats = _norm.normalize(x, *weights, 2048, 1e-5, 0.0, self.is_rms, form, True)[1]
-            rest = (2048, 0.0, self.is_rms, form, [True, self.weights > 1])
-            dx, *others = _norm.normalize_backward(x, *weights, stats, x, None, *rest)
-            alone = _norm.normalize_backward(x[-1:], *weights, stats[-1:].clone(), x[-1:], None, *rest)[0]
+                stats = _norm.normalize(x, *weights, Norm(2048, 1e-5, self.is_rms, form=form, keeps_stats=True))[1]
+            options = NormBackward(2048, 0.0, self.is_rms, form, True, self.weights > 1)
+            dx, *others = _norm.normalize_backward(x, *weights, stats, x, None, options)
+            alone = _norm.normalize_backward(x[-1:], *weights, stats[-1:].clone(), x[-1:], None, options)[0]
             torch.testing.assert_close(dx[-1:], alone)
             assert all(g.isfinite().all() for g in others)
 
     def by_clusters(self, *tensors: Tensor):
         inputs, weights = tensors[: self.inputs], [*tensors[self.inputs :], None, None][:2]
-        norm: Any = _norm.normed if self.inputs == 1 else _norm.add_normed
-        results = norm(*inputs, *weights, inputs[0].shape[-1], 1e-5, 0.0, self.is_rms, "cuda")
+        x, residual = (*inputs, None)[:2]
+        results = _norm.apply_norm(Norm(x.shape[-1], 1e-5, self.is_rms, form="cuda"), x, residual, *weights)
         return results if isinstance(results, Tensor) else torch.stack(results)
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
     @pytest.mark.parametrize("M", [1, 3, 1500])
     def test_clusters(self, M, dtype, device):
-        """Rows that fill blocks and clusters or do not, more of them than are taken at once; where memory is not
-        aligned, or rows not whole packs, another form takes them."""
+        """Even and uneven rows, and more rows than clusters. Unaligned memory and rows that are no multiple of a
+        vector use another kernel."""
         for N in (8, 1000, 4096, 5120, 32768 if M < 10 else 1024, 1001):
             for wide in (False, True):
                 tensors = self.tensors((M, N), device, dtype=dtype, wide=wide)
@@ -326,12 +329,12 @@ class NormLaws:
         for direction in ("cuda-forward", "cuda-backward"):
             key = (self.module.op.name, direction, 4, triton.next_power_of_2(N // 4))
             for config in _norm_cuda.CLUSTER.choices(*key):
-                with _norm_cuda.CLUSTER.trying(key, config):
+                with _norm_cuda.CLUSTER.override(key, config):
                     torch.testing.assert_close(run(self.by_clusters), expected, rtol=1e-4, atol=1e-3)
 
 
 class AddLaws(NormLaws):
-    """Of tw.add_<norm>(input, residual, …), which returns the sum too."""
+    """Laws of tw.add_<norm>(input, residual, …), which also returns the sum."""
 
     inputs = 2
     alone: Callable[..., Any]  # tw.<norm>

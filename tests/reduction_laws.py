@@ -1,4 +1,4 @@
-"""Laws that all reductions share."""
+"""Laws of all reductions."""
 
 import inspect
 from collections.abc import Callable
@@ -25,20 +25,20 @@ EXTREMES = [
     [-inf, -inf, -inf],
     [inf, 1, inf],
 ]
-# A law is one test in several classes.
+# Each law runs in several classes.
 few_of_each = settings(few_examples, max_examples=6, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture
 def few_programs(monkeypatch):
-    """So many programs, or rows, fill the GPU: fewer rows are cut into pieces, however short they are."""
+    """A function that sets how many programs, or rows, fill the GPU: fewer rows are split, however short they are."""
 
     def fill(programs: int, rows: int | None = None) -> None:
-        monkeypatch.setattr(_reduce, "PROGRAMS", programs)
-        monkeypatch.setattr(_reduce, "ROWS", programs // 4 if rows is None else rows)
-        monkeypatch.setattr(_reduce, "LONGEST_TILE", 512)
-        monkeypatch.setattr(_reduce, "MOST_PIECES", 4)
-        monkeypatch.setattr(_reduce, "TOGETHER", 4)
+        monkeypatch.setattr(_reduce, "MAX_PROGRAMS", programs)
+        monkeypatch.setattr(_reduce, "MANY_ROWS", programs // 4 if rows is None else rows)
+        monkeypatch.setattr(_reduce, "MAX_TILE", 512)
+        monkeypatch.setattr(_reduce, "MAX_PARTS", 4)
+        monkeypatch.setattr(_reduce, "PARTS_PER_STEP", 4)
         monkeypatch.setattr(_reduce, "COLUMN_TILE", 256)
         monkeypatch.setattr(_reduce.LONG, "default", lambda *_: {"BLOCK_N": 512, "num_warps": 4})
         forget()
@@ -49,8 +49,8 @@ def few_programs(monkeypatch):
 
 
 def forget() -> None:
-    _tuned.Tuned._best.cache_clear()
-    _tuned.forget_plans()
+    _tuned.ConfigTable._best.cache_clear()
+    _tuned.clear_plans()
 
 
 def same(got, wanted) -> None:
@@ -58,7 +58,7 @@ def same(got, wanted) -> None:
 
 
 class ReductionLaws:
-    """Of tw.<op>(input, dim, keepdim): `formula` is torch's own, `values` make of normal numbers what suits the op."""
+    """Laws of tw.<op>(input, dim, keepdim). `formula` is torch's function; `values` maps normal numbers to inputs."""
 
     module: ModuleType
     call: Callable[..., Any]
@@ -69,7 +69,7 @@ class ReductionLaws:
 
     @pytest.fixture(autouse=True)
     def fast_path(self, monkeypatch):
-        """The public function takes our kernels however small the input."""
+        """The public function uses our kernels for inputs of any size."""
         monkeypatch.setattr(self.module, "SMALLEST", 0)
 
     def ours(self, x, *args, **kwargs):
@@ -90,15 +90,15 @@ class ReductionLaws:
     @pytest.mark.parametrize(
         ("shape", "dim", "programs"),
         [
-            ((300, 9), 1, 4224),  # short rows, several to a program
-            ((256, 64), 1, 4224),  # that fill their tiles
-            ((200, 64), 1, 4224),  # or only the columns of these
-            ((3, 1500), 1, 4),  # long rows, each by one program in a loop
-            ((1, 5003), 1, 2),  # one long row, cut into pieces of several blocks
-            ((2, 4096), 1, 4224),  # as many pieces as there are blocks or tiles, put together by fours
-            ((3, 1536), 1, 4224),  # rows of three
+            ((300, 9), 1, 4224),  # short rows, several per program
+            ((256, 64), 1, 4224),  # even tiles
+            ((200, 64), 1, 4224),  # tiles with uneven rows
+            ((3, 1500), 1, 4),  # long rows, one program each
+            ((1, 5003), 1, 2),  # one long row, split into parts of several blocks
+            ((2, 4096), 1, 4224),  # one part per block or tiles, put together by fours
+            ((3, 1536), 1, 4224),  # three parts
             ((2, 61, 5), 1, 4),  # columns
-            ((1001, 3), 0, 16),  # and pieces of them
+            ((1001, 3), 0, 16),  # split columns
         ],
     )
     def test_every_element_counts_once(self, shape, dim, programs, device, few_programs):
@@ -140,7 +140,7 @@ class ReductionLaws:
 
     def test_gradients_of_long_rows_and_columns(self, device):
         if not self.has_gradients:
-            pytest.skip("it has none")
+            pytest.skip("no gradients")
         for shape, dim in (((2, 5001), 1), ((2, 601, 9), 1)):
             x = self.values(laid_out(shape, "contiguous", device=device))
             assert_gradients_match(lambda x, dim=dim: self.ours(x, dim), lambda x, dim=dim: self.expected(x, dim), x)
@@ -148,7 +148,7 @@ class ReductionLaws:
     @pytest.mark.parametrize("dim", [(0, 2), (3, 0, 1)])
     def test_non_adjacent_dimensions(self, dim, device):
         if self.dims == "one":
-            pytest.skip("it takes one")
+            pytest.skip("takes one dimension")
         x = self.values(laid_out((2, 3, 4, 5), "contiguous", device=device, dtype=torch.bfloat16))
         for keepdim in (True, False):
             got = self.ours(x, dim, keepdim=keepdim)
@@ -164,7 +164,7 @@ class ReductionLaws:
 
     def test_double_backward(self, device):
         if not self.has_gradients:
-            pytest.skip("it has none")
+            pytest.skip("no gradients")
         x = self.values(laid_out((3, 4, 5), "contiguous", device=device)).requires_grad_()
         for dim in (-1, 1):
             found = []
@@ -177,7 +177,7 @@ class ReductionLaws:
     @pytest.mark.parametrize("dim", [-1, 0, (), None])
     def test_accepts_what_torch_accepts(self, shape, dim, device):
         if self.dims == "one" and self.has_dtype and dim in ((), None):
-            pytest.skip("torch takes these only where they are not said")
+            pytest.skip("torch does not accept these explicitly")
         x = torch.ones(shape, device=device)
         kinds = [x, x.double(), x.half(), x.int(), x > 0]
         for kind in kinds:
@@ -192,13 +192,13 @@ class ReductionLaws:
             self.alike(lambda fn, bad=bad: fn(*bad))
 
     def alike(self, ask) -> None:
-        """The same result, or the same error."""
+        """Assert that both give the same result or the same error."""
         try:
             wanted = ask(self.expected)
         except (RuntimeError, TypeError, IndexError) as theirs:
             with pytest.raises(type(theirs)) as ours:
                 ask(self.ours)
-            # Of a call that fits no overload torch prints the arguments, and we name them all.
+            # torch prints the arguments of a call that matches no overload; ours passes them all by name.
             assert str(ours.value) == str(theirs) or type(theirs) is TypeError  # noqa: PT017
         else:
             torch.testing.assert_close(ask(self.ours), wanted, equal_nan=True)
@@ -219,7 +219,7 @@ class ReductionLaws:
 
     def test_out_argument_matches_torch(self, device):
         if "out" not in inspect.signature(type(self).call).parameters:
-            pytest.skip("torch's has none")
+            pytest.skip("torch has no out argument")
         x = self.values(torch.randn(4, 8, device=device))
         place = torch.empty(0, device=device)
         assert self.ours(x, -1, out=place) is place
@@ -243,9 +243,9 @@ class ReductionLaws:
 
 
 def registered(kind: str, device: str, p: float = 0.0) -> None:
-    """What torch asks of registered operators."""
+    """Run torch.library.opcheck on the operators of a reduction."""
     x = torch.rand(4, 33, device=device, requires_grad=True)
     torch.library.opcheck(_reduce.reduce_forward.registered, (x, 1, 2, False, kind, p, None))
-    if kind in _reduce.KEEPING:
+    if kind in _reduce.KEPT_FOR_BACKWARD:
         torch.library.opcheck(_reduce.reduce_keeping.registered, (x, 1, 2, True, kind, p, torch.float32))
         torch.library.opcheck(_reduce.reduce_keeping.registered, (x.detach()[:0], 1, 2, False, kind, p, None))

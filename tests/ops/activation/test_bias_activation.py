@@ -37,25 +37,25 @@ def test_zero_bias_is_neutral_and_nan_stays_in_its_column(act, device):
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 64), (4, 16)])
 def test_programs_that_loop_over_rows(rows, columns, device):
-    """More than they take at a time, with and without a rest of rows, of columns and of both."""
+    """More rows than a tile, with even and uneven rows and columns."""
     config = {"block": rows * columns, "columns": columns, "programs": 3, "num_warps": 1}
     for M, N in ((37, 50), (37, 64), (24, 50), (24, 64)):
         x, bias = torch.randn(M, N, device=device), torch.randn(N, device=device)
-        with _activation.CONFIG.trying(("bias-bwd", "silu", 4, "small"), config):
+        with _activation.CONFIG.override(("bias-bwd", "silu", 4, "small"), config):
             assert_gradients_match(partial(module.public, act="silu"), partial(module.reference, act="silu"), x, bias)
 
 
 @pytest.mark.parametrize("M", [16, 21])
 def test_more_rows_than_the_grid_limit(M, device, monkeypatch):
-    """Tiles of two rows, three of which a launch takes in a step."""
-    monkeypatch.setattr(_flat, "MOST_DOWN", 3)
+    """Tiles of two rows, in a grid of at most three."""
+    monkeypatch.setattr(_flat, "MAX_GRID_Y", 3)
     x, bias = torch.randn(M, 512, device=device), torch.randn(512, device=device)
     assert_right(module.public(x, bias, "silu"), module.reference, x, bias, "silu")
 
 
 def test_the_grid_limit_is_that_of_a_launch():
     for down in (1, 65535, 65536, 10**6):
-        across, high, steps = _flat.tiles(4 * down - 3, 1000, 4, 256)
+        across, high, steps = _flat.tile_grid(4 * down - 3, 1000, 4, 256)
         assert (across, steps & (steps - 1)) == (4, 0)
         assert high <= 65535
         assert down <= high * steps < down + steps
@@ -71,7 +71,7 @@ def test_any_shape_and_layout(shape, layout, device):
 
 
 def test_partial_sums_are_added_in_a_fixed_order(device):
-    """More rows than programs, so that each takes several, and the last fewer."""
+    """More rows than programs: each takes several, and the last one fewer."""
     x, dy = torch.randn(2, 5000, 33, device=device)
     bias = torch.randn(33, device=device)
     first, second = (_activation.bias_activation_backward(x, bias, dy, "silu") for _ in range(2))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own name for it
+import torch.nn.functional as F  # noqa: N812  the customary name
 
 import tilewright as tw
 from activation_laws import GatedLaws

@@ -1,4 +1,4 @@
-"""Laws of GELU, for every form of it."""
+"""Laws of GELU, for every kernel."""
 
 import inspect
 import re
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own name for it
+import torch.nn.functional as F  # noqa: N812  the customary name
 from hypothesis import given
 
 import tilewright as tw
@@ -38,7 +38,7 @@ def gradient(x, dy, approximate, form):
 
 @pytest.fixture
 def fast_path(monkeypatch):
-    """The public function takes our kernels however small the input."""
+    """The public function uses our kernels for inputs of any size."""
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
@@ -55,7 +55,7 @@ def test_odd_part_is_half_of_x_and_large_x_is_unchanged(form, approximate, devic
 
 @pytest.mark.parametrize("form", OURS)
 def test_left_tail_is_accurate(form, device):
-    """Where torch's 1 + erf has cancelled to nothing, the exact form is still right to the last digits."""
+    """Where 1 + erf of torch cancels to zero, the exact kernel is accurate to the last digits."""
     x = torch.linspace(-12, 0, 5001, device=device)[:-1]
     got = module.op.kernels[form].fn(x, "none")
     truth = x.double() * 0.5 * torch.special.erfc(-x.double() / 2**0.5)
@@ -70,7 +70,7 @@ def test_extreme_values(form, dtype, approximate, device):
     x = x[x != inf]
     gelu = module.op.kernels[form].fn
     torch.testing.assert_close(gelu(x, approximate), F.gelu(x, approximate=approximate), equal_nan=True)
-    if form in ("triton", "cuda"):  # torch's own exact form gives NaN for inf on the CPU and inf on a GPU
+    if form in ("triton", "cuda"):  # torch gives NaN for inf on the CPU and inf on a GPU
         assert gelu(torch.tensor([inf], device=device, dtype=dtype), approximate).item() == inf
 
 
@@ -78,7 +78,7 @@ def test_extreme_values(form, dtype, approximate, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", OURS)
 def test_gradient_of_extreme_values(form, dtype, approximate, device):
-    """One on the right and zero on the left, also where torch's tanh form has inf * 0."""
+    """One on the right and zero on the left, even where torch's tanh approximation computes inf * 0."""
     x = torch.tensor([100, 6e4, 1e30, -100, -6e4, -1e30], device=device).to(dtype)
     x = x[x.isfinite()]
     dx = gradient(x, torch.full_like(x, 3), approximate, form)
@@ -90,7 +90,7 @@ def test_gradient_of_extreme_values(form, dtype, approximate, device):
 @pytest.mark.parametrize("form", OURS)
 @pytest.mark.parametrize("N", [2**13, 2**13 + 1])
 def test_even_and_uneven_tiles(form, N, approximate, device):
-    """Both paths of the kernels, also where memory is not aligned to 16 bytes."""
+    """Tiles with and without a boundary mask, in aligned and unaligned memory."""
     for layout in ("contiguous", "offset"):
         x = laid_out((N,), layout, device=device, dtype=torch.float16)
         assert_right(module.op.kernels[form].fn(x, approximate), module.reference, x, approximate)
@@ -132,7 +132,7 @@ def test_accepts_what_torch_accepts(shape, approximate, device, fast_path):
     assert module.op.kernels["triton"].fn(x, approximate).shape == shape
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls nested tensors a prototype
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns that nested tensors are a prototype
 def test_nested_tensors_match_torch(device, fast_path):
     x = torch.randn(2, 3, device=device)
     torch.testing.assert_close(tw.gelu(torch.nested.nested_tensor([x, x])).unbind()[0], F.gelu(x))
@@ -193,7 +193,7 @@ def test_compiled_code_calls_torch(device, fast_path):
 
 
 def test_cuda_and_triton_share_their_constants():
-    """The CUDA form cannot run here; its formulas hold the numbers that are proven above in Triton's."""
+    """CUDA C++ cannot run without a GPU; its formulas use the constants that the tests above prove in Triton."""
 
     def constants(text: str) -> set[float]:
         return {float(number) for number in re.findall(r"\d+\.\d+(?:e-?\d+)?", text) if len(number) > 4}
@@ -220,10 +220,10 @@ def test_every_16_bit_input_is_within_one_ulp(dtype, device, fast_path):
     x = torch.arange(2**16, device=device).to(torch.int16).view(dtype)
     x = x[x.isfinite()]
     wide = x.double()
-    truth = (wide * torch.special.erfc(-wide / 2**0.5) / 2).to(dtype)  # torch's own cancels far from zero
+    truth = (wide * torch.special.erfc(-wide / 2**0.5) / 2).to(dtype)  # torch's formula cancels far from zero
     got = tw.gelu(x)
     steps = (got.view(torch.int16).int() - truth.view(torch.int16).int()).abs()
-    steps = torch.where(got == truth, 0, steps)  # zeros of either sign
+    steps = torch.where(got == truth, 0, steps)  # zeros of either sign are equal
     is_normal = truth.abs() >= torch.finfo(dtype).tiny
     assert steps[is_normal].max() <= 1
     assert (got - truth)[~is_normal].abs().max() < torch.finfo(dtype).tiny

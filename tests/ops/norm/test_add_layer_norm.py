@@ -3,14 +3,14 @@
 import torch
 
 import tilewright as tw
-from norm_laws import AddLaws, fast_path  # noqa: F401  a fixture for all tests here
+from norm_laws import AddLaws, fast_path  # noqa: F401  an autouse fixture
 from support import laid_out
 from tilewright.ops.norm import _operators as _norm
 from tilewright.ops.norm import add_layer_norm as module
 
 
 def formula(x, residual, shape, weight=None, bias=None, eps=1e-5):
-    return _norm.plain_layer_norm(x + residual, shape, weight, bias, eps), x + residual
+    return _norm.torch_layer_norm(x + residual, shape, weight, bias, eps), x + residual
 
 
 class TestAddLayerNorm(AddLaws):

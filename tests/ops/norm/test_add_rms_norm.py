@@ -3,14 +3,14 @@
 import torch
 
 import tilewright as tw
-from norm_laws import AddLaws, fast_path  # noqa: F401  a fixture for all tests here
+from norm_laws import AddLaws, fast_path  # noqa: F401  an autouse fixture
 from support import laid_out
 from tilewright.ops.norm import _operators as _norm
 from tilewright.ops.norm import add_rms_norm as module
 
 
 def formula(x, residual, shape, weight=None, eps=None, weight_offset=0.0):
-    return _norm.plain_rms_norm(x + residual, shape, weight, eps, weight_offset), x + residual
+    return _norm.torch_rms_norm(x + residual, shape, weight, eps, weight_offset), x + residual
 
 
 class TestAddRmsNorm(AddLaws):

@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own name for it
+import torch.nn.functional as F  # noqa: N812  the customary name
 
 import tilewright as tw
-from norm_laws import NormLaws, fast_path  # noqa: F401  a fixture for all tests here
+from norm_laws import NormLaws, fast_path  # noqa: F401  an autouse fixture
 from support import assert_gradients_match, assert_right, laid_out
 from tilewright.ops.norm import _operators as _norm
 from tilewright.ops.norm import layer_norm as module
 
 
 def formula(x, shape, weight=None, bias=None, eps=1e-5):
-    return _norm.plain_layer_norm(x, shape, weight, bias, eps)
+    return _norm.torch_layer_norm(x, shape, weight, bias, eps)
 
 
 class TestLayerNorm(NormLaws):
@@ -45,7 +45,7 @@ def test_bias_without_weight(device):
 @pytest.mark.parametrize("far", [1e3, 1e5])
 @pytest.mark.parametrize("N", [300, 40000])
 def test_rows_far_from_zero(N, far, device):
-    """Also where the row is taken in blocks, and its first block lies elsewhere than the rest."""
+    """Rows in one tile and in several blocks, the first of which has another mean than the others."""
     x = laid_out((2, N), "contiguous", device=device)
     x[0, : N // 8] += 50
     x += far

@@ -2,17 +2,17 @@
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own name for it
+import torch.nn.functional as F  # noqa: N812  the customary name
 
 import tilewright as tw
-from norm_laws import FLOATS, NormLaws, fast_path  # noqa: F401  a fixture for all tests here
+from norm_laws import FLOATS, NormLaws, fast_path  # noqa: F401  an autouse fixture
 from support import assert_gradients_match, assert_right, laid_out
 from tilewright.ops.norm import _operators as _norm
 from tilewright.ops.norm import rms_norm as module
 
 
 def formula(x, shape, weight=None, eps=None, weight_offset=0.0):
-    return _norm.plain_rms_norm(x, shape, weight, eps, weight_offset)
+    return _norm.torch_rms_norm(x, shape, weight, eps, weight_offset)
 
 
 class TestRmsNorm(NormLaws):

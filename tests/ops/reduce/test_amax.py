@@ -1,4 +1,4 @@
-"""Laws of amax, and of max with a dimension."""
+"""Laws of amax, and of max over a dimension."""
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from tilewright import registry
 from tilewright.hardware import datasheet
 from tilewright.ops.reduce import _operators as _reduce
 from tilewright.ops.reduce import amax as module
+from tilewright.ops.reduce._operators import Reduce
 from tilewright.spec import Case
 from tilewright.workbench.inspect.launches import kernel_launches
 
@@ -93,8 +94,10 @@ def test_every_overload_of_max(device):
 def test_registered_operators(device):
     registered("amax", device)
     x = torch.randn(4, 33, device=device)
-    torch.library.opcheck(_reduce.reduce_with_index.registered, (x.clone().requires_grad_(), 1, 2, False, "max"))
-    torch.library.opcheck(_reduce.reduce_with_index.registered, (x.t(), 0, 1, True, "max"))
+    torch.library.opcheck(
+        _reduce.reduce_with_index.registered, (x.clone().requires_grad_(), *Reduce(1, 2, False, "max"))
+    )
+    torch.library.opcheck(_reduce.reduce_with_index.registered, (x.t(), *Reduce(0, 1, True, "max")))
     assert_compiles(lambda x: tuple(tw.max(x, 1)), x)
 
 

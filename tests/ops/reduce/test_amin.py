@@ -1,4 +1,4 @@
-"""Laws of amin, and of min with a dimension. What they share with amax and max is tested there."""
+"""Laws of amin, and of min over a dimension. test_amax.py tests what they share with amax and max."""
 
 import pytest
 import torch

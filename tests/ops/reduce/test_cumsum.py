@@ -14,7 +14,7 @@ from tilewright.ops.reduce import cumsum as module
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    """The public function takes our kernels however small the input."""
+    """The public function uses our kernels for inputs of any size."""
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
@@ -53,7 +53,7 @@ def test_any_shape_layout_and_dim(shape, layout, data, device):
 
 
 def test_double_backward(device):
-    # Small whole numbers, so that no order of summation rounds.
+    # Small integers: sums in any order are exact.
     x = torch.tensor([[1.0, -1, 0, 1, 1], [-1, 1, 1, 0, -1], [0, 1, -1, -1, 1]], device=device, requires_grad=True)
     found = []
     for fn in (tw.cumsum, torch.cumsum):

@@ -1,4 +1,4 @@
-"""Laws of the dot product, for every form of it."""
+"""Laws of the dot product, for every kernel."""
 
 import pytest
 import torch
@@ -26,12 +26,12 @@ inf, nan = float("inf"), float("nan")
 
 @pytest.fixture
 def fast_path(monkeypatch):
-    """The public function takes our kernels however small the input."""
+    """The public function uses our kernels for inputs of any size."""
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
 def integers(N: int, *, device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    """Values whose products sum exactly in any order."""
+    """Return values whose products sum exactly in any order."""
     return torch.randint(-8, 9, (N,), generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
@@ -46,7 +46,7 @@ def test_symmetric_linear_and_bounded_by_the_norms(form, device):
     same(dot(x, y), dot(y, x))
     same(dot(2 * x - z, y), 2 * dot(x, y) - dot(z, y))
     same(dot(x, torch.ones_like(x)), x.sum())
-    assert dot(x, y) ** 2 <= dot(x, x) * dot(y, y)  # Cauchy and Schwarz
+    assert dot(x, y) ** 2 <= dot(x, x) * dot(y, y)  # Cauchy-Schwarz
     same(dot(x, -3 * x) ** 2, dot(x, x) * dot(3 * x, 3 * x))
 
 
@@ -66,9 +66,9 @@ def test_every_element_counts_once(form, N, device):
     ("N", "programs", "rows"),
     [
         (4096, 4224, 1056),
-        (20011, 1, 1),  # one piece
-        (20011, 2, 2),  # pieces of several blocks
-        (20011, 4224, 1056),  # as many pieces as there are blocks
+        (20011, 1, 1),  # one part
+        (20011, 2, 2),  # parts of several blocks
+        (20011, 4224, 1056),  # one part per block
         (8192 * 3, 3, 2),
     ],
 )
@@ -109,13 +109,13 @@ def test_half_precision_is_accumulated_in_fp32(device):
     x = torch.ones(60000, device=device, dtype=torch.float16)
     assert module.dot_forward(x, x, "triton").item() == 60000
     assert module.dot_forward(x, 2 * x, "triton").item() == inf
-    large = torch.tensor([300.0, 300.0], device=device, dtype=torch.float16)  # its square would overflow
+    large = torch.tensor([300.0, 300.0], device=device, dtype=torch.float16)  # its square overflows
     assert module.dot_forward(large, large * large.new_tensor([1, -1]), "triton").item() == 0
 
 
 @pytest.mark.parametrize("threads", [1, 3, 7, 33])
 def test_numba_tree_with_any_number_of_threads(threads, device):
-    """The same tree as in cuda/reduce.cuh."""
+    """The same reduction tree as in ops/include/reduce.cuh."""
     x, y = (integers(50, device=device, seed=seed) for seed in (0, 1))
     partial = torch.empty(1, 2, device=device)
     _numba.launch(module._numba_kernel(), (2,), threads, x, y, partial, 32)

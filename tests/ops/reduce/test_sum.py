@@ -1,4 +1,4 @@
-"""Laws of sum, for every form of it."""
+"""Laws of sum, for every kernel."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ class TestSum(ReductionLaws):
 
 
 def integers(*shape: int, device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
-    """Values whose sums are exact in any order."""
+    """Return values whose sums are exact in any order."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-8, 9, shape, generator=generator).to(device, dtype)
 
@@ -36,7 +36,9 @@ def test_is_linear_and_keeps_the_order_of_rows(form, device):
     same(total(2 * x - y), 2 * total(x) - total(y))
     shuffled = torch.tensor([2, 0, 3, 1], device=device)
     noise = laid_out((4, 23), "contiguous", device=device)
-    torch.testing.assert_close(total(noise[shuffled]), total(noise)[shuffled])  # a row's alignment may set its order
+    torch.testing.assert_close(
+        total(noise[shuffled]), total(noise)[shuffled]
+    )  # the alignment of a row may change its order of summation
 
 
 @pytest.mark.parametrize("form", FORMS[1:])
@@ -52,12 +54,12 @@ def test_every_element_counts_once(form, M, N, device):
 @pytest.mark.parametrize(
     ("M", "N", "programs", "rows"),
     [
-        (700, 9, 4224, 1056),  # short rows, several to a program
+        (700, 9, 4224, 1056),  # short rows, several per program
         (3, 2048, 4224, 1056),
-        (3, 12289, 4, 1),  # long rows of odd length, each by one program in a loop
+        (3, 12289, 4, 1),  # long rows of odd length, one program each
         (2, 4096, 4, 1),
-        (1, 20011, 3, 2),  # one long row, cut into pieces of several blocks
-        (2, 20011, 4224, 1056),  # and into as many pieces as there are blocks
+        (1, 20011, 3, 2),  # one long row, split into parts of several blocks
+        (2, 20011, 4224, 1056),  # one part per block
     ],
 )
 def test_every_element_counts_once_in_every_regime(
@@ -76,13 +78,13 @@ def test_splits_cover_a_row_and_fill_the_gpu(M, N, block):
     assert chunk * (chunks - 1) < N <= chunk * chunks
     if chunks > 1:
         assert chunk % block == 0
-    if M * triton.cdiv(N, block) >= _reduce.PROGRAMS:  # there is enough to do for all
-        assert _reduce.PROGRAMS // 4 <= M * chunks <= max(M, 2 * _reduce.PROGRAMS)
+    if M * triton.cdiv(N, block) >= _reduce.MAX_PROGRAMS:  # enough work for all programs
+        assert _reduce.MAX_PROGRAMS // 4 <= M * chunks <= max(M, 2 * _reduce.MAX_PROGRAMS)
 
 
 def test_more_programs_take_shorter_splits():
     assert [_reduce.split(1, 2**28, 8192, programs) for programs in (4096, 16384)] == [(2**16, 4096), (2**14, 16384)]
-    assert _reduce.split(_reduce.ROWS, 2**28, 8192, 16384) == (2**28, 1), "the rows fill the GPU"
+    assert _reduce.split(_reduce.MANY_ROWS, 2**28, 8192, 16384) == (2**28, 1), "the rows fill the GPU"
 
 
 @pytest.mark.gpu
@@ -108,7 +110,7 @@ def test_half_precision_is_accumulated_in_fp32(device, monkeypatch):
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, 12, 33])
 def test_numba_tree_with_any_number_of_threads(threads, device):
-    """The same tree as in cuda/reduce.cuh."""
+    """The same reduction tree as in ops/include/reduce.cuh."""
     x = integers(2, 50, device=device)
     out = torch.empty(2, 1, device=device)
     _numba.launch(_reduce_numba.numba_sum_chunks(), (2, 1), threads, x, out, 50)
@@ -124,7 +126,7 @@ def test_cuda_tree_with_any_number_of_threads(threads, M, N, device, monkeypatch
     same(module.sum_rows(x, "cuda"), x.sum(-1))
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls them prototypes
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns that they are prototypes
 def test_sparse_tensors_match_torch(device):
     x = torch.eye(4, device=device)
     same(tw.sum(x.to_sparse()), torch.sum(x))

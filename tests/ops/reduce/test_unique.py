@@ -24,14 +24,14 @@ ALL = OPTIONS[-1]
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    """The public function takes our kernels however small the input."""
+    """The public function uses our kernels for inputs of any size."""
     monkeypatch.setattr(module, "SMALLEST", 0)
     monkeypatch.setattr(module, "SMALLEST_COUNT", 0)
 
 
 @pytest.fixture
 def forms(monkeypatch):
-    """Which forms the kernels took."""
+    """The forms that the kernels used."""
     seen = []
     best = module.CONFIG.default
 
@@ -40,9 +40,9 @@ def forms(monkeypatch):
         return best(form, size)
 
     monkeypatch.setattr(module.CONFIG, "default", default)
-    _tuned.Tuned._best.cache_clear()
+    _tuned.ConfigTable._best.cache_clear()
     yield seen
-    _tuned.Tuned._best.cache_clear()
+    _tuned.ConfigTable._best.cache_clear()
 
 
 def test_16_bit_counts_without_inverse_go_to_torch(forms, monkeypatch, device):
@@ -59,7 +59,7 @@ def same(got, wanted) -> None:
 
 
 def whole(*shape, scale, dtype, device):
-    """Whole numbers of either sign, where the dtype has both."""
+    """Return integers, of both signs if the dtype is signed."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).mul(scale).round()
     return (x.abs() % 251 if dtype is torch.uint8 else x).to(dtype).to(device)
 
@@ -100,7 +100,7 @@ def test_zeros_are_equal_and_nans_are_distinct(dtype, device):
         x = torch.tensor(numbers, device=device, dtype=dtype)
         for options in OPTIONS[::3]:
             same(tw.unique(x, **options), torch.unique(x, **options))
-    other = torch.tensor([-1, 0x7FFF, 0], dtype=torch.int16, device=device).view(dtype)  # NaNs of other bits
+    other = torch.tensor([-1, 0x7FFF, 0], dtype=torch.int16, device=device).view(dtype)  # NaNs with other bits
     same(tw.unique(other).isnan().sum(), torch.unique(other).isnan().sum())
 
 
@@ -125,15 +125,15 @@ def test_wide_integers_in_a_narrow_range(x, form, device, forms):
 
 @pytest.mark.parametrize(("dtype", "counts"), [(torch.int16, False), (torch.int16, True), (torch.uint8, True)])
 def test_many_programs_and_copies(dtype, counts, device, monkeypatch):
-    """Several blocks a program, several programs a copy, and more copies than are added up at a time."""
+    """Several blocks per program, several programs per copy, and more copies than are summed at a time."""
     monkeypatch.setattr(module, "MOST_ROWS", 4)
     x = whole(40007, scale=9, dtype=dtype, device=device)
     config = {"BLOCK_N": 512, "programs": 10, "num_warps": 4}
     key = ("histogram" if dtype is torch.uint8 else "count" if counts else "seen", dtype.itemsize)
-    with module.CONFIG.trying(key, config):
+    with module.CONFIG.override(key, config):
         same(tw.unique(x, return_counts=counts), torch.unique(x, return_counts=counts))
     wide = x.long() * 10  # a few hundred bins, in four copies
-    with module.CONFIG.trying(("count", 8), config):
+    with module.CONFIG.override(("count", 8), config):
         same(tw.unique(wide, **ALL), torch.unique(wide, **ALL))
 
 
@@ -181,7 +181,7 @@ def test_errors_match_torch(x, options, device):
         torch.unique(x, **options)
     with pytest.raises(theirs.type) as ours:
         tw.unique(x, **options)
-    # Of a call that fits no overload torch prints the arguments.
+    # torch prints the arguments of a call that matches no overload.
     assert str(ours.value) == str(theirs.value) or theirs.type is TypeError
 
 

@@ -8,7 +8,7 @@ from reduction_laws import ReductionLaws, registered
 from reduction_laws import few_programs as few_programs
 from support import assert_gradients_match, laid_out
 from tilewright.ops.reduce import var as module
-from tilewright.ops.reduce._operators import KINDS, _putting_together
+from tilewright.ops.reduce._operators import KINDS, _combine
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def fast_path(monkeypatch):
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
-@pytest.mark.filterwarnings("ignore:var")  # of too few degrees of freedom
+@pytest.mark.filterwarnings("ignore:var")  # too few degrees of freedom
 class TestVar(ReductionLaws):
     module, call, formula = module, tw.var, torch.var
 
@@ -41,16 +41,14 @@ def test_partial_sums_of_a_row_beyond_int32(device):
     means, squares = torch.tensor([0.0, 1.0, 5.0, 9.0]), torch.tensor([1e9, 2e9, 3e9, 7.0])
     N = 3 * 2**30 + 5
     y = torch.empty(1, device=device)
-    _putting_together(1, N, 4, 2**30, KINDS["var"], 1.0, y.get_device())(
-        means.to(device), squares.to(device), None, y, y, None
-    )
+    _combine(1, N, 4, 2**30, KINDS["var"], 1.0, y.get_device())(means.to(device), squares.to(device), None, y, y, None)
     mean = (means * counts).sum() / N
     wanted = (squares + counts * (means - mean) ** 2).sum() / (N - 1)
     torch.testing.assert_close(y.cpu(), wanted.float().view(1))
 
 
 def test_large_mean(device):
-    """Squares less the square of the mean would leave nothing."""
+    """E[x²] - E[x]² would cancel to zero."""
     for shape, dim in (((3, 200), 1), ((3, 20000), 1), ((2000, 3), 0)):
         x = laid_out(shape, "contiguous", device=device) + 10000
         torch.testing.assert_close(tw.var(x, dim), x.double().var(dim).float(), rtol=1e-4, atol=0)
@@ -61,7 +59,7 @@ def test_large_mean(device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("N", [64, 100, 4096, 20000])
 def test_variance_of_equal_numbers_is_zero(N, dtype, device, few_programs):
-    """Whatever they are, and if their sum is too large."""
+    """For any value, even if the sum overflows."""
     one = laid_out((256, 1), "contiguous", device=device, dtype=dtype)
     one[0] = torch.finfo(dtype).max
     assert torch.equal(tw.var(one.repeat(1, N), 1), torch.zeros(256, dtype=dtype, device=device))
@@ -76,7 +74,7 @@ def test_overflowing_sum(device, few_programs):
         assert tw.var(x, dim)[0] == float("inf")
 
 
-@pytest.mark.filterwarnings("ignore:var")  # of no rows
+@pytest.mark.filterwarnings("ignore:var")  # no rows
 def test_registered_operators(device):
     registered("var", device, 1.0)
 

@@ -75,4 +75,4 @@ def test_registered_operators(device):
     x, y = torch.randn(4, 33, device=device), torch.randn(33, device=device)
     torch.library.opcheck(_reduce.reduce_forward.registered, (x.t(), 0, 2, True, "norm2", 2.0, torch.float32))
     torch.library.opcheck(_reduce.reduce_forward.registered, (x[:0], 0, 2, False, "norm2", 2.0, None))
-    torch.library.opcheck(_reduce.reduce_backward.registered, (x, y, y, y, 0, 1, "norminf", 0.0))
+    torch.library.opcheck(_reduce.reduce_backward.registered, (x, y, y, y, 0, 1, False, "norminf", 0.0, None))

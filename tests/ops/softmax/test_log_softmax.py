@@ -1,4 +1,4 @@
-"""Laws of log_softmax. Its kernels are softmax's, whose own laws hold of them too."""
+"""Laws of log_softmax. Its kernels are those of softmax, whose tests cover them too."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ FORMS = ["eager", "triton-online", "triton"]
 
 @pytest.fixture
 def fast_path(monkeypatch):
-    """The public function takes our kernels however small the input."""
+    """The public function uses our kernels for inputs of any size."""
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
@@ -66,7 +66,7 @@ def test_double_backward(device, fast_path):
 
 
 def test_rows_too_long_for_registers(device, fast_path):
-    x = laid_out((2, _softmax.LONGEST_TILE + 3), "contiguous", device=device)
+    x = laid_out((2, _softmax.MAX_TILE + 3), "contiguous", device=device)
     assert_right(tw.log_softmax(x, -1), lambda x: torch.log_softmax(x, -1), x)
     assert_gradients_match(lambda x: tw.log_softmax(x, -1), lambda x: torch.log_softmax(x, -1), x)
 

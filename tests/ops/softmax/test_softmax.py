@@ -1,4 +1,4 @@
-"""Laws of softmax, for every form of it."""
+"""Laws of softmax, for every kernel."""
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from support import (
 )
 from tilewright.ops.softmax import _operators as _softmax
 from tilewright.ops.softmax import softmax as module
+from tilewright.ops.softmax._operators import Softmax
 
 FORMS = [name for name, kernel in module.op.kernels.items() if kernel.language in ("torch", "triton")]
 FORMS.remove("compile")
@@ -24,7 +25,7 @@ FORMS.remove("compile")
 
 @pytest.fixture
 def fast_path(monkeypatch):
-    """The public function takes our kernels however small the input."""
+    """The public function uses our kernels for inputs of any size."""
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
@@ -67,7 +68,7 @@ def test_double_backward(device, fast_path):
 @pytest.mark.parametrize("dim", [0, 1, -2])
 @pytest.mark.parametrize("shape", [(5, 33, 70), (3, 700, 40)])
 def test_any_dimension(shape, dim, device, fast_path):
-    """In columns: those that fit into a program, and longer ones."""
+    """Columns that fit in one program, and longer ones."""
     x = laid_out(shape, "contiguous", device=device)
     assert_right(tw.softmax(x, dim), lambda x: torch.softmax(x, dim), x)
     assert_gradients_match(lambda x: tw.softmax(x, dim), lambda x: torch.softmax(x, dim), x)
@@ -78,11 +79,11 @@ def test_any_dimension(shape, dim, device, fast_path):
 @pytest.mark.parametrize("N", [1, 7, 1000, 4096, 50257, 131071, 262144])
 @pytest.mark.parametrize("log", [False, True])
 def test_clusters_with_any_row(N, dtype, log, device):
-    """Short and long, odd and even, and where memory is not aligned to 16 bytes."""
+    """Short and long rows, odd and even lengths, aligned and unaligned memory."""
     of_torch = torch.log_softmax if log else torch.softmax
     for layout in ("contiguous", "offset"):
         x = laid_out((3, N), layout, device=device, dtype=dtype)
-        cluster = lambda x: module.softmax_forward(x, -1, log, "cluster")
+        cluster = lambda x: module.softmax_forward(x, Softmax(-1, log, "cluster"))
         assert_right(cluster(x), lambda x: of_torch(x, -1), x)
         assert_gradients_match(cluster, lambda x: of_torch(x, -1), x)
 
@@ -92,13 +93,13 @@ def test_more_than_2_31_elements(device):
     x = torch.zeros(2**15 + 1, 2**16, device=device, dtype=torch.float16)
     x[-1] = torch.arange(2**16, device=device) / 2**12
     for form in ("online", "cluster"):
-        torch.testing.assert_close(module.softmax_forward(x, -1, False, form)[-1], torch.softmax(x[-1], -1))
+        torch.testing.assert_close(module.softmax_forward(x, Softmax(-1, form=form))[-1], torch.softmax(x[-1], -1))
     x = x.view(-1, 2**10)
-    torch.testing.assert_close(module.softmax_forward(x, -1, False, "tile")[-1], torch.softmax(x[-1], -1))
+    torch.testing.assert_close(module.softmax_forward(x, Softmax(-1, form="tile"))[-1], torch.softmax(x[-1], -1))
 
 
 def test_rows_too_long_for_registers(device, fast_path):
-    x = laid_out((2, _softmax.LONGEST_TILE + 3), "contiguous", device=device)
+    x = laid_out((2, _softmax.MAX_TILE + 3), "contiguous", device=device)
     assert_right(tw.softmax(x, -1), lambda x: torch.softmax(x, -1), x)
     assert_gradients_match(lambda x: tw.softmax(x, -1), lambda x: torch.softmax(x, -1), x)
 
@@ -130,7 +131,7 @@ def test_registered_operators(device, fast_path):
     x = torch.randn(4, 33, device=device, requires_grad=True)
     torch.library.opcheck(module.softmax_forward.registered, (x, -1, False, "best"))
     torch.library.opcheck(module.softmax_forward.registered, (x.detach().t(), 0, True, "online"))
-    torch.library.opcheck(_softmax.softmax_backward.registered, (x.detach(), x.detach(), -1, False, 1.0, "best"))
+    torch.library.opcheck(_softmax.softmax_backward.registered, (x.detach(), x.detach(), -1, False, "best", 1.0))
     torch.library.opcheck(module.three_pass_forward.registered, (x,))
     assert_compiles(lambda x: tw.softmax(x, -1), x.detach())
 
