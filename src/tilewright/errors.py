@@ -221,9 +221,7 @@ class WrongInputs(TilewrightError):
 
 class LauncherFailed(TilewrightError):
     def __init__(self, name: str, why: str):
-        super().__init__(
-            f"{name} fails before it launches a kernel ({why}); its tensors have shapes but no values"
-        )
+        super().__init__(f"{name} fails before it launches a kernel ({why}); its tensors have shapes but no values")
 
 
 class CompilationFailed(TilewrightError):

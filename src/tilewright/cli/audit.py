@@ -15,17 +15,8 @@ import typer
 
 from tilewright import source
 from tilewright.cli.options import AsJson, CallOptions, RecordFile, flattened
-from tilewright.cli.selection import refuse_other_kinds, target_kind
-from tilewright.cli.shared import (
-    console,
-    load_op,
-    parse_cases,
-    parse_dtypes,
-    progress,
-    require_outputs,
-    say_next,
-    stdout_to_stderr,
-)
+from tilewright.cli.selection import OpSelection, refuse_other_kinds, target_kind
+from tilewright.cli.shared import console, progress, require_outputs, say_next, stdout_to_stderr
 from tilewright.errors import (
     CannotWrite,
     KernelAborted,
@@ -142,14 +133,12 @@ def _op_jobs(name: str, options: CallOptions, limits: Any) -> Iterator[Job]:
     from tilewright import registry
     from tilewright.workbench import audit as tool
 
-    files, kernels = options.files or [], options.kernel or []
-    op = load_op(name, files)
-    dtypes = parse_dtypes(op, options.dtype) or [op.bench_dtype]
-    cases = [case.with_dtype(d) for case in parse_cases(op, options.case) or [tool.default_case(op)] for d in dtypes]
-    picked = registry.pick(op, kernels) if kernels or not files else []
-    found = [(k, source.kernel_hash(name, k.name) or "") for k in picked if k.language == "triton"]
-    found += [(registry.load_file(path, op), source.file_hash(path)) for path in files]
-    for case in cases:
+    selection = OpSelection(name, options)
+    op = selection.op
+    kernels = [k for k in selection.known_kernels() if k.language == "triton"]
+    found = [(k, source.kernel_hash(name, k.name) or "") for k in kernels]
+    found += [(registry.load_file(path, op), source.file_hash(path)) for path in selection.files]
+    for case in selection.cases or [tool.default_case(op).with_dtype(dtype) for dtype in selection.dtypes]:
         for kernel, code in found:
             if not kernel.fits(*op.make(case, device="meta")):
                 continue

@@ -69,9 +69,9 @@ class OpSelection:
         self.op: Op = load_op(name, self.files)
         if directions == ("backward",) and self.op.backward_cost is None:
             raise NoGradient(name)
-        dtypes = parse_dtypes(self.op, options.dtype) or [self.op.bench_dtype]
-        self.cases = [case.with_dtype(d) for case in parse_cases(self.op, options.case) or [] for d in dtypes]
-        self.default_cases = [case.with_dtype(dtypes[0]) for case in (*self.op.bench, *self.op.check)]
+        self.dtypes = parse_dtypes(self.op, options.dtype) or [self.op.bench_dtype]
+        self.cases = [case.with_dtype(d) for case in parse_cases(self.op, options.case) or [] for d in self.dtypes]
+        self.default_cases = [case.with_dtype(self.dtypes[0]) for case in (*self.op.bench, *self.op.check)]
 
     @property
     def candidates(self) -> Sequence[Case]:
