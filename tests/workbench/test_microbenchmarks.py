@@ -56,7 +56,7 @@ def test_every_element_gets_all_fmas(device):
 def test_matmul_is_correct(device, size):
     x, y = (numbers(size * size, device).view(size, size).to(torch.int8) for _ in range(2))
     z = torch.full((size, size), 10**9, dtype=torch.int32, device=device)
-    _matmul[(size // 16 * (size // 32),)](x, y, z, size, ACC=tl.int32, BLOCK=16, WIDE=32, DEEP=32)
+    _matmul[(size // 16 * (size // 32),)](x, y, z, size, ACC=tl.int32, BLOCK_M=16, BLOCK_N=32, BLOCK_K=32)
     assert torch.equal(z.cpu(), (x.cpu().double() @ y.cpu().double().t()).to(torch.int32))
 
 
@@ -94,7 +94,7 @@ count(microbenchmarks._copy, 4, BLOCK=1024)
 count(microbenchmarks._write, 4, BLOCK=1024)
 count(microbenchmarks._read, 4, BLOCK=2048)
 int8 = {"x_ptr": "*i8", "y_ptr": "*i8", "z_ptr": "*i32"}
-count(microbenchmarks._matmul, 8, int8, ACC=tl.int32, BLOCK=128, WIDE=256, DEEP=128)
+count(microbenchmarks._matmul, 8, int8, ACC=tl.int32, BLOCK_M=128, BLOCK_N=256, BLOCK_K=128)
 """
 
 

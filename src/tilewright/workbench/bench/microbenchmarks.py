@@ -40,10 +40,10 @@ def _write(y_ptr, value, BLOCK: tl.constexpr):
 @triton.jit
 def _read(x_ptr, y_ptr, blocks, passes, BLOCK: tl.constexpr):
     total = tl.zeros([BLOCK], tl.float32)
-    for turn in range(passes):
+    for shift in range(passes):
         for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
-            place = (block + turn) % blocks  # never a block in the L1 of this SM
-            total += tl.load(x_ptr + place.to(tl.int64) * BLOCK + tl.arange(0, BLOCK), cache_modifier=".cg")
+            index = (block + shift) % blocks  # never a block in the L1 of this SM
+            total += tl.load(x_ptr + index.to(tl.int64) * BLOCK + tl.arange(0, BLOCK), cache_modifier=".cg")
     tl.store(y_ptr + tl.program_id(0), tl.sum(total, axis=0))
 
 
@@ -68,22 +68,24 @@ def _reciprocal_root(x_ptr, y_ptr, STEPS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _matmul(x_ptr, y_ptr, z_ptr, N, ACC: tl.constexpr, BLOCK: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr):
-    rows = tl.cdiv(N, BLOCK)
-    group = tl.program_id(0) // (8 * tl.cdiv(N, WIDE)) * 8  # concurrent programs share tiles in the L2
-    high = tl.minimum(rows - group, 8)
-    offs_m = (group + tl.program_id(0) % high) * BLOCK + tl.arange(0, BLOCK)
-    offs_n = tl.program_id(0) % (8 * tl.cdiv(N, WIDE)) // high * WIDE + tl.arange(0, WIDE)
-    offs_k = tl.arange(0, DEEP)
+def _matmul(
+    x_ptr, y_ptr, z_ptr, N, ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    rows = tl.cdiv(N, BLOCK_M)
+    group = tl.program_id(0) // (8 * tl.cdiv(N, BLOCK_N)) * 8  # concurrent programs share tiles in the L2
+    group_rows = tl.minimum(rows - group, 8)
+    offs_m = (group + tl.program_id(0) % group_rows) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tl.program_id(0) % (8 * tl.cdiv(N, BLOCK_N)) // group_rows * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + offs_m[:, None] * N + offs_k[None, :]
     y_ptrs = y_ptr + offs_n[None, :] * N + offs_k[:, None]
-    total = tl.zeros([BLOCK, WIDE], ACC)
-    for _ in range(0, N, DEEP):
-        total = tl.dot(tl.load(x_ptrs), tl.load(y_ptrs), total, out_dtype=ACC)
-        x_ptrs += DEEP
-        y_ptrs += DEEP
+    acc = tl.zeros([BLOCK_M, BLOCK_N], ACC)
+    for _ in range(0, N, BLOCK_K):
+        acc = tl.dot(tl.load(x_ptrs), tl.load(y_ptrs), acc, out_dtype=ACC)
+        x_ptrs += BLOCK_K
+        y_ptrs += BLOCK_K
     z_ptrs = z_ptr + offs_m[:, None] * N + offs_n[None, :]
-    tl.store(z_ptrs, total.to(z_ptr.dtype.element_ty))
+    tl.store(z_ptrs, acc.to(z_ptr.dtype.element_ty))
 
 
 def measure(timer: Timer) -> dict[str, float]:
@@ -180,7 +182,7 @@ def _fp8_gemms(n: int) -> dict[str, Callable[[], Any]]:
 def _int8_gemms(n: int) -> dict[str, Callable[[], Any]]:
     x, y = (torch.randint(-128, 128, (n, n), device="cuda", dtype=torch.int8) for _ in range(2))
     z = torch.empty(n, n, device="cuda", dtype=torch.int32)
-    config = dict(ACC=tl.int32, BLOCK=128, WIDE=128, DEEP=128, num_warps=4, num_stages=3)
+    config = dict(ACC=tl.int32, BLOCK_M=128, BLOCK_N=128, BLOCK_K=128, num_warps=4, num_stages=3)
     return {
         "torch": lambda: torch._int_mm(x, y.t()),
         "triton": lambda: _matmul[(n // 128 * (n // 128),)](x, y, z, n, **config),

@@ -74,7 +74,7 @@ class CallData:
 
     @property
     def launch_error(self) -> str | None:
-        """Why it cannot be launched."""
+        """Why the call cannot be launched; None if it can."""
         return next((f"{one.name}: {one.launch_error}" for one in self.launches if one.launch_error), None)
 
     @property

@@ -39,10 +39,8 @@ class Prediction:
     us: float
     low: float  # with full overlap
     high: float  # without overlap
-    terms: Mapping[
-        str, Term
-    ]  # sums over all launches: `memory`, `latency`, `atomics`, `start` (launches) and each unit
-    rates: str  # the source of the ceilings
+    terms: Mapping[str, Term]  # sums over launches, by unit and `memory`, `latency`, `atomics`, `start`
+    rates: str = ""  # the source of the ceilings
     excludes: tuple[str, ...] = ()  # effects that are not modelled
     busy: float = 1.0  # mean DRAM utilisation
 
@@ -70,12 +68,12 @@ class Prediction:
 
 
 def predict(call: CallData) -> Prediction | None:
-    """None where not even the bytes are call."""
+    """Predict the time of a call; None if its bytes are unknown or it cannot be launched."""
     if call.min_bytes is None or call.launch_error or not all(one.launch for one in call.launches):
         return None
     if call.audited is None and len(call.launches) > 1:
         return _predict_total(call)
-    total = Prediction(call.ceilings.timer_us, call.ceilings.timer_us, call.ceilings.timer_us, {}, "")
+    total = Prediction(call.ceilings.timer_us, call.ceilings.timer_us, call.ceilings.timer_us, {})
     for model in launch_models(call):
         total = _add(total, _predict_launch(call, model))
     return _finish(_add(total, _predict_library(call)), call)
@@ -101,12 +99,12 @@ def _gemm_flops(call: CallData) -> dict[str, float]:
 def _predict_library(call: CallData) -> Prediction:
     """Predict library GEMMs, at the measured rate of the library."""
     if not call.host_work.gemms or any("tensor core" in one.mix.kinds for one in call.launches):
-        return Prediction(0.0, 0.0, 0.0, {}, "")
+        return Prediction(0.0, 0.0, 0.0, {})
     units = {unit: amount / call.ceilings.rates[unit] * 1e6 for unit, amount in _gemm_flops(call).items()}
     terms = {unit: Term(us, CALCULATED) for unit, us in units.items()}
     start = LAUNCH_US * call.host_work.gemms
     low, high = (start + (1 + side * MARGIN) * sum(units.values()) for side in (-1, 1))
-    return Prediction(start + sum(units.values()), low, high, terms | {"start": Term(start, COMPILED)}, "")
+    return Prediction(start + sum(units.values()), low, high, terms | {"start": Term(start, COMPILED)})
 
 
 def _predict_total(call: CallData) -> Prediction:
@@ -121,7 +119,7 @@ def _predict_total(call: CallData) -> Prediction:
     terms |= {unit: Term(us, CALCULATED) for unit, us in units.items()}
     fixed = call.ceilings.timer_us + starts
     low, high = fixed + (1 - MARGIN) * longest, fixed + (1 + MARGIN) * (memory + sum(units.values()))
-    return _finish(Prediction(fixed + longest, low, high, terms, ""), call)
+    return _finish(Prediction(fixed + longest, low, high, terms), call)
 
 
 def _predict_launch(call: CallData, model: LaunchModel) -> Prediction:
@@ -143,7 +141,7 @@ def _predict_launch(call: CallData, model: LaunchModel) -> Prediction:
     terms = {"memory": Term(memory, source), "start": Term(start, COMPILED), "latency": Term(latency, COMPILED)}
     terms |= {"atomics": Term(atomics, source)} if atomics else {}
     terms |= {u: Term(us, CALCULATED if u in model.mma_flops else COMPILED) for u, us in units.items()}
-    return Prediction(start + max(overlapped, latency, atomics), low, high, terms, "")
+    return Prediction(start + max(overlapped, latency, atomics), low, high, terms)
 
 
 def _overlapped(a: float, b: float, blocks: float) -> float:
@@ -183,7 +181,7 @@ def _add(first: Prediction, second: Prediction) -> Prediction:
     for name, term in second.terms.items():
         terms[name] = Term(term.us + (terms[name].us if name in terms else 0.0), term.source)
     sums = {name: getattr(first, name) + getattr(second, name) for name in ("us", "low", "high")}
-    return Prediction(**sums, terms=terms, rates="")
+    return Prediction(**sums, terms=terms)
 
 
 def _finish(found: Prediction, call: CallData) -> Prediction:
