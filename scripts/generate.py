@@ -1,4 +1,4 @@
-"""Regenerate everything that is derived: the tables of README.md and docs/*.md, and docs/api.md.
+"""Regenerate everything that is derived: the tables of README.md and docs/*.md, docs/api.md and the type stub.
 
 python scripts/generate.py             rewrite the files that are out of date
 python scripts/generate.py --check     only list them; exit with status 1 if there are any
@@ -19,6 +19,7 @@ from tilewright.report.formatting import provenance
 
 ROOT = Path(__file__).parent.parent
 API = ROOT / "docs" / "api.md"
+STUB = ROOT / "src" / "tilewright" / "__init__.pyi"  # for type checkers: public names are found at run time
 WIDTH = 100  # of a signature on one line
 INTRODUCTION = """# API reference
 
@@ -53,6 +54,13 @@ def api_page(records: list[dict[str, Any]]) -> str:
         links = textwrap.fill(", ".join(f"[`{name}`](#{name.lower()})" for name in names), 120, break_on_hyphens=False)
         parts += [f"## {group}\n", f"{links}\n", *(_entry(name, public[name], timings) for name in names)]
     return "\n".join(parts)
+
+
+def stub() -> str:
+    """Return the type stub of the package: every public name imported from its module."""
+    names = sorted(tilewright._public_names().items(), key=lambda item: item[1])
+    imports = "\n".join(f"from {module} import {name} as {name}" for name, module in names)
+    return f"{imports}\n\n__version__: str\n"
 
 
 def _entry(name: str, found: Any, timings: list[dict[str, Any]]) -> str:
@@ -118,7 +126,7 @@ def generate() -> dict[Path, str]:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     texts = {page: page.read_text() for page in pages if page != API}
     filled = {page: markdown.fill(text, records) for page, text in texts.items() if markdown.BLOCK.search(text)}
-    return filled | {API: api_page(records)}
+    return filled | {API: api_page(records), STUB: stub()}
 
 
 def main() -> None:

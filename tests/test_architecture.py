@@ -103,7 +103,7 @@ MAY_IMPORT = {
     "pytest_plugin": {"interpreter"},
     "testing": {"registry", "spec", "workbench.check", "worker"},
     "notebook": {"errors", "hardware", "spec", "timer", "workbench.bench", "workbench.check", "worker"},
-    "__init__": {"interpreter", "notebook", "ops", "spec", "testing", "workbench.audit"},
+    "__init__": {"source"},
     "__main__": {"cli"},
 }
 

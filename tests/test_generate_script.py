@@ -23,6 +23,10 @@ def test_the_api_page_is_up_to_date(script, page):
     assert script.API.read_text() == page, "run `make pages`"
 
 
+def test_the_type_stub_is_up_to_date(script):
+    assert script.STUB.read_text() == script.stub(), "run `make pages`"
+
+
 def test_every_public_name_has_an_entry_with_signature_and_docstring(page):
     entries = dict(re.findall(r"^### (\w+)\n\n(.*?)(?=\n##|\Z)", page, re.MULTILINE | re.DOTALL))
     assert sorted(entries) == sorted(tilewright.__all__)

@@ -1,4 +1,4 @@
-"""Records: versioned JSON lines with their provenance, appended safely and read whatever state a file is in."""
+"""Records: versioned JSON lines with their provenance, written atomically and read from damaged files too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tilewright.cost import DIRECTIONS
 from tilewright.errors import CannotRead, CannotWrite
 
 SCHEMA = 2  # 1: timings without intervals, host time, memory and the GPU's state
-SWEEP = Path(__file__).parent / "workbench" / "bench" / "sweep.py"  # what a record of kind "sweep" was measured with
+SWEEP = Path(__file__).parent / "workbench" / "bench" / "sweep.py"  # the program of a record of kind "sweep"
 CHECK = "check"  # the call of a verdict: all of its cases
 FINGERPRINTS = "fingerprints.jsonl"  # of the current code, in the folder of each GPU
 REQUIRED = ("schema", "kind", "op", "kernel", "date", "source")
@@ -27,7 +27,7 @@ OF_A_TIMING = (
     *("case", "dtype", "direction", "cost", "verdict", "reason", "samples_us", "median_us"),
     *("ceilings", "device", "versions"),
 )
-BASELINES_OF_1 = ("eager", "compile", "manual", "sdpa", "vendor")  # how their names begin
+BASELINES_OF_1 = ("eager", "compile", "manual", "sdpa", "vendor")  # prefixes of their names
 SINCE_2: dict[str, Any] = {
     "is_baseline": False,
     "calls": 1,
@@ -41,13 +41,13 @@ SINCE_2: dict[str, Any] = {
 
 
 def stamp(kind: str, op: str, kernel: str, source_hash: str, **content: Any) -> dict[str, Any]:
-    """A record of the given kind, dated now."""
+    """Return a record of the given kind with the current date."""
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return {"schema": SCHEMA, "kind": kind, "op": op, "kernel": kernel, "date": date, "source": source_hash, **content}
 
 
 def append(path: Path, records: list[dict[str, Any]]) -> None:
-    """Append under a lock, so that writers at once lose nothing, and on a line of its own after a torn write."""
+    """Append under a lock, so that concurrent writers lose nothing, on a new line after a torn write."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b") as file:
@@ -89,8 +89,8 @@ def add_fields(path: Path, fields: Mapping[str, dict[str, Any]], identity: Calla
 
 
 def require_writable(path: Path) -> None:
-    """Raise before work begins rather than lose its result at the end. A file that is not there yet is not made: taken
-    away again, it might take with it what another writer has put there meanwhile."""
+    """Raise before work starts rather than lose its result at the end. A missing file is not created, since removing it
+    again could remove what another writer has put there."""
     if path.exists():
         append(path, [])
         return
@@ -104,8 +104,8 @@ def require_writable(path: Path) -> None:
 
 @dataclass
 class Read:
-    """The records of one file. `torn` lines were cut off by a killed writer, `newer` ones written by a later version;
-    `corrupt` lines are something else."""
+    """The records of one file, and the numbers of its other lines: `torn` ones were cut off by a killed writer, `newer`
+    ones written by a later version, `corrupt` ones are no records."""
 
     path: Path
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -115,7 +115,7 @@ class Read:
 
 
 def read(path: Path) -> Read:
-    """Every record in a file; lines that are none are told apart, never hidden."""
+    """Read every record of a file; lines that are no records are reported, never hidden."""
     result = Read(path)
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -126,7 +126,7 @@ def read(path: Path) -> Read:
             continue
         try:
             record = json.loads(line, parse_constant=_refuse)
-        except (ValueError, RecursionError):  # the latter, and numbers beyond all measure, are no work of ours
+        except (ValueError, RecursionError):  # RecursionError: deeply nested JSON
             cut_short = line.startswith("{") and not line.rstrip().endswith("}")
             (result.torn if cut_short else result.corrupt).append(number)
             continue
@@ -144,14 +144,14 @@ def _is_newer(value: Any) -> bool:
 
 
 def _complete(record: dict[str, Any]) -> dict[str, Any]:
-    """A timing of an earlier version lacks what was not measured then."""
+    """Add defaults for what timings of earlier versions do not have."""
     if record["kind"] != "timing":
         return record
     return SINCE_2 | {"is_baseline": record["kernel"].startswith(BASELINES_OF_1)} | record
 
 
 def _is_record(value: Any) -> bool:
-    """Whether all is there that readers rely on, and of the kind they expect."""
+    """Return whether a value has the fields that readers rely on, of the expected types."""
     if not isinstance(value, dict) or not all(key in value for key in REQUIRED):
         return False
     if not isinstance(value["schema"], int) or not all(isinstance(value[key], str) for key in REQUIRED[1:]):
@@ -201,11 +201,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of a record")
+    raise ValueError(f"{constant} is not allowed in a record")
 
 
 def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The newest record of each kind, GPU and call, in the order of first appearance."""
+    """Yield the newest record of each kind, GPU and call, in order of first appearance."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in records:
         names = ("kind", "op", "kernel", "case", "dtype", "direction", "call", "sized")
@@ -216,7 +216,7 @@ def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def spelled(case: Mapping[str, Any]) -> str:
-    """A record's case in the form `--case` takes."""
+    """Return a record's case in the form that `--case` takes."""
     return ",".join(f"{name}={value}" for name, value in case.items())
 
 
@@ -228,7 +228,7 @@ def call_key(record: Mapping[str, Any]) -> str:
 
 
 def is_stale(record: Mapping[str, Any]) -> bool:
-    """Whether the code that would run now is not the code that was measured."""
+    """Return whether the code that would run now differs from the code that was measured."""
     return stale_reason(record) is not None
 
 
@@ -272,7 +272,7 @@ def _other_library(measured: Mapping[str, str], newest: Mapping[str, str]) -> st
 
 
 def _has_changed(file: Path, record: Mapping[str, Any]) -> bool:
-    """Whether a file that is here has other code than the one that was measured."""
+    """Return whether an existing file has other code than the one that was measured."""
     if not file.is_file() or source.file_hash(file) == record["source"]:
         return False
     return file.suffix != ".py" or source.code_hash(file) != record.get("code")

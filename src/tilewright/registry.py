@@ -1,4 +1,4 @@
-"""Finds operations in `ops/` and kernels in users' files."""
+"""Finds operations in `ops/`, peers in `peers/` and kernels in users' files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from triton.runtime.jit import KernelInterface
 
 from tilewright import source
 from tilewright.errors import (
+    AmbiguousFunction,
     FileBroken,
-    MissingPackage,
     MissingFunction,
+    MissingPackage,
     UnknownFunction,
     UnknownKernel,
     UnknownOp,
-    AmbiguousFunction,
     WrongArguments,
     first_line,
 )
@@ -33,15 +33,15 @@ SEARCHED = "compile-max"
 
 
 def load(name: str) -> Op:
-    """The Op of that name."""
+    """Return the Op of a name."""
     if name not in source.op_files():
         raise UnknownOp(name, source.op_files())
     return importlib.import_module(source.module_name(source.op_files()[name])).op
 
 
 def pick(op: Op, names: list[str]) -> list[Kernel]:
-    """The named kernels, or all of the op's own; what stands for one of these, takes a search or another library only
-    by name."""
+    """Return the named kernels, or all of the op's own. The public function, the searched kernel and peers must be
+    named."""
     known = named(op)
     for name in names:
         if name not in known:
@@ -50,38 +50,38 @@ def pick(op: Op, names: list[str]) -> list[Kernel]:
 
 
 def named(op: Op) -> dict[str, Kernel]:
-    """All that can be named: the op's own, what users call, what a search finds, and other libraries'."""
+    """Return all kernels that can be named: the op's own, the public function, the searched kernel and peers."""
     return op.kernels | shipped(op) | {SEARCHED: searched(op)} | peers(op)
 
 
 def shipped(op: Op) -> dict[str, Kernel]:
-    """What users call, as a kernel."""
+    """Return the public function as a kernel."""
     return {op.shipped.name: op.shipped} if op.shipped else {}
 
 
 def searched(op: Op) -> Kernel:
-    """The reference as torch.compile makes it by mode "max-autotune": silently, and without CUDA graphs, with which a
-    call would change the result of the call before."""
+    """Return the reference compiled in mode "max-autotune", without CUDA graphs, since a replay overwrites the previous
+    result."""
     options = {"max_autotune": True, "coordinate_descent_tuning": True, "autotune_num_choices_displayed": 0}
     fn = compiled(op.reference, **options)
     return replace(op.kernels["compile"], name=SEARCHED, fn=fn)
 
 
 def peers(op: Op) -> dict[str, Kernel]:
-    """What other libraries have for this Op, installed or not."""
+    """Return the kernels of other libraries for this Op, installed or not."""
     found = {}
     for name in source.peer_files():
         module = importlib.import_module(f"tilewright.peers.{name}")
         if fn := getattr(module, op.name, None):
             fits = getattr(module, f"fits_{op.name}", lambda *_: True)
             has_gradient = op.backward_cost is not None
-            found[name] = Kernel(name, _installed(fn, module), "peer", fits, has_gradient, is_baseline=True)
+            found[name] = Kernel(name, _installed(fn, module), module.LANGUAGE, fits, has_gradient, origin="peer")
     return found
 
 
 def absent(kernel: Kernel) -> str | None:
-    """How to install the library that a kernel needs, if it is one that is not here."""
-    if kernel.language != "peer":
+    """Return how to install the library of a peer kernel, if it is not installed."""
+    if kernel.origin != "peer":
         return None
     module = importlib.import_module(f"tilewright.peers.{kernel.name}")
     return None if importlib.util.find_spec(module.PACKAGE) else module.INSTALL
@@ -101,16 +101,16 @@ def _installed(fn: Callable[..., Any], module: types.ModuleType) -> Callable[...
 
 
 def load_file(path: Path, op: Op, *, differentiable: bool = False) -> Kernel:
-    """The kernel that a user's file holds for an Op."""
+    """Return the kernel for an Op in a user's file."""
     fn = _find(load_module(path), path, op)
     if fn is None:
         raise MissingFunction(path, op.name)
     _require_callable(fn, path, op)
-    return Kernel(path.name, fn, "python", lambda *_: True, differentiable)
+    return Kernel(path.name, fn, "python", lambda *_: True, differentiable, origin="user")
 
 
 def load_module(path: Path) -> types.ModuleType:
-    """A user's file, run with its own folder to import from."""
+    """Import a user's file, which may import from its own folder."""
     source.require_python_file(path)
     spec = importlib.util.spec_from_file_location(f"_tilewright_user_{path.stem}", path)
     assert spec is not None
@@ -129,7 +129,7 @@ def load_module(path: Path) -> types.ModuleType:
 
 
 def launcher(path: Path, name: str | None) -> Callable[..., Any]:
-    """The function of a user's file that launches kernels: the named one, or the only one that may be meant."""
+    """Return the function of a user's file that launches kernels: the named one, or the only candidate."""
     module = load_module(path)
     own = {
         n: fn

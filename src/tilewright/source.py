@@ -1,8 +1,9 @@
-"""What an op file says, read as text: its summary, its kernels, and a hash of all code that each kernel reaches.
+"""Op files read as text: their summary, kernels and public names, and a hash of the code that each kernel reaches.
 
-Nothing is imported, so listing operations and marking stale records costs no torch. The hash covers the statement
-that registers a kernel, the reference, and every module-level name and CUDA file they lead to, in this file and its
-`_helpers`. Comments, docstrings and blank lines do not count; bench cases and dispatch rules are not reached.
+Nothing is imported, so listing operations and marking stale records needs no torch. The hash of a kernel covers the
+statement that registers it, the reference, and every module-level name and CUDA file they lead to, in the op file and
+in the modules of `ops/` and `runtime/` that it imports from. Comments, docstrings, blank lines and bench cases do not
+count.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ INCLUDE = OPS / "include"
 TUNED = PACKAGE / "runtime" / "tuned"
 PEERS = PACKAGE / "peers"
 FOLLOWED = ("tilewright.ops.", "tilewright.runtime.")  # imports whose code counts
-PUBLIC = "tilewright"  # the kernel that stands for whatever a user's call takes
+PUBLIC = "tilewright"  # the kernel that stands for the public function, whichever path its call takes
 
 
 class OpSource:
@@ -44,16 +45,16 @@ class OpSource:
 
     @property
     def kernels(self) -> list[str]:
-        """Kernel names in the order a reader meets them; eager and compile stand for the reference."""
+        """Return the kernel names in file order, after `eager` and `compile`, which stand for the reference."""
         return ["eager", "compile", *self._kernels] if "reference" in self._definitions else []
 
     def function_hash(self, name: str) -> str | None:
-        """A short hash of the code that a module-level function runs; None if there is no such function."""
+        """Return a short hash of the code that a module-level function reaches; None if there is no such function."""
         roots = self._definitions.get(name)
         return self._hash(roots) if roots else None
 
     def kernel_hash(self, kernel: str) -> str:
-        """A short hash of the code that this kernel, and the reference it is held against, run."""
+        """Return a short hash of the code that a kernel and the reference it is checked against reach."""
         roots = [*self._definitions["reference"]]
         if kernel in self._kernels:
             roots.append(self._kernels[kernel])
@@ -75,7 +76,9 @@ class OpSource:
                 self._imports[alias.asname or alias.name] = (helper, alias.name)
         else:
             for name in _names_bound(statement):
-                if name not in self._imported:  # what `torch` or `operator` decorates is no part of them
+                if (
+                    name not in self._imported
+                ):  # a function decorated by `torch` or `operator` does not belong to these names
                     self._definitions.setdefault(name, []).append(statement)
 
     def _reach(self, statement: ast.AST, reached: set[str], seen: set[tuple[int, str]]) -> None:
@@ -114,7 +117,7 @@ def read(path: Path) -> OpSource:
 
 @functools.cache
 def op_files() -> dict[str, Path]:
-    """The operations by name: every file of `ops/` that is not a helper."""
+    """Return the operations by name: every file below `ops/` whose name does not start with an underscore."""
     return {path.stem: path for path in sorted(OPS.rglob("*.py"), key=lambda path: path.stem) if path.stem[0] != "_"}
 
 
@@ -123,15 +126,25 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
 
 
+@functools.cache
+def public_names() -> dict[str, str]:
+    """Return the public names of the operations, each with its module: what `__all__` of every op file lists."""
+    found = {}
+    for path in op_files().values():
+        listed = re.search(r"^__all__ = (\[.*?\])$", path.read_text(), re.M | re.S)
+        found |= dict.fromkeys(ast.literal_eval(listed[1]) if listed else [], module_name(path))
+    return found
+
+
 def kernels(op: str) -> list[str]:
-    """The kernels of an operation as they stand now; none if it is gone."""
+    """Return the current kernels of an operation; none if it is gone."""
     path = op_files().get(op)
     return read(path).kernels if path else []
 
 
 @functools.cache
 def kernel_hash(op: str, kernel: str) -> str | None:
-    """The hash of a kernel as it stands now; None if it is gone."""
+    """Return the current hash of a kernel; None if it is gone."""
     if kernel in kernels(op) or kernel.startswith("compile"):
         return read(op_files()[op]).kernel_hash(kernel)
     return read(peer_files()[kernel]).function_hash(op) if kernel in peer_files() else None
@@ -139,12 +152,12 @@ def kernel_hash(op: str, kernel: str) -> str | None:
 
 @functools.cache
 def peer_files() -> dict[str, Path]:
-    """Other libraries by name: every file of `peers/`."""
+    """Return the peers by name: every file of `peers/`."""
     return {path.stem: path for path in sorted(PEERS.glob("*.py")) if not path.stem.startswith("_")}
 
 
 def file_hash(path: Path) -> str:
-    """The hash of a user's file."""
+    """Return the hash of a file as it is."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
@@ -167,7 +180,7 @@ def _without_docstrings(tree: ast.AST) -> ast.AST:
 
 
 def _registered_kernel(statement: ast.stmt) -> str | None:
-    """'x' for `@op.kernel("x") def …` and for `op.kernel("x")(…)`; for `@op.public` the name of what users call."""
+    """Return 'x' for `@op.kernel("x") def …` and for `op.kernel("x")(…)`, and PUBLIC for `@op.public`."""
     calls: list[ast.AST] = []
     if isinstance(statement, ast.FunctionDef):
         calls = [*statement.decorator_list]
@@ -187,7 +200,7 @@ def _names_imported(statement: ast.stmt) -> Iterator[str]:
 
 
 def _names_bound(statement: ast.stmt) -> Iterator[str]:
-    """The names a statement defines or, as `softmax.register_fake(…)` does, adds to."""
+    """Yield the names that a statement defines or, as `softmax.differentiate(…)` does, extends."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         yield statement.name
         for decorator in statement.decorator_list:
@@ -215,7 +228,7 @@ def _without_comments(text: str) -> list[str]:
 
 
 def _file_text(name: str) -> Iterator[str]:
-    """What a name in an op file stands for: CUDA C++, or configurations that a search found."""
+    """Yield the text of a file named in an op file: CUDA C++, or tuned configurations."""
     if name.endswith(".cu"):
         yield from _cuda_text(OPS / name)
     elif name.endswith(".json") and (TUNED / name).exists():
@@ -223,7 +236,7 @@ def _file_text(name: str) -> Iterator[str]:
 
 
 def _cuda_text(path: Path) -> Iterator[str]:
-    """A CUDA file and the files it includes from its own folder, without comments and blank lines."""
+    """Yield the text of a CUDA file and of the headers it includes, without comments and blank lines."""
     text = path.read_text()
     for included in re.findall(r'#include "([^"]+)"', text):
         yield from _cuda_text(INCLUDE / included)
@@ -232,7 +245,7 @@ def _cuda_text(path: Path) -> Iterator[str]:
 
 
 def require_python_file(path: Path) -> None:
-    """Raise unless the file is there and parses. Runs nothing of it."""
+    """Raise unless the file exists and parses; nothing of it runs."""
     if not path.is_file():
         raise FileMissing(path)
     if path.suffix != ".py":

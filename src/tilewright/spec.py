@@ -1,4 +1,4 @@
-"""The nouns every part speaks: Op, Kernel, Case, Cost."""
+"""The vocabulary of every part: Op, Kernel, Case, Cost."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Value = int | bool | str
 
 @dataclass(frozen=True)
 class Case:
-    """A point in an Op's space: sizes and modes by name, and a dtype."""
+    """Sizes and modes of an Op by name, and a dtype."""
 
     point: tuple[tuple[str, Value], ...]
     dtype: str = "float32"
 
     @staticmethod
     def parse(text: str, like: Case) -> Case:
-        """A case from the form `--case` takes; `like` says which names there are and of what kind."""
+        """Parse a case from the form that `--case` takes; `like` has the names and the types of their values."""
         kinds = {name: type(value) for name, value in like.point}
         given: dict[str, Value] = {}
         for part in text.split(","):
@@ -41,9 +41,9 @@ class Case:
             try:
                 given[name] = _parse_value(value, kinds[name])
             except ValueError:
-                raise BadCase(text, f"'{value}' is no value of {name}", str(like)) from None
+                raise BadCase(text, f"'{value}' is not a value of {name}", str(like)) from None
         if missing := [name for name in kinds if name not in given]:
-            raise BadCase(text, f"it lacks {', '.join(missing)}", str(like))
+            raise BadCase(text, f"{', '.join(missing)} is missing", str(like))
         return Case(tuple((name, given[name]) for name in kinds))
 
     def __getitem__(self, name: str) -> Value:
@@ -56,7 +56,7 @@ class Case:
         return replace(self, point=tuple((n, value if n == name else v) for n, v in self.point))
 
     def __str__(self) -> str:
-        """The form `--case` takes."""
+        """Return the form that `--case` takes."""
         return ",".join(f"{name}={value}" for name, value in self.point)
 
 
@@ -70,12 +70,12 @@ def _parse_value(text: str, kind: type) -> Value:
 
 
 def grid(**axes: Sequence[Value]) -> list[Case]:
-    """Every combination of the axes' values."""
+    """Return every combination of the axes' values."""
     return [Case(tuple(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
 
 
 def points(**axes: Sequence[Value]) -> list[Case]:
-    """The axes' values taken side by side."""
+    """Return the axes' values taken side by side."""
     return [Case(tuple(zip(axes, values, strict=True))) for values in zip(*axes.values(), strict=True)]
 
 
@@ -84,7 +84,7 @@ _SPECIAL = (float("inf"), -float("inf"), float("nan"), -0.0, 1e-40)
 
 
 class Draw:
-    """Random inputs for one case; the seed decides every value, `values` what they look like (one of VALUES)."""
+    """Random inputs for one case. The seed fixes every value; `values` is their distribution, one of VALUES."""
 
     def __init__(self, case: Case, device: str, seed: int, values: str = "normal"):
         self.case = case
@@ -98,16 +98,16 @@ class Draw:
         return self.case[name]
 
     def randn(self, *dims: str | int, scale: float = 1.0) -> Tensor:
-        """Normal values of the given standard deviation; a dimension is a size or its name in the case."""
+        """Return normal values with a standard deviation of `scale`; a dimension is a size or its name in the case."""
         shape = self._sizes(dims)
-        if self.device == "meta":  # where randn would import a compiler first
+        if self.device == "meta":  # randn on meta tensors would import a compiler
             return torch.empty(shape, device="meta", dtype=self.dtype)
         values = torch.randn(shape, generator=self._generator, device=self.device, dtype=torch.float32)
         values = values if scale == 1.0 else values.mul_(scale)
         return (values if self.values == "normal" else self._like(values, scale)).to(self.dtype)
 
     def randint(self, *dims: str | int, high: str | int) -> Tensor:
-        """Whole numbers from 0 up to `high`, without it, as int64; both may be names in the case."""
+        """Return integers in [0, high) as int64; sizes and `high` may be names in the case."""
         shape = self._sizes(dims)
         if self.device == "meta":
             return torch.empty(shape, device="meta", dtype=torch.int64)
@@ -119,13 +119,13 @@ class Draw:
         return [int(self.case[dim]) if isinstance(dim, str) else dim for dim in dims]
 
     def _like(self, values: Tensor, scale: float) -> Tensor:
-        """Normal values made into others; where the shape is too small for that, they stay."""
+        """Return the values transformed to the wanted distribution; unchanged where the shape is too small for it."""
         if self.values == "large":
-            return values * 8  # more, and what cancels in a gradient is honestly larger than the gradient
+            return values * 8  # with larger ones, cancellation error in a gradient exceeds the gradient
         if self.values == "tiny":
             return values * 2.0**-12
         if self.values == "shifted":
-            return values - 64 * scale  # far from zero and near each other
+            return values - 64 * scale  # far from zero and close to each other
         if self.values == "integers":
             return (values / scale).mul_(2).round_()
         if self.values == "special":
@@ -137,10 +137,10 @@ class Draw:
         if self.values == "one hot":
             best = values.argmax(-1, keepdim=True)
             return torch.zeros_like(values).scatter_(-1, best, scale)
-        return values[:1].expand_as(values)  # repeated: an expanded layout can hold it
+        return values[:1].expand_as(values)  # repeated: can be stored with stride 0
 
     def _with_specials(self, values: Tensor) -> Tensor:
-        """One of each, in rows of their own where there are enough: an infinity would hide what becomes of a NaN."""
+        """Insert one of each special value, in rows of their own where possible: an infinity would mask a NaN."""
         if not values.numel():
             return values
         rows = values.view(-1, values.shape[-1] if values.dim() else 1)
@@ -153,7 +153,7 @@ class Draw:
 
 
 def matrix_unit(dtype: torch.dtype) -> str:
-    """The unit that a matrix product of this dtype runs on under torch's present settings."""
+    """Return the unit that a GEMM of this dtype runs on under torch's current settings."""
     if dtype == torch.float32:
         return "tensor.tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
     return "tensor." + str(dtype).removeprefix("torch.")
@@ -161,15 +161,20 @@ def matrix_unit(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One way to compute an Op."""
+    """One implementation of an Op."""
 
     name: str
     fn: Callable[..., Any]
-    language: str  # torch, triton, cuda, numba: decides where it can run
+    language: str  # torch, triton, gluon, cuda, numba, or python if not known: decides where it can run
     fits: Callable[..., bool]
     differentiable: bool
-    builds_per_case: bool = False  # compiled anew for each shape, so check samples its cases
-    is_baseline: bool = False  # what one could use without Tilewright
+    builds_per_case: bool = False  # compiled for each shape, so check samples its cases
+    origin: str = "ours"  # or baseline (torch's own), peer (another library's), user
+
+    @property
+    def is_baseline(self) -> bool:
+        """Return whether users have it without Tilewright."""
+        return self.origin in ("baseline", "peer")
 
 
 def _always(*_: object) -> bool:
@@ -178,8 +183,11 @@ def _always(*_: object) -> bool:
 
 @dataclass
 class Op:
-    """An operation as mathematics. `reference` in float64 is the truth, in the case's dtype it sets the error
-    budget, as it is it is the `eager` kernel, and compiled it is the `compile` kernel."""
+    """An operation as mathematics.
+
+    `reference` serves four purposes: in float64 it is the truth, in the case's dtype it sets the error budget, as it is
+    it is the `eager` baseline, and compiled it is the `compile` baseline.
+    """
 
     name: str
     reference: Callable[..., Any]
@@ -188,22 +196,22 @@ class Op:
     check: Sequence[Case]
     bench: Sequence[Case]
     backward_cost: Callable[..., Cost] | None = None  # None: the Op has no gradients
-    is_one_pass: bool = False  # whether forward makes the gradient too, so that only both directions at once tell
-    takes: Callable[[Case], bool] = _always  # which sizes go together, where not all do
-    batch: str | None = None  # the size of a first dimension along which results do not depend on each other
-    grows: str | None = None  # the size that `sizes` changes; the batch unless told
-    mutates: Callable[..., Collection[int]] = lambda *_: ()  # which of its arguments, by number, a kernel may change
-    constants: Collection[int] = ()  # which of its arguments, by number, never need a gradient
-    is_varied: bool = True  # whether values, sizes and layouts other than those `inputs` makes may be asked
+    is_one_pass: bool = False  # forward computes the gradient too: time both directions together
+    takes: Callable[[Case], bool] = _always  # whether the sizes of a case are valid together
+    batch: str | None = None  # the size of a leading dimension along which results are independent
+    grows: str | None = None  # the size that `sizes` varies [default: the batch]
+    mutates: Callable[..., Collection[int]] = lambda *_: ()  # positions of the arguments that a kernel may write to
+    constants: Collection[int] = ()  # positions of the arguments that never need a gradient
+    is_varied: bool = True  # whether check may vary values, sizes and strides
     dtypes: tuple[str, ...] = FLOATS
-    bench_dtypes: tuple[str, ...] = ("bfloat16",)  # the first is that of tools that look at one
+    bench_dtypes: tuple[str, ...] = ("bfloat16",)  # tools that use one dtype use the first
     kernels: dict[str, Kernel] = field(default_factory=dict)
     shipped: Kernel | None = None
     calls: list[Callable[[str], Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.kernel("eager", is_baseline=True)(self.reference)
-        self.kernel("compile", builds_per_case=True, is_baseline=True)(compiled(self.reference))
+        self.kernel("eager", origin="baseline")(self.reference)
+        self.kernel("compile", builds_per_case=True, origin="baseline")(compiled(self.reference))
 
     def kernel(
         self,
@@ -213,25 +221,24 @@ class Op:
         fits: Callable[..., bool] = _always,
         differentiable: bool = True,
         builds_per_case: bool = False,
-        is_baseline: bool = False,
+        origin: str = "ours",
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register a way to compute this Op: `fn` takes what `inputs` makes and returns what `reference` returns."""
+        """Register an implementation: `fn` takes the inputs of a case and returns what `reference` returns."""
 
         def register(fn: Callable[..., Any]) -> Callable[..., Any]:
             has_gradients = differentiable and self.backward_cost is not None
-            self.kernels[name] = Kernel(name, fn, language, fits, has_gradients, builds_per_case, is_baseline)
+            self.kernels[name] = Kernel(name, fn, language, fits, has_gradients, builds_per_case, origin)
             return fn
 
         return register
 
     def public(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Register the function users call, with the arguments that `inputs` makes: one of the kernels, or torch's."""
+        """Register the public function, which takes the inputs of a case and calls one of the kernels or torch."""
         self.shipped = Kernel(PUBLIC, fn, "triton", _always, self.backward_cost is not None)
         return fn
 
     def also(self, call: Callable[[str], Any]) -> Callable[[str], Any]:
-        """Register a call on a device for a kernel that no bench case reaches, so that it, too, is compiled for every
-        GPU."""
+        """Register a call for a kernel that no bench case launches, so that it is compiled for every GPU."""
         self.calls.append(call)
         return call
 
@@ -240,11 +247,11 @@ class Op:
         return self.bench_dtypes[0]
 
     def benched(self, *dtypes: str) -> list[Case]:
-        """The bench cases in these dtypes, or in all that are benched."""
+        """Return the bench cases in these dtypes [default: all bench dtypes]."""
         return [case.with_dtype(dtype) for dtype in dtypes or self.bench_dtypes for case in self.bench]
 
     def sizes(self) -> list[Case]:
-        """The bench case that can be the smallest, as inputs and results of about 1 KiB, 4 KiB, … 4 GiB in all."""
+        """Return the smallest bench case scaled to about 1 KiB, 4 KiB, … 4 GiB of inputs and results in total."""
         grows = self.grows or self.batch
         if grows is None:
             return []
@@ -261,18 +268,18 @@ class Op:
         return [base.with_size(grows, 2 ** round(math.log2(length))) for length in lengths if length >= 1]
 
     def make(self, case: Case, device: str = "cpu", seed: int = 0, values: str = "normal") -> tuple[Any, ...]:
-        """The inputs of a case."""
+        """Return the inputs of a case."""
         return self.inputs(Draw(case, device, seed, values))
 
 
 def compiled(reference: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """By torch.compile, when it is first called."""
+    """Return the reference compiled by torch.compile on its first call."""
     made = functools.cache(lambda: torch.compile(reference, fullgraph=True, dynamic=False, options=options))
     return lambda *args: made()(*args)
 
 
 def kernel(op: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Mark a function of your own as a kernel of an Op, whatever its name: `@tilewright.kernel("softmax")`."""
+    """Mark a function of any name as your kernel of an operation: `@tilewright.kernel("softmax")`."""
 
     def mark(fn: Callable[..., Any]) -> Callable[..., Any]:
         fn.__tilewright_op__ = op  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ def check(
     op = registry.load(op) if isinstance(op, str) else op
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     name = getattr(fn, "__name__", type(fn).__name__)
-    kernel = Kernel(name, fn, "python", lambda *_: True, differentiable=op.backward_cost is not None)
+    kernel = Kernel(name, fn, "python", lambda *_: True, op.backward_cost is not None, origin="user")
     verdicts = run_check(
         op,
         [kernel],

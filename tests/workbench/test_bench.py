@@ -331,7 +331,7 @@ def test_peers_are_selected_by_name_and_reported_if_missing(monkeypatch):
     assert "liger" not in [k.name for k in registry.pick(SOFTMAX, [])]
     (liger,) = registry.pick(SOFTMAX, ["liger"])
     assert liger.is_baseline
-    assert liger.language == "peer"
+    assert (liger.language, liger.origin) == ("triton", "peer")
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda _: None)
     assert registry.absent(liger) == "liger-kernel"
     assert registry.absent(SOFTMAX.kernels["eager"]) is None

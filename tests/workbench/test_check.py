@@ -296,7 +296,7 @@ def test_a_case_many_times_as_long_is_compared_block_by_block(fn, expected):
     def skips_last_row(x):
         return torch.cat([torch.softmax(x[:-1], -1), torch.zeros_like(x[-1:])])
 
-    kernel = Kernel("mine", skips_last_row if fn == "last row skipped" else fn, "python", lambda *_: True, False)
+    kernel = Kernel("mine", skips_last_row if fn == "last row skipped" else fn, "python", lambda *_: True, False, origin="user")
     judge = Judge(SOFTMAX, kernel, InProcess(kernel.fn, "cpu"), ReferenceRuns(SOFTMAX, "cpu", 0), "cpu")
     found = judge.judge([CheckCase(SOFTMAX.check[4].with_dtype("float32"), repeat=9)], lambda: None)
     assert found.verdict == expected
@@ -306,7 +306,7 @@ def test_a_case_many_times_as_long_is_compared_block_by_block(fn, expected):
 @pytest.mark.parametrize("why", ["too large", "no memory", "large but cached", None])
 def test_a_case_that_cannot_be_traced_keeps_its_verdict(monkeypatch, why):
     """Tracing comes after everything else, and not for cases that fill the memory."""
-    kernel = Kernel("mine", lambda x: torch.softmax(x, -1), "python", lambda *_: True, False)
+    kernel = Kernel("mine", lambda x: torch.softmax(x, -1), "python", lambda *_: True, False, origin="user")
     asked = []
 
     class Scarce(InProcess):

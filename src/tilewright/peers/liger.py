@@ -6,6 +6,7 @@ from torch import Tensor
 
 PACKAGE = "liger_kernel"
 INSTALL = "liger-kernel"
+LANGUAGE = "triton"
 LONGEST_ROW = 65536  # elements: longer ones need a block that Liger refuses
 
 

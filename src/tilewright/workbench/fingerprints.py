@@ -80,7 +80,7 @@ def trace(job: Job) -> Launches:
 
     op, gpu = registry.load(job.op), hardware.datasheet(job.gpu)
     kernel = registry.named(op)[job.kernel]
-    if kernel.language == "peer":  # neither these nor Numba's kernels are compiled here: their source tells
+    if kernel.origin == "peer":  # neither these nor Numba's kernels are compiled here: their source tells
         return {key: [f"source {source.kernel_hash(job.op, job.kernel)}"] for key in job.calls}
     if kernel.language == "numba":
         return {key: [f"code {source.code_hash(source.op_files()[job.op], only='numba')}"] for key in job.calls}

@@ -9,6 +9,8 @@ from tilewright.ops.activation._gated import SHAPES, backward_cost_of, cost_of, 
 from tilewright.ops.activation._unary import GELUS
 from tilewright.spec import Cost, Op, grid, points
 
+__all__ = ["geglu"]
+
 
 def reference(gate: Tensor, up: Tensor | None, approximate: str) -> Tensor:
     gate, up = split_gate(gate, up)

@@ -51,7 +51,7 @@ op = Op(
 )
 
 
-@op.kernel("manual", is_baseline=True)
+@op.kernel("manual", origin="baseline")
 def manual(x: Tensor, approximate: str) -> Tensor:
     """Written out in PyTorch: each operation makes a round trip through memory."""
     wide = x.float()

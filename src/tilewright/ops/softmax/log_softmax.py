@@ -11,6 +11,8 @@ from torch import Tensor
 from tilewright.ops.softmax._operators import MAX_TILE, Softmax, dispatch, fits_cluster, softmax_forward
 from tilewright.spec import Cost, Op, grid, points
 
+__all__ = ["log_softmax"]
+
 
 def reference(x: Tensor) -> Tensor:
     return torch.log_softmax(x, dim=-1)

@@ -28,6 +28,8 @@ from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.sizes import cdiv, next_power_of_2
 from tilewright.spec import Cost, Draw, Op, grid, points
 
+__all__ = ["masked_softmax"]
+
 MODES = ("causal", "mask", "both")
 
 

@@ -28,6 +28,8 @@ from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.sizes import next_power_of_2
 from tilewright.spec import Cost, Op, grid, points
 
+__all__ = ["softmax"]
+
 
 def reference(x: Tensor) -> Tensor:
     return torch.softmax(x, dim=-1)
@@ -60,7 +62,7 @@ def _has_columns(x: Tensor) -> bool:
     return x.shape[-1] > 0
 
 
-@op.kernel("manual", fits=_has_columns, is_baseline=True)
+@op.kernel("manual", fits=_has_columns, origin="baseline")
 def manual(x: Tensor) -> Tensor:
     """Written out in PyTorch: five kernels, each with a round trip through memory."""
     shifted = x.float() - x.float().amax(dim=-1, keepdim=True)

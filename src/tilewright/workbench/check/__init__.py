@@ -130,7 +130,7 @@ def _layers(device: str) -> list[str]:
 
 
 def _gpu_only(kernel: Kernel) -> str | None:
-    if kernel.language in ("cuda", "peer"):
+    if kernel.language == "cuda" or kernel.origin == "peer":
         return "needs a GPU"
     if kernel.builds_per_case:
         return "needs a GPU: compiled for a CPU it would be another program"

@@ -94,6 +94,7 @@ class UserKernel:
     name: str
     differentiable: bool
     language: str = "python"
+    origin: str = "user"
     builds_per_case: bool = False
     is_baseline: bool = False
 
@@ -141,7 +142,7 @@ class Judge:
         self._op, self._kernel, self._host, self._references = op, kernel, host, references
         self._device, self._problem_check, self._requires_gradient = device, problem_check, requires_gradient
         self._verdict = Verdict(op.name, kernel.name, "right", seed=references.seed)
-        self._is_users = kernel.language == "python"
+        self._is_users = kernel.origin == "user"
         self._has_gradient: bool | None = None  # None: not known yet
         self._refusal = ""  # why a user's kernel says that it is not available
         self._spread = 0.0
