@@ -172,6 +172,7 @@ def test_mistakes_are_one_line(results, command):
     assert_one_line(command("verify", "--never"), 2, "See: tilewright records verify --help")
 
 
+@pytest.mark.slow
 def test_a_sample_of_the_committed_records():
     """As a real command, since it starts worker processes; another sample on every run."""
     seed = str(random.randrange(10**6))

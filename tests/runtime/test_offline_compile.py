@@ -68,6 +68,7 @@ for name in sys.argv[1:]:
 GROUPS = 6  # processes; importing torch and Triton takes seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [[*source.op_files()][n::GROUPS] for n in range(GROUPS)], ids=" ".join)
 def test_compiles(names):
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
