@@ -16,6 +16,7 @@ STEP = re.compile(
     r"^`(?P<file>\S+\.py)`:$|^```(?P<language>python|diff|console)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 FASTSOFTMAX = "def row_softmax(x):\n    return x.softmax(-1)\n"  # stands for the package that the peer needs
+pytestmark = pytest.mark.slow
 
 
 def section(title: str) -> str:

@@ -28,6 +28,7 @@ def kernels():
     return {(Path(f.fn.__code__.co_filename).stem, f.fn.__name__) for f in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", TARGETS)
 def test_every_kernel_compiles(gpu, ops):
     found = inspect_for(gpu, ops)
