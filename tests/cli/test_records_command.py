@@ -110,7 +110,7 @@ def test_a_fresh_record_with_other_launches_exits_with_1(results, command, trace
     assert "Compared 2 records: 1 have the same launches, 1 have others." in done.stdout
     row = next(line for line in done.stdout.splitlines() if line.startswith("softmax"))
     assert row.split() == ["softmax", "triton", "M=3,N=50", "float32", "forward", "counts", "as", "fresh"]
-    assert "1 of these count as fresh" in done.stdout
+    assert "Counted as fresh although their launches differ: 1; correct this with" in done.stdout
     lines = [json.loads(line) for line in command("verify", "--json").stdout.splitlines()]
     assert [(line["kernel"], line["same"], line["contradicts"]) for line in lines] == [
         ("triton", False, True),
@@ -130,8 +130,8 @@ def test_a_stale_record_with_the_same_launches_suggests_an_update(results, comma
     results(timing(launches=CURRENT, source="0" * 16))
     done = command("verify")
     assert done.returncode == 0, done.stderr
-    assert "1 of the same count as stale; mark them fresh with: tilewright records verify --update" in done.stdout
-    assert "count as" not in command("verify", "--update").stdout
+    assert "Counted as stale although their launches are the same: 1; correct this with" in done.stdout
+    assert "Counted as" not in command("verify", "--update").stdout
     assert "1 fresh, 0 stale" in command().stdout
 
 

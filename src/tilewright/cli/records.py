@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Record = dict[str, Any]
 
+FIX = "correct this with: tilewright records verify --update"
 Gpu = Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Only records of this GPU.")]
 
 
@@ -178,11 +179,9 @@ def _print_comparison(found: list[Comparison], contradictions: list[Comparison],
     if is_updating:
         return
     if contradictions:
-        print(
-            f"{len(contradictions)} of these count as fresh; mark them stale with: tilewright records verify --update"
-        )
+        print(f"Counted as fresh although their launches differ: {len(contradictions)}; {FIX}")
     if outdated := [one for one in found if one.is_same and "--update" in (stale_reason(one.record) or "")]:
-        print(f"{len(outdated)} of the same count as stale; mark them fresh with: tilewright records verify --update")
+        print(f"Counted as stale although their launches are the same: {len(outdated)}; {FIX}")
 
 
 def _as_json(one: Comparison) -> Record:
