@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops.reduce._cases import CHECK
-from tilewright.ops.reduce._operators import Launch, Reduce, eligible_reduction, reduced_dims, split, split_sizes
+from tilewright.ops.reduce._operators import Reduce, eligible_reduction, reduced_dims, split, split_sizes
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
-from tilewright.runtime.eligibility import Dispatch, TensorKey, has_elements, unary
+from tilewright.runtime.eligibility import Dispatch, TensorKey, empty_like_options, has_elements
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv, next_power_of_2
@@ -124,8 +124,10 @@ _forward = Launcher(_cumsum_fwd)
 
 
 @cached_plan
-def _plan(shape: tuple[int, ...], dim: int, dtype: torch.dtype, out: torch.dtype, device: int, reverse: bool) -> Launch:
-    """Return the launch that takes x and y."""
+def _plan(
+    shape: tuple[int, ...], dim: int, dtype: torch.dtype, out: torch.dtype, device: int, reverse: bool
+) -> Callable[[Tensor], Tensor]:
+    """Return the function from a contiguous x to y."""
     outer, N, inner = split_sizes(Reduce(dim, dim + 1, False, "sum"), shape)
     form = "rows" if inner == 1 else "columns"
     length, width = (next_power_of_2(min(longest, size)) for longest, size in ((4096, N), (256, inner)))
@@ -135,16 +137,20 @@ def _plan(shape: tuple[int, ...], dim: int, dtype: torch.dtype, out: torch.dtype
     part_size, parts = split(programs, N, config["BLOCK_N"])
     given = outer, N, inner, tiles, part_size
     cumulate = _forward.prepare((programs, parts), *given, REVERSE=reverse, BLOCK_P=next_power_of_2(parts), **config)
-    if parts == 1:
-        return lambda x, y: cumulate(x, y, y)
     sum_parts = _sum_parts.prepare((programs, parts), *given, **config)
+    options = empty_like_options(shape) | ({} if out == dtype else {"dtype": out})
 
-    def launch(x: Tensor, y: Tensor) -> None:
-        totals = torch.empty(outer * inner, parts, dtype=torch.float32, device=x.device)
-        sum_parts(x, totals)
-        cumulate(x, totals, y)
+    def run(x: Tensor) -> Tensor:
+        y = torch.empty_like(x, **options)
+        if parts == 1:
+            cumulate(x, y, y)
+        else:
+            totals = torch.empty(outer * inner, parts, dtype=torch.float32, device=x.device)
+            sum_parts(x, totals)
+            cumulate(x, totals, y)
+        return y
 
-    return launch
+    return run
 
 
 def _empty(x: Tensor, dim: int, reverse: bool, dtype: torch.dtype | None) -> Tensor:
@@ -154,10 +160,9 @@ def _empty(x: Tensor, dim: int, reverse: bool, dtype: torch.dtype | None) -> Ten
 @operator("cumsum", fake=_empty)
 def cumsum_forward(x: Tensor, dim: int, reverse: bool, dtype: torch.dtype | None) -> Tensor:
     """The cumulative sum over a dimension, from its start or from its end."""
-    y = _empty(x, dim, reverse, dtype)
-    if x.numel():
-        _plan(x.shape, dim, x.dtype, y.dtype, x.get_device(), reverse)(x.contiguous(), y)
-    return y
+    if not x.numel():
+        return _empty(x, dim, reverse, dtype)
+    return _plan(x.shape, dim, x.dtype, dtype or x.dtype, x.get_device(), reverse)(x.contiguous())
 
 
 def _save(ctx, inputs, output) -> None:
@@ -185,7 +190,7 @@ def _plan_call(dim: int, x: TensorKey) -> Callable[[Tensor], Tensor] | None:
     shape, dtype, device = x
     if not has_elements(shape, dtype, dim):
         return None
-    return unary(_plan(shape, dim % len(shape), dtype, dtype, device, False), shape)
+    return _plan(shape, dim % len(shape), dtype, dtype, device, False)
 
 
 def _call(dim: int, x: Tensor, dtype: torch.dtype | None = None) -> Tensor | None:
