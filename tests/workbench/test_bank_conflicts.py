@@ -1,4 +1,4 @@
-"""Wavefronts of shared memory, against counts by hand and against Triton's own count from its layouts."""
+"""Wavefronts of shared memory, compared with counts by hand and with Triton's count from its layouts."""
 
 import shutil
 from pathlib import Path
@@ -21,8 +21,8 @@ LANES = np.arange(32)
 
 
 def counted(addresses, active, width):
-    ((made, least),) = wavefronts(addresses, active, width).tolist()
-    return made, least
+    ((counts, least),) = wavefronts(addresses, active, width).tolist()
+    return counts, least
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def counted(addresses, active, width):
         (LANES * 33 * 4, 4, (1, 1)),  # padded by a float
         ((LANES * 32 + (LANES ^ 5)) * 4, 4, (1, 1)),  # swizzled, column 5
         ((LANES * 32 + (LANES & 7 ^ 5)) * 4, 4, (4, 1)),  # swizzled by 8 rows
-        (LANES * 0, 4, (1, 1)),  # all at one word
-        (LANES * 2, 2, (1, 1)),  # two at one word
+        (LANES * 0, 4, (1, 1)),  # all lanes access one word
+        (LANES * 2, 2, (1, 1)),  # two lanes per word
         (LANES * 64, 2, (16, 1)),  # a column of 32 x 32 halves
         (LANES * 66, 2, (1, 1)),  # padded by a half, an even column
         (LANES * 66 + 2, 2, (2, 1)),  # and an odd one
@@ -58,8 +58,8 @@ def test_inactive_lanes_do_not_count():
 
 def test_warps_count_separately():
     threads = np.arange(80)  # the last warp is a half
-    made = wavefronts(np.where(threads < 32, threads * 8, threads * 4), threads != 40, 4)
-    assert made.tolist() == [[2, 1], [1, 1], [1, 1]]
+    counts = wavefronts(np.where(threads < 32, threads * 8, threads * 4), threads != 40, 4)
+    assert counts.tolist() == [[2, 1], [1, 1], [1, 1]]
 
 
 def simulate(ptx: str, *, threads: int = 32, arguments=(), placeholder: int = 1 << 20):
@@ -158,8 +158,8 @@ def test_ldmatrix_takes_a_row_address_from_each_lane():
         (access,) = simulate(
             f"{row}\nmul.lo.s32 %r2, %r1, {bytes_each};\nldmatrix.sync.aligned.m8n8.x2.shared.b16 {{%r3, %r4}}, [%r2];"
         )
-        made = counted(access.addresses, access.active, access.width)
-        assert made == {"plain": (16, 2), "padded": (2, 2)}[name]
+        counts = counted(access.addresses, access.active, access.width)
+        assert counts == {"plain": (16, 2), "padded": (2, 2)}[name]
 
 
 @pytest.mark.parametrize(

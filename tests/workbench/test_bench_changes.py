@@ -13,7 +13,7 @@ from tilewright.workbench.bench.changes import compare
 
 
 def timing(us: float | None = 100.0, spread: float = 0.01, kernel: str = "triton", **more):
-    """Samples evenly around a median."""
+    """Return a timing record with samples evenly around a median."""
     samples = [us * (1 + spread * (n - 10) / 10) for n in range(21)] if us else []
     return timing_record(kernel, us, samples_us=samples, **more)
 
@@ -128,9 +128,9 @@ def test_a_regression_is_shown_first_and_exits_with_1(files, capsys):
 def test_without_a_regression_it_returns(files, capsys):
     old, new = files([timing(), timing(gpu="l4")], [timing(50.0)])
     compare_files(old, new, 0.02, as_json=False)
-    said = capsys.readouterr()
-    assert "1 faster" in said.out
-    assert said.err == "tilewright: only one of the files has timings on l4; not compared\n"
+    printed = capsys.readouterr()
+    assert "1 faster" in printed.out
+    assert printed.err == "tilewright: only one of the files has timings on l4; not compared\n"
 
 
 def test_json_lines(files, capsys):

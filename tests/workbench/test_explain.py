@@ -69,7 +69,7 @@ def test_slow_kernel_fails_the_check_and_its_fixed_version_passes(file):
     if file.endswith(".cu") and not shutil.which("nvcc"):
         pytest.skip("needs nvcc")
     name, words, line = FLAWS[file]
-    slow, mended = explained(file, "slow"), explained(file, "mended")
+    slow, fixed = explained(file, "slow"), explained(file, "mended")
     found = check(slow, name)
     assert slow.failed[0] == found, slow.failed
     assert words in "; ".join(fact.text for fact in found.facts)
@@ -79,11 +79,11 @@ def test_slow_kernel_fails_the_check_and_its_fixed_version_passes(file):
         assert line in Path(file_name).read_text().splitlines()[number - 1]
     if file in WASTEFUL:
         assert slow.bottleneck.name == "memory bandwidth", "it moves more bytes than necessary"
-    assert [one.name for one in mended.failed] == []
-    assert len(mended.checks) == 8
-    if slow.prediction and mended.prediction:
+    assert [one.name for one in fixed.failed] == []
+    assert len(fixed.checks) == 8
+    if slow.prediction and fixed.prediction:
         least = 1.3 if file == "fp64.py" else 1.4  # conversions to float64 and back are not predicted
-        assert slow.prediction.us > least * mended.prediction.us
+        assert slow.prediction.us > least * fixed.prediction.us
 
 
 def test_every_number_has_a_source():
@@ -423,7 +423,7 @@ def test_reads_per_byte_of_a_gemm_are_those_of_the_full_call():
     op = registry.load("linear")
     found = diagnose(collect_op(op, op.kernels["triton"], op.bench[1].with_dtype("bfloat16"), H200, MEASURED))
     (launch,) = [one.launch for one in found.call.launches]
-    tiles = launch.programs**0.5  # square ones, of a square result
+    tiles = launch.programs**0.5  # square tiles of a square result
     assert f"read {tiles:.0f} times" in check(found, "tiling and reuse").facts[0].text
 
 

@@ -16,38 +16,40 @@ from tilewright.workbench.bench.gpu_state import REASONS, other_users, record_gp
 @pytest.fixture
 def driver(monkeypatch):
     """Install a fake driver that returns the values of these lists in turn, and repeats the last one."""
-    said = SimpleNamespace(clocks=[1980], watts=[300], degrees=[40], reasons=[0], pids=[], busy=0, looks=0)
+    fake = SimpleNamespace(clocks=[1980], watts=[300], degrees=[40], reasons=[0], pids=[], busy=0, polls=0)
 
-    def answer(name):
+    def next_value(name):
         def get(*_):
-            values = getattr(said, name)
-            return values[min(said.looks, len(values) - 1)]
+            values = getattr(fake, name)
+            return values[min(fake.polls, len(values) - 1)]
 
         return get
 
     def reasons(_):
-        found = answer("reasons")()
-        said.looks += 1  # the last question of a look
+        found = next_value("reasons")()
+        fake.polls += 1  # the last query of a poll
         return found
 
     monkeypatch.setattr(hardware, "nvml_handle", lambda: "the GPU")
     monkeypatch.setattr(gpu_state, "INTERVAL", 0.001)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", answer("clocks"))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", answer("degrees"))
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", lambda _: 1000 * answer("watts")())
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", next_value("clocks"))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTemperature", next_value("degrees"))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", lambda _: 1000 * next_value("watts")())
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", reasons)
     monkeypatch.setattr(
-        pynvml, "nvmlDeviceGetComputeRunningProcesses", lambda _: [SimpleNamespace(pid=pid) for pid in said.pids]
+        pynvml,
+        "nvmlDeviceGetComputeRunningProcesses",
+        lambda _: [SimpleNamespace(pid=pid) for pid in fake.pids],
     )
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=said.busy))
-    return said
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=fake.busy))
+    return fake
 
 
-def wait_for(said, looks: int) -> None:
+def wait_for(fake, polls: int) -> None:
     deadline = time.monotonic() + 10
-    while said.looks < looks and time.monotonic() < deadline:
+    while fake.polls < polls and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert said.looks >= looks
+    assert fake.polls >= polls
 
 
 def test_the_range_of_clocks_and_the_maximum_of_the_rest(driver):
@@ -133,10 +135,10 @@ def test_a_driver_that_fails_later_keeps_earlier_polls(driver, monkeypatch):
     silent = threading.Event()
 
     def lost(*_):
-        if driver.looks >= 2:
+        if driver.polls >= 2:
             silent.set()
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-        return 700 + driver.looks
+        return 700 + driver.polls
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", lost)
     with record_gpu_state() as found:

@@ -118,10 +118,10 @@ def test_spills_match_ptxas(tmp_path):
     found = {one.compiled.symbol: one.resources for one in inspect_cuda_file(file, datasheet("h200"), 1024, 0)}
     code.write_text(next(inspect_cuda_file(file, datasheet("h200"), 1024, 0)).compiled.texts["ptx"])
     command = ["ptxas", "-v", "-arch=sm_90", code, "-o", tmp_path / "spills.cubin"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     expected = {
         symbol: (int(stack), int(stores))
-        for symbol, stack, stores in re.findall(r"properties for (\w+)\s+(\d+) bytes stack frame, (\d+) bytes", said)
+        for symbol, stack, stores in re.findall(r"properties for (\w+)\s+(\d+) bytes stack frame, (\d+) bytes", output)
     }
     assert {name.strip("_Z0123456789")[:5] for name in found} == {"array", "calls", "tight", "mixed"}
     for symbol, used in found.items():
@@ -149,9 +149,9 @@ def test_tensor_core_opcodes_include_the_shape(gpu, opcode):
     assert any(name.startswith(opcode) for name in found.mix.details("tensor core"))
     assert found.roofline
     assert found.roofline.unit == "tensor.bfloat16"
-    said = found.as_json()
-    assert said["roofline"]["intensity"] == found.roofline.intensity > 1
-    assert said["occupancy"]["limits"]["registers"] >= found.occupancy.blocks
+    content = found.as_json()
+    assert content["roofline"]["intensity"] == found.roofline.intensity > 1
+    assert content["occupancy"]["limits"]["registers"] >= found.occupancy.blocks
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_hfma2_with_zero_operands_is_a_move():
 
 def test_occupancy_of_amd_matches_llvm():
     found = inspected("copy", 2**20, "mi300x")
-    said = int(re.search(r"; Occupancy: (\d+)", found.compiled.texts["amdgcn"])[1])
-    assert found.occupancy.warps == 4 * said
+    expected = int(re.search(r"; Occupancy: (\d+)", found.compiled.texts["amdgcn"])[1])
+    assert found.occupancy.warps == 4 * expected
 
 
 @pytest.mark.parametrize(
@@ -369,10 +369,10 @@ def test_the_work_of_several_launches_is_that_of_the_call():
     assert len(found) > 1
     for one in found:
         assert (one.roofline.bytes_per_program, one.roofline.flops_per_program) == (None, None)
-        said = one.as_json()["roofline"]
-        assert said["bytes"] == one.roofline.cost.bytes
-        assert said["flops"] > 0
-        assert said["intensity"] < said["ridge"]
+        content = one.as_json()["roofline"]
+        assert content["bytes"] == one.roofline.cost.bytes
+        assert content["flops"] > 0
+        assert content["intensity"] < content["ridge"]
 
 
 def test_a_diff_of_configurations():

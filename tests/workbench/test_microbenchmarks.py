@@ -52,7 +52,7 @@ def test_every_element_gets_all_fmas(device):
     assert torch.equal(y, x)
 
 
-@pytest.mark.parametrize("size", [32, 96, 160, 352])  # fewer rows of blocks than a group has, and groups that are cut
+@pytest.mark.parametrize("size", [32, 96, 160, 352])  # fewer block rows than a group, and incomplete groups
 def test_matmul_is_correct(device, size):
     x, y = (numbers(size * size, device).view(size, size).to(torch.int8) for _ in range(2))
     z = torch.full((size, size), 10**9, dtype=torch.int32, device=device)
@@ -109,7 +109,7 @@ def machine_code():
 def test_the_compiler_keeps_all_arithmetic(machine_code):
     """One instruction per element and step, and no others."""
     arithmetic = {"FFMA", "FMUL", "FADD", "MUFU"}
-    each = [8, 8, 16, 16, 8, 8]  # elements of a thread
+    each = [8, 8, 16, 16, 8, 8]  # elements per thread
     for number, found in enumerate(machine_code[:6]):
         unit = ("FFMA", "MUFU")[number % 2]
         assert found[unit] * found["trips"] == each[number] * microbenchmarks.STEPS
@@ -136,7 +136,7 @@ def test_an_unsupported_unit_differs_from_a_broken_gpu():
     assert not _is_unsupported(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
-class Pretended:
+class FakeTimer:
     """A timer that calls nothing; the second of several calls is the fastest."""
 
     def interleave(self, calls, samples):
@@ -144,7 +144,7 @@ class Pretended:
 
 
 def test_the_smallest_median_counts():
-    assert microbenchmarks._fastest(Pretended(), dict.fromkeys("abc")) == pytest.approx(20e-6)  # type: ignore[arg-type]
+    assert microbenchmarks._fastest(FakeTimer(), dict.fromkeys("abc")) == pytest.approx(20e-6)  # type: ignore[arg-type]
 
 
 def test_an_unsupported_unit_is_omitted_and_a_broken_one_raises(monkeypatch):
@@ -159,8 +159,8 @@ def test_an_unsupported_unit_is_omitted_and_a_broken_one_raises(monkeypatch):
     monkeypatch.setattr(microbenchmarks, "_arithmetic", lambda _: {"fp32": 3.0})
     units = {"tensor.a": lambda n: {"one": None, "two": None}, "tensor.b": lacking}
     monkeypatch.setattr(microbenchmarks, "GEMMS", units)
-    found = microbenchmarks.measure(Pretended())  # type: ignore[arg-type]
+    found = microbenchmarks.measure(FakeTimer())  # type: ignore[arg-type]
     assert found == {"copy": 1.0, "l2": 2.0, "fp32": 3.0, "tensor.a": pytest.approx(2 * 8192**3 / 20e-6)}
     monkeypatch.setattr(microbenchmarks, "GEMMS", {"tensor.b": broken})
     with pytest.raises(RuntimeError, match="illegal"):
-        microbenchmarks.measure(Pretended())  # type: ignore[arg-type]
+        microbenchmarks.measure(FakeTimer())  # type: ignore[arg-type]

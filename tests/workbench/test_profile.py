@@ -47,10 +47,10 @@ def printed(*kernels: tuple[str, ...]) -> str:
     for number, (name, *values) in enumerate(kernels):
         about = [number, 4711, "python3.12", "127.0.0.1", name, 1, 7, "(128, 1, 1)", "(64, 1, 1)", 0, "9.0"]
         writer.writerow([*about, *values])
-    said = (
+    status = (
         '==PROF== Connected to process 4711 (/usr/bin/python3.12)\n==PROF== Profiling "_copy": 0%....100% - 9 passes\n'
     )
-    return f"{said}{text.getvalue()}==PROF== Disconnected from process 4711\n"
+    return f"{status}{text.getvalue()}==PROF== Disconnected from process 4711\n"
 
 
 def separator(name: str = "at::cuda::<unnamed>::spin_kernel(long)") -> tuple[str, ...]:

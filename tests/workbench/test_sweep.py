@@ -36,7 +36,7 @@ for k in (1, 64, 512, 1024):
         file.flush()
         sass = subprocess.run([TOOLS / "cuobjdump", "-sass", file.name], capture_output=True, text=True, check=True)
     arithmetic = re.findall(r"\\bF(?:MUL|ADD|FMA)2?\\b", sass.stdout)
-    # A loop of `trips` runs what stands in it once; shorter ones are unrolled.
+    # Code in a loop counts once, and the loop runs `trips` times; shorter loops are unrolled.
     trips = re.search(r"UMOV UR\\d+, 0x([0-9a-f]+)", sass.stdout) if re.search(r"@P0 BRA", sass.stdout) else None
     print(k, *sorted(set(arithmetic)), len(arithmetic) // (BLOCK // 128) * (int(trips[1], 16) if trips else 1))
 """
@@ -49,7 +49,7 @@ def test_the_compiler_keeps_every_multiplication():
     assert done.stdout.splitlines() == [f"{k} FMUL {k}" for k in (1, 64, 512, 1024)]
 
 
-class Pretended:
+class FakeTimer:
     """A timer that calls each kernel once and returns a fixed time per k."""
 
     def __init__(self, us):
@@ -63,7 +63,7 @@ class Pretended:
 
 def test_a_sweep_has_a_point_for_every_k(device):
     elements = 2 * BLOCK
-    points = sweep(Pretended(lambda k: max(32.0, k / 2)), 3, elements=elements, device=device)  # type: ignore[arg-type]
+    points = sweep(FakeTimer(lambda k: max(32.0, k / 2)), 3, elements=elements, device=device)  # type: ignore[arg-type]
     assert [point.k for point in points] == list(TIMES)
     assert all(point.bytes == 8 * elements and point.flops == point.k * elements for point in points)
     assert points[-1] == Point(1024, 512.0, (512.0, 512.0), 8 * elements, 1024 * elements)
@@ -78,8 +78,8 @@ def points(*times: float, noise: float = 0.0) -> list[Point]:
     ("found", "expected"),
     [
         (points(30, 30, 30, 33, 60, 120), 8),
-        (points(31, 30, 30.5, 31, 60, 120), 16),  # a little more is no growth
-        (points(30, 36, 30, 30, 60, 120), 16),  # what comes back was an accident
+        (points(31, 30, 30.5, 31, 60, 120), 16),  # below the threshold
+        (points(30, 36, 30, 30, 60, 120), 16),  # an outlier
         (points(30, 30, 30, 33, 60, 120, noise=3), 16),  # within the noise
         (points(30, 60, 120), 2),
         (points(30, 30, 30), None),

@@ -86,14 +86,14 @@ def test_a_default_that_is_as_fast_stays(tables):
 
 def test_a_plan_is_cached_until_a_config_is_overridden(tables):
     _, table = toy(tables)
-    asked = []
+    planned = []
 
     @configs.cached_plan
     def plan(size):
-        asked.append(size)
+        planned.append(size)
         return table(torch.empty(0), "forward", size)["how"]
 
-    assert [plan(64), plan(64), len(asked)] == ["slow", "slow", 1]
+    assert [plan(64), plan(64), len(planned)] == ["slow", "slow", 1]
     with table.override(("forward", 64), {"how": "fast"}):
         assert plan(64) == "fast"
     assert plan(64) == "slow"
