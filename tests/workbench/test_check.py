@@ -296,7 +296,8 @@ def test_a_case_many_times_as_long_is_compared_block_by_block(fn, expected):
     def skips_last_row(x):
         return torch.cat([torch.softmax(x[:-1], -1), torch.zeros_like(x[-1:])])
 
-    kernel = Kernel("mine", skips_last_row if fn == "last row skipped" else fn, "python", lambda *_: True, False, origin="user")
+    fn = skips_last_row if fn == "last row skipped" else fn
+    kernel = Kernel("mine", fn, "python", lambda *_: True, False, origin="user")
     judge = Judge(SOFTMAX, kernel, InProcess(kernel.fn, "cpu"), ReferenceRuns(SOFTMAX, "cpu", 0), "cpu")
     found = judge.judge([CheckCase(SOFTMAX.check[4].with_dtype("float32"), repeat=9)], lambda: None)
     assert found.verdict == expected
@@ -380,18 +381,18 @@ def test_the_number_of_extra_calls_has_a_long_tail(monkeypatch, chance, calls):
     monkeypatch.setattr(random.SystemRandom, "random", lambda _: chance)
     case = CheckCase(SOFTMAX.check[4].with_dtype("float32"), rerun=True)
     found = []
-    for language in ("python", "torch"):  # a user's, and ours
-        kernel = Kernel("mine", lambda x: torch.softmax(x, -1), language, lambda *_: True, differentiable=False)
+    for origin in ("user", "ours"):
+        kernel = Kernel("mine", lambda x: torch.softmax(x, -1), "python", lambda *_: True, False, origin=origin)
         judge = Judge(SOFTMAX, kernel, InProcess(kernel.fn, "cpu"), ReferenceRuns(SOFTMAX, "cpu", 0), "cpu")
         found.append(judge.judge([case], lambda: None))
-    assert [verdict.calls for verdict in found] == [6 + calls + 1, 6]
+    assert [verdict.calls for verdict in found] == [6 + calls + 1, 6 + 1]
 
 
 def test_a_gradient_that_is_lost_in_some_cases_only_is_wrong():
     def loses(x):
         return torch.softmax(x if len(x) < 3 else x.detach(), -1)
 
-    kernel = Kernel("mine", loses, "python", lambda *_: True, differentiable=True)
+    kernel = Kernel("mine", loses, "python", lambda *_: True, differentiable=True, origin="user")
     cases = [case.with_dtype("float32") for case in points(M=(2, 4), N=(5, 5))]
     found = next(check(SOFTMAX, [kernel], device="cpu", cases=cases, dtypes=["float32"], depth="once"))
     assert found.verdict == "wrong"

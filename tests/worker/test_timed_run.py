@@ -405,8 +405,8 @@ def test_a_case_that_needs_too_much_memory_is_left_out_and_the_others_are_checke
         return out_of_memory() if len(x) == 7 else x * 2
 
     cases = [CheckCase(Case((("N", n),), "float32")) for n in (7, 8)]
-    for language in ("torch", "python"):  # ours, and a user's file
-        kernel = Kernel("greedy", greedy, language, lambda *_: True, differentiable=False)
+    for origin in ("ours", "user"):
+        kernel = Kernel("greedy", greedy, "torch", lambda *_: True, differentiable=False, origin=origin)
         judge = Judge(double, kernel, InProcess(greedy, "cpu"), ReferenceRuns(double, "cpu", 0), "cpu")
         verdict = judge.judge(cases, lambda: None)
         assert [case.verdict for case in verdict.cases] == ["unsupported", "right"]
