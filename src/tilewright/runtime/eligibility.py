@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch._C import _are_functorch_transforms_active, _is_any_autocast_enabled, _len_torch_dispatch_stack
 from torch.autograd import forward_ad
 from torch.nn import Parameter
@@ -15,6 +15,7 @@ from triton.runtime.jit import JITFunction
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ALIGNMENT = 16  # bytes: any vector access may start at such an address
+STRIDED = torch.strided
 
 TensorKey = tuple[torch.Size, torch.dtype, int]  # shape, dtype and GPU of a contiguous, aligned tensor
 Plan = Callable[..., "Callable[..., Any] | None"]  # of options and a TensorKey per tensor
@@ -36,39 +37,50 @@ class Dispatch:
         """Return the result of our kernel, or None where torch must compute it or wins.
 
         torch wins below `smallest` elements, where it takes less time than our call costs the host. The checks are
-        written out here, since a function call for each would be a large part of that cost.
+        written out here, since a function call for each would be a large part of that cost. `options` is hashable; a
+        cached constructor makes it at no cost.
         """
         if not isinstance(first, Tensor) or first.numel() < smallest:
             return None
-        if not (
-            torch.compiler.is_compiling()
+        kind, with_gradients = type(first), is_grad_enabled()
+        if (
+            (with_gradients and first.requires_grad)
+            or torch.compiler.is_compiling()
             or _len_torch_dispatch_stack()
             or _is_any_autocast_enabled()
             or _are_functorch_transforms_active()
             or forward_ad._current_level >= 0
+            or not (kind is Tensor or kind is Parameter)
+            or first.layout is not STRIDED
+            or first.is_nested
+            or not (first.is_cuda or is_interpreted(first))
+            or not first.is_contiguous()
+            or first.data_ptr() % ALIGNMENT
         ):
-            keys: list[TensorKey | None] = []
-            with_gradients = torch.is_grad_enabled()
-            for tensor in (first, *others):
-                if tensor is None:
-                    keys.append(None)
-                    continue
-                kind = type(tensor)
-                if not (
-                    (kind is Tensor or kind is Parameter)
-                    and tensor.layout is torch.strided
-                    and not tensor.is_nested
-                    and (tensor.is_cuda or is_interpreted(tensor))
-                    and not (with_gradients and tensor.requires_grad)
-                    and tensor.is_contiguous()
-                    and tensor.data_ptr() % ALIGNMENT == 0
-                ):
-                    break
-                keys.append((tensor.shape, tensor.dtype, tensor.get_device()))
-            else:
-                launch = self._plan(options, *keys)
-                return launch and launch(first, *others)
-        return self._call(options, first, *others)
+            return self._call(options, first, *others)
+        key = first.shape, first.dtype, first.get_device()
+        if not others:
+            launch = self._plan(options, key)
+            return launch and launch(first)
+        keys: list[TensorKey | None] = [key]
+        for tensor in others:
+            if tensor is None:
+                keys.append(None)
+                continue
+            kind = type(tensor)
+            if (
+                not (kind is Tensor or kind is Parameter)
+                or (with_gradients and tensor.requires_grad)
+                or tensor.layout is not STRIDED
+                or tensor.is_nested
+                or not (tensor.is_cuda or is_interpreted(tensor))
+                or not tensor.is_contiguous()
+                or tensor.data_ptr() % ALIGNMENT
+            ):
+                return self._call(options, first, *others)
+            keys.append((tensor.shape, tensor.dtype, tensor.get_device()))
+        launch = self._plan(options, *keys)
+        return launch and launch(first, *others)
 
 
 def eligible(first: Any, *others: Any) -> bool:

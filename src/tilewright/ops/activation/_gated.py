@@ -270,7 +270,8 @@ def _call(act: str, gate: Tensor, up: Any) -> Tensor | None:
         return None
     if up is not None and not (isinstance(up, Tensor) and up.shape == gate.shape):
         return None
-    return gated(gate, up, act) if eligible(gate, *(() if up is None else (up,))) else None
+    is_eligible = eligible(gate) if up is None else eligible(gate, up)
+    return gated(gate, up, act) if is_eligible else None
 
 
 def _require_even(shape: torch.Size) -> None:

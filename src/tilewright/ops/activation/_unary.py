@@ -407,7 +407,7 @@ bias_activation.differentiate(_bias_save, _bias_backward)
 
 
 @cached_plan
-def _plan_call(act: str, x: TensorKey, bias: TensorKey | None) -> Callable[..., Tensor] | None:
+def _plan_call(act: str, x: TensorKey, bias: TensorKey | None = None) -> Callable[..., Tensor] | None:
     shape, dtype, device = x
     if bias is not None:
         _require_bias_shape(shape, bias[0])
@@ -417,7 +417,7 @@ def _plan_call(act: str, x: TensorKey, bias: TensorKey | None) -> Callable[..., 
     if bias is None:
         launch = _plan("fwd", act, elements, device, dtype)
 
-        def run(x: Tensor, bias: Tensor | None) -> Tensor:
+        def run(x: Tensor) -> Tensor:
             y = torch.empty_like(x, **options)
             launch(x, y)
             return y
@@ -425,7 +425,7 @@ def _plan_call(act: str, x: TensorKey, bias: TensorKey | None) -> Callable[..., 
     else:
         launch = _plan_bias(act, elements // shape[-1], shape[-1], device, dtype, dtype)
 
-        def run(x: Tensor, bias: Tensor | None) -> Tensor:
+        def run(x: Tensor, bias: Tensor) -> Tensor:
             y = torch.empty_like(x, **options)
             launch(x, bias, y)
             return y
@@ -433,7 +433,7 @@ def _plan_call(act: str, x: TensorKey, bias: TensorKey | None) -> Callable[..., 
     return run
 
 
-def _call(act: str, x: Tensor, bias: Tensor | None) -> Tensor | None:
+def _call(act: str, x: Tensor, bias: Tensor | None = None) -> Tensor | None:
     if bias is not None:
         require_bias(x, bias)
     if not _is_eligible(x, bias):

@@ -1,4 +1,4 @@
-// GELU, exact and by tanh, forward and backward. The formulas are explained in gelu.py.
+// GELU, exact and with the tanh approximation, forward and backward. gelu.py explains the formulas.
 #include "elementwise.cuh"
 
 __device__ __forceinline__ float exp2_approx(float x) {
@@ -14,7 +14,7 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
 }
 
 struct Tail {
-    float probability; // of a normal value beyond |x|
+    float probability; // that a standard normal value exceeds |x|
     float bell;        // exp(-x*x / 2)
 };
 
@@ -51,7 +51,7 @@ struct Tanh {
     __device__ static float slope(float x) {
         float odds = tanh_odds(x), e = exp2_approx(-fabsf(odds)), larger = reciprocal_approx(1.0f + e);
         float s = odds > 0.0f ? larger : e * larger;
-        float near = fminf(fmaxf(x, -16.0f), 16.0f); // beyond, e is zero
+        float near = fminf(fmaxf(x, -16.0f), 16.0f); // outside, e is zero
         return s + e * larger * larger * near * (1.5957691f + 0.21406445f * (near * near));
     }
 };

@@ -121,7 +121,8 @@ SMALLEST = 2**21  # elements, below which torch takes less time than our call co
 def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None) -> Tensor:
     """GELU of `input + bias`, with the arguments of `torch.nn.functional.gelu`."""
     if approximate in APPROXIMATIONS:
-        y = dispatch(SMALLEST if bias is None else 0, GELUS[approximate], input, bias)
+        act = GELUS[approximate]
+        y = dispatch(SMALLEST, act, input) if bias is None else dispatch(0, act, input, bias)
         if y is not None:
             return y
     return torch.nn.functional.gelu(with_bias(input, bias), approximate=approximate)

@@ -33,8 +33,10 @@ SMALLEST = math.inf  # elements: torch's own kernel reaches the ceiling
 
 def relu(input: Tensor, inplace: bool = False, *, bias: Tensor | None = None) -> Tensor:
     """ReLU of `input + bias`, with the arguments of `torch.nn.functional.relu`."""
-    smallest = SMALLEST if bias is None else 0
-    y = activate_in_place(smallest, "relu", input, bias) if inplace else dispatch(smallest, "relu", input, bias)
+    if inplace:
+        y = activate_in_place(SMALLEST if bias is None else 0, "relu", input, bias)
+    else:
+        y = dispatch(SMALLEST, "relu", input) if bias is None else dispatch(0, "relu", input, bias)
     if y is not None:
         return y
     return torch.nn.functional.relu(with_bias(input, bias, inplace=inplace), inplace=inplace)

@@ -27,7 +27,7 @@ SMALLEST = 0  # elements: one launch costs the host less than torch's two
 
 def relu_squared(input: Tensor, *, bias: Tensor | None = None) -> Tensor:
     """max(input + bias, 0)²."""
-    y = dispatch(SMALLEST, "relu_squared", input, bias)
+    y = dispatch(SMALLEST, "relu_squared", input, *(() if bias is None else (bias,)))
     return torch.relu(with_bias(input, bias)).square() if y is None else y
 
 

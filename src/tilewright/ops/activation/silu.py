@@ -31,8 +31,10 @@ SMALLEST = 2**21  # elements, below which torch takes less time than our call co
 
 def silu(input: Tensor, inplace: bool = False, *, bias: Tensor | None = None) -> Tensor:
     """SiLU of `input + bias`, with the arguments of `torch.nn.functional.silu`."""
-    smallest = SMALLEST if bias is None else 0
-    y = activate_in_place(smallest, "silu", input, bias) if inplace else dispatch(smallest, "silu", input, bias)
+    if inplace:
+        y = activate_in_place(SMALLEST if bias is None else 0, "silu", input, bias)
+    else:
+        y = dispatch(SMALLEST, "silu", input) if bias is None else dispatch(0, "silu", input, bias)
     if y is not None:
         return y
     return torch.nn.functional.silu(with_bias(input, bias, inplace=inplace), inplace=inplace)

@@ -18,6 +18,7 @@ Form "triton" (`_triton.py`) is that. Form "cuda" (`_cuda.py`) has a thread bloc
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -50,6 +51,9 @@ class Norm(NamedTuple):
 
     def op(self, adds: bool) -> str:
         return ("add_" if adds else "") + ("rms_norm" if self.is_rms else "layer_norm")
+
+
+norm_options = functools.lru_cache(Norm)  # cheaper than a new one per call
 
 
 def torch_rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None, offset: float) -> Tensor:
@@ -303,7 +307,7 @@ def apply_norm(options: Norm, x: Tensor, residual: Tensor | None, weight: Tensor
     if not keeps and not is_observed():
         y, total = _forward(x, residual, weight, bias, None, options)
         return y if residual is None else (y, total)
-    options = options._replace(keeps_stats=keeps)
+    options = norm_options(*options[:-1], keeps)
     if residual is None:
         return normalize(x, weight, bias, options)[0]
     return add_normalize(x, residual, weight, bias, options)[:2]
@@ -363,7 +367,7 @@ def _call(call: Call, x: Tensor, residual: Tensor | None, weight: Any, bias: Any
         is_eligible = is_wide and eligible(*inputs) and eligible(*weights)
     if not is_eligible:
         return None
-    return apply_norm(options._replace(N=math.prod(size)), x, residual, weight, bias)
+    return apply_norm(norm_options(math.prod(size), *options[1:]), x, residual, weight, bias)
 
 
 dispatch = Dispatch(_plan_call, _call)

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from tilewright.ops.norm._cases import bench_cases, check_cases, draw_weight, parameter_bytes, without_infinities
 from tilewright.ops.norm._cuda import fits_cluster
-from tilewright.ops.norm._operators import RMS_EPS, Norm, apply_norm, dispatch, require_addable, torch_rms_norm
+from tilewright.ops.norm._operators import (
+    RMS_EPS,
+    Norm,
+    apply_norm,
+    dispatch,
+    norm_options,
+    require_addable,
+    torch_rms_norm,
+)
 from tilewright.spec import Cost, Draw, Op
 
 __all__ = ["add_rms_norm"]
@@ -77,7 +85,7 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """`rms_norm(input + residual, …)` and that sum, in one pass over memory."""
     require_addable(input, residual)
-    options = Norm(0, RMS_EPS if eps is None else eps, True, weight_offset)
+    options = norm_options(0, RMS_EPS if eps is None else eps, True, weight_offset)
     shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else None
     found = dispatch(SMALLEST, (options, shape), input, residual, weight, None)
     if found is not None:

@@ -1,4 +1,4 @@
-"""Sums in Numba: of a block's threads, and of pieces of rows."""
+"""Sums in Numba: over the threads of a block, and over parts of rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUMBA_THREADS = 128
 
 @functools.cache
 def numba_tree_sum() -> Any:
-    """A Numba function: the sum of one value from each of the block's threads, for any number of threads."""
+    """Return a Numba function that sums one value per thread of the block, for any number of threads."""
     global nb
     nb = numba_cuda()
     from numba import float32
@@ -23,7 +23,7 @@ def numba_tree_sum() -> Any:
         lane, width = nb.threadIdx.x, nb.blockDim.x
         shared[lane] = value
         nb.syncthreads()
-        while width > 1:  # the upper half onto the lower; of an odd width the middle one waits
+        while width > 1:  # add the upper half to the lower; an odd width leaves out the middle one
             half = (width + 1) // 2
             if lane < width - half:
                 shared[lane] += shared[lane + half]
@@ -36,7 +36,7 @@ def numba_tree_sum() -> Any:
 
 @functools.cache
 def numba_sum_chunks() -> Any:
-    """A Numba kernel: out [M, chunks] = the sums of the pieces of the rows of x [M, N]."""
+    """Return a Numba kernel: out [M, chunks] = the sums of the chunks of the rows of x [M, N]."""
     global nb
     nb = numba_cuda()
     from numba import float32

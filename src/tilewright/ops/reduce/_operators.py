@@ -9,6 +9,7 @@ without a copy. There are no atomics and shapes alone fix the order, so results 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -519,6 +520,9 @@ class ReduceCall(NamedTuple):
     kind: str
     p: float = 0.0
     dtype: torch.dtype | None = None
+
+
+reduce_call = functools.lru_cache(ReduceCall)  # cheaper than a new one per call
 
 
 @cached_plan

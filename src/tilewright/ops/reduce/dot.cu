@@ -1,13 +1,13 @@
-// Dot product: each block its piece of both vectors, then one block the pieces' sums, always in the same order.
+// Dot product, as a split reduction in a fixed order: one partial sum per block, then one block adds them.
 #include "reduce.cuh"
 
 template <typename T>
 __global__ void dot_chunks(const T* x, const T* y, float* partial, long long N, long long chunk) {
-    extern __shared__ float shared[]; // one for each thread
+    extern __shared__ float shared[]; // one per thread
     long long start = blockIdx.x * chunk, count = N - start < chunk ? N - start : chunk;
     x += start;
     y += start;
-    long long packs = aligned(x) && aligned(y) ? count / VECTOR<T> : 0;
+    long long packs = is_aligned(x) && is_aligned(y) ? count / VECTOR<T> : 0;
     float total = 0.0f;
 #pragma unroll 4
     for (long long n = threadIdx.x; n < packs; n += blockDim.x) {

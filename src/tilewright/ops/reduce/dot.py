@@ -1,7 +1,7 @@
 """Dot product of two vectors: out = sum of x * y.
 
-Each program multiplies and adds its piece of both vectors and leaves one number; a second kernel adds those in a fixed
-order. No atomics, so the same input always gives the same bits.
+A split reduction: each program computes the partial sum of one part of the vectors, and a second kernel adds the
+partial sums. There are no atomics and the order is fixed, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ from tilewright.runtime.pdl import has_pdl, launch_dependents
 from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Cost, Op, grid
 
+__all__ = ["dot"]
+
 
 def reference(x: Tensor, y: Tensor) -> Tensor:
     if x.device.type == "cpu" and x.dtype in (torch.float16, torch.bfloat16):
-        return torch.dot(x.float(), y.float()).to(x.dtype)  # torch's own raises on CPUs whose AMX is switched off
+        return torch.dot(x.float(), y.float()).to(x.dtype)  # torch raises on CPUs with disabled AMX
     return torch.dot(x, y)
 
 
@@ -59,37 +61,37 @@ op = Op(
 @triton.jit
 def _dot_chunk(x_ptr, y_ptr, partial_ptr, N, chunk, PDL: tl.constexpr, BLOCK_N: tl.constexpr):
     launch_dependents(PDL)
-    piece = tl.program_id(0).to(tl.int64)  # int64: N may pass 2**31
-    begin = piece * chunk
+    part = tl.program_id(0).to(tl.int64)  # int64: N may exceed 2**31
+    begin = part * chunk
     end = tl.minimum(begin + chunk, N)
     rest = begin + (end - begin) // BLOCK_N * BLOCK_N
     offs_n = tl.arange(0, BLOCK_N)
     total = tl.zeros([BLOCK_N], tl.float32)
-    for start in range(begin, rest, BLOCK_N):  # without a mask the accesses stay 16 bytes wide whatever N is
+    for start in range(begin, rest, BLOCK_N):  # without a mask accesses stay 16 bytes wide for every N
         x = tl.load(x_ptr + start + offs_n).to(tl.float32)
         total += x * tl.load(y_ptr + start + offs_n).to(tl.float32)
     if rest < end:
         x = tl.load(x_ptr + rest + offs_n, mask=rest + offs_n < end, other=0.0).to(tl.float32)
         total += x * tl.load(y_ptr + rest + offs_n, mask=rest + offs_n < end, other=0.0).to(tl.float32)
-    tl.store(partial_ptr + piece, tl.sum(total, axis=0))
+    tl.store(partial_ptr + part, tl.sum(total, axis=0))
 
 
 @triton.jit
-def _times(x_ptr, grad, y_ptr, offs_n, N, FILLED: tl.constexpr):
-    mask = None if FILLED else offs_n < N
+def _scaled_copy(x_ptr, grad, y_ptr, offs_n, N, EVEN: tl.constexpr):
+    mask = None if EVEN else offs_n < N
     x = tl.load(x_ptr + offs_n, mask=mask, eviction_policy="evict_last").to(tl.float32)
     tl.store(y_ptr + offs_n, (grad * x).to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _dot_bwd(x_ptr, y_ptr, grad_ptr, dx_ptr, dy_ptr, N, FILLED: tl.constexpr, BLOCK_N: tl.constexpr):
-    """dx = grad y and dy = grad x, or one of them."""
+def _dot_bwd(x_ptr, y_ptr, grad_ptr, dx_ptr, dy_ptr, N, EVEN: tl.constexpr, BLOCK_N: tl.constexpr):
+    """dx = grad y and dy = grad x, or only one of them."""
     offs_n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     grad = tl.load(grad_ptr).to(tl.float32)
     if dx_ptr is not None:
-        _times(y_ptr, grad, dx_ptr, offs_n, N, FILLED)
+        _scaled_copy(y_ptr, grad, dx_ptr, offs_n, N, EVEN)
     if dy_ptr is not None:
-        _times(x_ptr, grad, dy_ptr, offs_n, N, FILLED)
+        _scaled_copy(x_ptr, grad, dy_ptr, offs_n, N, EVEN)
 
 
 BLOCK_N = 4096
@@ -117,17 +119,17 @@ def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
 
 
 CUDA = CudaSource("reduce/dot.cu", "dot_chunks", "dot_partials")
-CUDA_THREADS = 256  # any number is right
-CUDA_BLOCK = 16384  # pieces are multiples of it
+CUDA_THREADS = 256  # any number works
+CUDA_BLOCK = 16384  # parts are multiples of it
 
 
 def _cuda(x: Tensor, y: Tensor, out: Tensor) -> None:
     chunk, chunks = split(1, x.numel(), CUDA_BLOCK)
     partial = torch.empty(chunks, dtype=torch.float32, device=x.device)
-    room = 4 * CUDA_THREADS  # bytes of shared memory: a float for each thread
+    shared = 4 * CUDA_THREADS  # bytes: one float per thread
     where = x.dtype, x.get_device()
-    CUDA.prepare("dot_chunks", *where, (chunks,), CUDA_THREADS, x.numel(), chunk, shared=room)(x, y, partial)
-    CUDA.prepare("dot_partials", *where, (1,), CUDA_THREADS, chunks, shared=room)(partial, out)
+    CUDA.prepare("dot_chunks", *where, (chunks,), CUDA_THREADS, x.numel(), chunk, shared=shared)(x, y, partial)
+    CUDA.prepare("dot_partials", *where, (1,), CUDA_THREADS, chunks, shared=shared)(partial, out)
 
 
 @functools.cache
@@ -155,7 +157,7 @@ def _numba_kernel() -> Any:
 def _numba(x: Tensor, y: Tensor, out: Tensor) -> None:
     chunk, chunks = split(1, x.numel(), BLOCK_N)
     partial = torch.empty(1, chunks, dtype=torch.float32, device=x.device)
-    with torch.cuda.device_of(x):  # Numba launches on the current one
+    with torch.cuda.device_of(x):  # Numba launches on the current device
         launch(_numba_kernel(), (chunks,), min(x.numel(), NUMBA_THREADS), x, y, partial, chunk)
         launch(numba_sum_chunks(), (1, 1), min(chunks, NUMBA_THREADS), partial, out.view(1, 1), chunks)
 
@@ -169,7 +171,7 @@ def _fake(x: Tensor, y: Tensor, form: str) -> Tensor:
 
 @operator("dot", fake=_fake)
 def dot_forward(x: Tensor, y: Tensor, form: str) -> Tensor:
-    """The dot product of two vectors of one length and dtype by the named form."""
+    """The dot product of two vectors of one length and dtype."""
     if x.numel() == 0:
         return x.new_zeros(())
     out = x.new_empty(())
@@ -184,17 +186,17 @@ def _save(ctx, inputs, output) -> None:
 
 @cached_plan
 def _plan_backward(N: int, dtypes: Any, device: int, wanted: tuple[bool, ...]) -> Callable[..., None]:
-    how = {"FILLED": N % BACKWARD_BLOCK == 0, "BLOCK_N": BACKWARD_BLOCK, "num_warps": 4}
-    return _launch_backward.prepare((cdiv(N, BACKWARD_BLOCK),), N, **how)
+    config = {"EVEN": N % BACKWARD_BLOCK == 0, "BLOCK_N": BACKWARD_BLOCK, "num_warps": 4}
+    return _launch_backward.prepare((cdiv(N, BACKWARD_BLOCK),), N, **config)
 
 
 def _gradients_like(x: Tensor, y: Tensor, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-    return [contiguous_like(one) for one in itertools.compress((x, y), wanted)]
+    return [contiguous_like(t) for t in itertools.compress((x, y), wanted)]
 
 
 @operator("dot_backward", fake=_gradients_like)
 def dot_backward(x: Tensor, y: Tensor, grad: Tensor, wanted: Sequence[bool]) -> list[Tensor]:
-    """The gradients of x and y, as far as they are wanted, in one launch."""
+    """The wanted gradients of x and y, in one launch."""
     gradients = _gradients_like(x, y, grad, wanted)
     if x.numel():
         plan = _plan_backward(x.numel(), (x.dtype, grad.dtype), x.get_device(), tuple(wanted))
@@ -228,7 +230,7 @@ def numba(x: Tensor, y: Tensor) -> Tensor:
     return dot_forward(x, y, "numba")
 
 
-SMALLEST = 2**20  # elements; below this torch takes less time than our call costs the host
+SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
 
 
 def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:

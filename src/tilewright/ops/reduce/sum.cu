@@ -1,4 +1,4 @@
-// Sum of each row: whole rows at once, or pieces of rows first and their sums after, always in the same order.
+// Row sums in a fixed order: whole rows, or a split reduction over chunks of rows.
 #include "reduce.cuh"
 
 template <typename T>

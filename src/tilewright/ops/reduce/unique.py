@@ -1,9 +1,9 @@
-"""The different values of a tensor in ascending order, how often each occurs, and which of them each element is.
+"""The unique values of a tensor in ascending order, their counts, and the index of each element's value.
 
-Nothing is sorted. Each value has a bin: of 8 or 16 bits there are 65536 at most, and wider whole numbers often lie near
-each other. One pass over the input fills the bins, those that are not empty are numbered in order, and another pass
-looks up the number of each element. The bins lie there in several copies, since most data fall into few of them and
-many programs would wait for one. Only whole numbers are added: the result is always the same.
+Nothing is sorted. Each value has a bin: 8 or 16 bits have at most 65536 values, and wider integers often span a small
+range. One pass over the input fills the bins, the nonempty ones are ranked in order, and a second pass looks up the
+rank of each element. There are several copies of the bins, since most data fall into few of them, where the atomics of
+many programs would contend. Only integers are added, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -23,23 +23,25 @@ from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv, next_power_of_2
 from tilewright.spec import Cost, Op, points
 
+__all__ = ["unique"]
+
 NARROW = (torch.bfloat16, torch.float16, torch.int16, torch.int8, torch.uint8, torch.bool)
-WIDE = (torch.int32, torch.int64)  # where they lie near each other
-BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.bool: torch.uint8}  # others as they are
-INFINITIES = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # in bits; NaNs lie beyond
-MOST_BINS = 2**22  # 16 MiB: they stay in the cache
-TILE = 8192  # bins that one program adds up at a time, those of all copies together
-MOST_ROWS = 64  # copies among them
+WIDE = (torch.int32, torch.int64)  # if they span a small range
+BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.bool: torch.uint8}  # views as integers
+INFINITIES = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # as bits; larger magnitudes are NaN
+MAX_BINS = 2**22  # 16 MiB: they stay in L2
+TILE = 8192  # bins that one program sums per step, over all copies
+MAX_COPIES = 64  # of the bins, in one tile
 
 
 def reference(x: Tensor, inverse: bool) -> tuple[Tensor, ...]:
-    if x.is_meta:  # how many there will be, nobody knows
+    if x.is_meta:  # the number of values depends on the data
         return x.new_empty(0), *[x.new_empty(x.shape, dtype=torch.int64)] * inverse, x.new_empty(0, dtype=torch.int64)
     return torch.unique(x, return_inverse=inverse, return_counts=True)
 
 
 def cost(x: Tensor, inverse: bool) -> Cost:
-    """Without the values and their counts: how many there are depends on the values."""
+    """Without the values and counts, whose number depends on the data."""
     written = x.numel() * torch.int64.itemsize if inverse else 0
     return Cost(read=x.nbytes, written=written)
 
@@ -55,18 +57,18 @@ op = Op(
         inverse=(True, False, True, True, True, True, False, True),
     ),
     bench=points(N=(2**28, 2**28, 2**28, 2**26), spread=(1000, 1, 1000, 1000), inverse=(False, False, True, True)),
-    dtypes=("int16", "int32", "int64"),  # of floats moved a little nothing is equal any more, so these are not judged
+    dtypes=("int16", "int32", "int64"),  # not floats: rounding them changes which are equal, so no error budget applies
     bench_dtypes=("int16",),
 )
 
 
 @triton.jit
 def _bin(x, low_ptr, LOW: tl.constexpr, INFINITY: tl.constexpr):
-    """The bin of each element, by value. A NaN has the last one, and -0.0 that of 0.0."""
-    if INFINITY is not None:  # x are the bits of floats
+    """Return the bin of each element, in the order of values. NaN has the last one, -0.0 that of 0.0."""
+    if INFINITY is not None:  # x holds the bits of floats
         magnitude = x.to(tl.int32) & 0x7FFF
-        place = tl.where(x < 0, 0x8000 - magnitude, 0x8000 + magnitude)
-        return tl.where(magnitude > INFINITY, 0xFFFF, place)
+        bin_ = tl.where(x < 0, 0x8000 - magnitude, 0x8000 + magnitude)
+        return tl.where(magnitude > INFINITY, 0xFFFF, bin_)
     elif LOW is not None:
         return x.to(tl.int32) - LOW
     else:
@@ -74,34 +76,34 @@ def _bin(x, low_ptr, LOW: tl.constexpr, INFINITY: tl.constexpr):
 
 
 @triton.jit
-def _value(place, low_ptr, LOW: tl.constexpr, INFINITY: tl.constexpr):
-    """The value of each bin."""
+def _value(bin_, low_ptr, LOW: tl.constexpr, INFINITY: tl.constexpr):
+    """Return the value of each bin."""
     if INFINITY is not None:
-        return tl.where(place < 0x8000, -place, place - 0x8000)  # as int16: the sign's bit and the magnitude
+        return tl.where(bin_ < 0x8000, -bin_, bin_ - 0x8000)  # as int16: sign bit and magnitude
     elif LOW is not None:
-        return place + LOW
+        return bin_ + LOW
     else:
-        return place + tl.load(low_ptr)
+        return bin_ + tl.load(low_ptr)
 
 
 @triton.jit
-def _mark(table_ptr, count, place, inside, HOW: tl.constexpr, MASKED: tl.constexpr):
-    if HOW == "histogram":
-        count += tl.histogram(place, 256, mask=inside if MASKED else None)
-    elif HOW == "count":
-        tl.atomic_add(table_ptr + place, 1, mask=inside if MASKED else None, sem="relaxed")
-    else:  # seen: most writes are saved by a look, and the copy is this program's own
-        is_new = tl.load(table_ptr + place, mask=inside if MASKED else None, other=1 if MASKED else None) == 0
-        tl.store(table_ptr + place, 1, mask=is_new)
+def _mark(table_ptr, count, bin_, inside, MODE: tl.constexpr, MASKED: tl.constexpr):
+    if MODE == "histogram":
+        count += tl.histogram(bin_, 256, mask=inside if MASKED else None)
+    elif MODE == "count":
+        tl.atomic_add(table_ptr + bin_, 1, mask=inside if MASKED else None, sem="relaxed")
+    else:  # seen: a load saves most stores, and no other program has this copy
+        is_new = tl.load(table_ptr + bin_, mask=inside if MASKED else None, other=1 if MASKED else None) == 0
+        tl.store(table_ptr + bin_, 1, mask=is_new)
     return count
 
 
 @triton.jit
 def _unique_mark(
     x_ptr, low_ptr, table_ptr, N, bins, copies,
-    HOW: tl.constexpr, LOW: tl.constexpr, INFINITY: tl.constexpr, BLOCK_N: tl.constexpr,
+    MODE: tl.constexpr, LOW: tl.constexpr, INFINITY: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Fill a copy of the bins."""
+    """Fill one copy of the bins."""
     program = tl.program_id(0)
     table_ptr += (program % copies).to(tl.int64) * bins
     count = tl.zeros([256], tl.int32)
@@ -109,36 +111,36 @@ def _unique_mark(
         offs_n = start + tl.arange(0, BLOCK_N)
         if start + BLOCK_N <= N:
             x = tl.load(x_ptr + offs_n, eviction_policy="evict_first")
-            count = _mark(table_ptr, count, _bin(x, low_ptr, LOW, INFINITY), True, HOW, False)
+            count = _mark(table_ptr, count, _bin(x, low_ptr, LOW, INFINITY), True, MODE, False)
         else:
             x = tl.load(x_ptr + offs_n, mask=offs_n < N, other=0)
-            place = tl.where(offs_n < N, _bin(x, low_ptr, LOW, INFINITY), 0)
-            count = _mark(table_ptr, count, place, offs_n < N, HOW, True)
-    if HOW == "histogram":
-        place = tl.arange(0, 256)
-        tl.store(table_ptr + place, count, mask=place < bins)
+            bin_ = tl.where(offs_n < N, _bin(x, low_ptr, LOW, INFINITY), 0)
+            count = _mark(table_ptr, count, bin_, offs_n < N, MODE, True)
+    if MODE == "histogram":
+        bin_ = tl.arange(0, 256)
+        tl.store(table_ptr + bin_, count, mask=bin_ < bins)
 
 
 @triton.jit
 def _total(table_ptr, bins, copies, ROWS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """This program's bins, and what all copies hold of them."""
-    place = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    """Return this program's bins and their counts over all copies."""
+    bin_ = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.arange(0, ROWS)
     total = tl.zeros([BLOCK_N], tl.int64)
     for first in range(0, copies, ROWS):
         row = (first + rows).to(tl.int64)[:, None]
-        inside = (row < copies) & (place < bins)[None, :]
-        total += tl.sum(tl.load(table_ptr + row * bins + place[None, :], mask=inside, other=0).to(tl.int64), axis=0)
-    return place, total
+        inside = (row < copies) & (bin_ < bins)[None, :]
+        total += tl.sum(tl.load(table_ptr + row * bins + bin_[None, :], mask=inside, other=0).to(tl.int64), axis=0)
+    return bin_, total
 
 
 @triton.jit
 def _unique_groups(table_ptr, found_ptr, bins, copies, ROWS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """How many bins of each program are not empty; after those, what the last bin holds."""
-    place, total = _total(table_ptr, bins, copies, ROWS, BLOCK_N)
+    """Store the number of nonempty bins of each program and, after those, the count of the last bin."""
+    bin_, total = _total(table_ptr, bins, copies, ROWS, BLOCK_N)
     tl.store(found_ptr + tl.program_id(0), tl.sum((total > 0).to(tl.int64)))
     if tl.program_id(0) == tl.num_programs(0) - 1:
-        tl.store(found_ptr + tl.num_programs(0), tl.sum(tl.where(place == bins - 1, total, 0)))
+        tl.store(found_ptr + tl.num_programs(0), tl.sum(tl.where(bin_ == bins - 1, total, 0)))
 
 
 @triton.jit
@@ -147,17 +149,17 @@ def _unique_write(
     COUNTS: tl.constexpr, RANKS: tl.constexpr, LOW: tl.constexpr, INFINITY: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
-    """The bins that are not empty, one after the other, and for every bin how many come before it."""
-    place, total = _total(table_ptr, bins, copies, ROWS, BLOCK_N)
+    """Store values and counts of the nonempty bins, compacted, and the rank of each bin."""
+    bin_, total = _total(table_ptr, bins, copies, ROWS, BLOCK_N)
     groups = tl.arange(0, BLOCK_G)
     before = tl.sum(tl.load(found_ptr + groups, mask=groups < tl.program_id(0), other=0))
-    is_there = total > 0
-    rank = before + tl.cumsum(is_there.to(tl.int64), axis=0) - 1
-    tl.store(value_ptr + rank, _value(place, low_ptr, LOW, INFINITY).to(value_ptr.dtype.element_ty), mask=is_there)
+    is_nonempty = total > 0
+    rank = before + tl.cumsum(is_nonempty.to(tl.int64), axis=0) - 1
+    tl.store(value_ptr + rank, _value(bin_, low_ptr, LOW, INFINITY).to(value_ptr.dtype.element_ty), mask=is_nonempty)
     if COUNTS:
-        tl.store(count_ptr + rank, total, mask=is_there)
+        tl.store(count_ptr + rank, total, mask=is_nonempty)
     if RANKS:
-        tl.store(rank_ptr + place, rank.to(rank_ptr.dtype.element_ty), mask=is_there)
+        tl.store(rank_ptr + bin_, rank.to(rank_ptr.dtype.element_ty), mask=is_nonempty)
 
 
 @triton.jit
@@ -165,15 +167,15 @@ def _unique_inverse(
     x_ptr, low_ptr, rank_ptr, inverse_ptr, N,
     LOW: tl.constexpr, INFINITY: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Each element's number among the values."""
+    """Store the rank of each element's value."""
     start = tl.program_id(0).to(tl.int64) * BLOCK_N
     offs_n = start + tl.arange(0, BLOCK_N)
     if start + BLOCK_N <= N:
-        place = _bin(tl.load(x_ptr + offs_n, eviction_policy="evict_first"), low_ptr, LOW, INFINITY)
-        tl.store(inverse_ptr + offs_n, tl.load(rank_ptr + place).to(tl.int64))
+        bin_ = _bin(tl.load(x_ptr + offs_n, eviction_policy="evict_first"), low_ptr, LOW, INFINITY)
+        tl.store(inverse_ptr + offs_n, tl.load(rank_ptr + bin_).to(tl.int64))
     else:
-        place = _bin(tl.load(x_ptr + offs_n, mask=offs_n < N, other=0), low_ptr, LOW, INFINITY)
-        rank = tl.load(rank_ptr + place, mask=offs_n < N, other=0)
+        bin_ = _bin(tl.load(x_ptr + offs_n, mask=offs_n < N, other=0), low_ptr, LOW, INFINITY)
+        rank = tl.load(rank_ptr + bin_, mask=offs_n < N, other=0)
         tl.store(inverse_ptr + offs_n, rank.to(tl.int64), mask=offs_n < N)
 
 
@@ -197,7 +199,7 @@ _write_launch = Launcher(_unique_write)
 _inverse_launch = Launcher(_unique_inverse)
 
 
-def _torchs(x: Tensor, inverse: bool, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _torch_unique(x: Tensor, inverse: bool, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
     return torch._unique2(x, sorted=True, return_inverse=inverse, return_counts=counts)
 
 
@@ -212,9 +214,9 @@ def _fake(x: Tensor, inverse: bool, counts: bool) -> tuple[Tensor, Tensor, Tenso
 
 @operator("unique", fake=_fake)
 def unique_forward(x: Tensor, inverse: bool, counts: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Values, numbers of the elements, and counts; what is not wanted is empty."""
+    """Values, the rank of each element, and counts; those that are not wanted are empty."""
     if x.numel() == 0:
-        return _torchs(x, inverse, counts)
+        return _torch_unique(x, inverse, counts)
     N, device, dtype, size = x.numel(), x.device, x.dtype, x.element_size()
     bits = low = x.contiguous().view(BITS.get(dtype, dtype))
     bins, kind = 256**size, {"LOW": None, "INFINITY": INFINITIES.get(dtype)}
@@ -222,31 +224,31 @@ def unique_forward(x: Tensor, inverse: bool, counts: bool) -> tuple[Tensor, Tens
         low = torch.stack(torch.aminmax(bits))
         smallest, largest = low.tolist()
         bins = largest - smallest + 1
-        if bins > min(MOST_BINS, max(2**16, 4 * N)):
-            return _torchs(x, inverse, counts)
+        if bins > min(MAX_BINS, max(2**16, 4 * N)):
+            return _torch_unique(x, inverse, counts)
     elif dtype not in INFINITIES:
         kind["LOW"] = torch.iinfo(bits.dtype).min
 
-    how = "histogram" if bins <= 256 else "count" if counts or dtype in WIDE else "seen"
-    config = dict(CONFIG(bits, how, size))
+    mode = "histogram" if bins <= 256 else "count" if counts or dtype in WIDE else "seen"
+    config = dict(CONFIG(bits, mode, size))
     programs = min(config.pop("programs"), cdiv(N, config["BLOCK_N"]))
     copies = programs
-    if how == "count":  # by powers of 4, so that few kernels are compiled
-        most = max(1, min(MOST_ROWS, MOST_BINS // bins, N // (4 * bins)))
+    if mode == "count":  # a power of 4, so that few kernels are compiled
+        most = max(1, min(MAX_COPIES, MAX_BINS // bins, N // (4 * bins)))
         copies = 4 ** ((most.bit_length() - 1) // 2)
-    number = torch.int8 if how == "seen" else torch.int32 if N < 2**31 else torch.int64
+    number = torch.int8 if mode == "seen" else torch.int32 if N < 2**31 else torch.int64
     table = torch.zeros(copies, bins, device=device, dtype=number)
-    _mark_launch((programs,), bits, low, table, N, bins, copies, HOW=how, **kind, **config)
+    _mark_launch((programs,), bits, low, table, N, bins, copies, MODE=mode, **kind, **config)
 
-    rows = min(MOST_ROWS, next_power_of_2(copies))
+    rows = min(MAX_COPIES, next_power_of_2(copies))
     block = min(TILE // rows, next_power_of_2(bins))
     tile = {"ROWS": rows, "BLOCK_N": block, "num_warps": 8}
     groups = cdiv(bins, block)
     found = torch.zeros(groups + 1, device=device, dtype=torch.int64)
     _groups_launch((groups,), table, found, bins, copies, **tile)
     *each, last = found.tolist()
-    if last and dtype in INFINITIES:  # of NaNs each is a value of its own
-        return _torchs(x, inverse, counts)
+    if last and dtype in INFINITIES:  # torch counts every NaN as a separate value
+        return _torch_unique(x, inverse, counts)
 
     values = torch.empty(sum(each), device=device, dtype=dtype)
     count = torch.empty(len(values) if counts else 0, device=device, dtype=torch.int64)
@@ -268,15 +270,15 @@ def triton_unique(x: Tensor, inverse: bool) -> tuple[Tensor, ...]:
 
 
 def _wanted(found: tuple[Tensor, Tensor, Tensor], inverse: bool, counts: bool) -> Any:
-    """As torch.unique returns it: one tensor, or those that are wanted."""
+    """Return what torch.unique returns: one tensor, or a tuple of those that are wanted."""
     values, index, count = found
     if not inverse and not counts:
         return values
     return values, *((index,) if inverse else ()), *((count,) if counts else ())
 
 
-SMALLEST = 2**20  # elements; below this a call costs the host more than our kernels save
-SMALLEST_COUNT = math.inf  # the same for 16 bits without the inverse: torch sorts them faster than programs can count
+SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
+SMALLEST_COUNT = math.inf  # the same for 16 bits without the inverse: torch sorts them faster than we count them
 
 
 def unique(
@@ -286,24 +288,24 @@ def unique(
     return_counts: bool = False,
     dim: int | None = None,
 ) -> Any:
-    """As `torch.unique`: the fast kernels where they fit, torch elsewhere."""
+    """Unique values, with the arguments of `torch.unique`."""
     if (
         dim is None
         and all(type(option) is bool for option in (sorted, return_inverse, return_counts))
-        and _takes(input, return_inverse)
+        and _is_eligible(input, return_inverse)
     ):
         return _wanted(unique_forward(input, return_inverse, return_counts), return_inverse, return_counts)
     return torch.unique(input, sorted, return_inverse, return_counts, dim)
 
 
-def _takes(x: Any, inverse: bool) -> bool:
-    """Whether our kernels can take x as torch would; where a gradient is asked for, torch says that there is none."""
+def _is_eligible(x: Any, inverse: bool) -> bool:
+    """Return whether our kernels can take x as torch would; torch raises where a gradient is required."""
     if not isinstance(x, Tensor) or x.dtype not in NARROW + WIDE or x.is_nested:
         return False
     smallest = SMALLEST_COUNT if x.element_size() == 2 and not inverse else SMALLEST
     if x.numel() < max(1, smallest) or (x.requires_grad and torch.is_grad_enabled()):
         return False
-    return eligible(x if x.is_floating_point() else x.new_zeros(0, dtype=torch.float32))  # it takes floats alone
+    return eligible(x if x.is_floating_point() else x.new_zeros(0, dtype=torch.float32))  # which checks floats only
 
 
 @op.public

@@ -6,6 +6,7 @@ where the GPU has clusters, and read twice elsewhere. A dimension that is not th
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -53,6 +54,9 @@ class Softmax(NamedTuple):
     dim: int
     log: bool = False
     form: str = "best"  # tile, online, cluster, or the fastest of them
+
+
+softmax_options = functools.lru_cache(Softmax)  # cheaper than a new one per call
 
 
 def _tile_default(direction: str, itemsize: int, block: int) -> Config:
