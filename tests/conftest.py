@@ -33,7 +33,9 @@ if not HAS_GPU:  # Numba reads this when a kernel is decorated, so set it before
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--quick", action="store_true", help="Run one case of each test function, and no test that is marked slow."
+        "--quick",
+        action="store_true",
+        help="Run the first case of each test function, and none marked slow.",
     )
 
 
@@ -46,12 +48,15 @@ def pytest_collection_modifyitems(config, items):
 
 
 def _select_quick(config, items) -> None:
+    """Keep the first case of each test function; of the laws that test classes inherit, the first class runs all."""
     seen, kept, left = set(), [], []
     for item in items:
-        function = (item.path, item.cls, item.originalname)
-        is_quick = not item.get_closest_marker("slow") and (function not in seen or item.path.name in WHOLE)
+        code, test_class = item.function.__code__, item.cls or item.function.__code__
+        is_new = code not in seen or test_class not in seen or item.path.name in WHOLE
+        is_quick = is_new and not item.get_closest_marker("slow") and not item.get_closest_marker("skip")
         (kept if is_quick else left).append(item)
-        seen.add(function)
+        if is_quick:
+            seen |= {code, test_class}
     items[:] = kept
     config.hook.pytest_deselected(items=left)
     config.stash[LEFT_OUT] = Counter(str(item.path.relative_to(TESTS)) for item in left)
