@@ -1,4 +1,4 @@
-// Sum of two tensors, element by element.
+// Elementwise sum of two tensors.
 #include "elementwise.cuh"
 
 template <typename T> __global__ void add_fwd(const T* x, const T* y, T* out, long long N) {

@@ -1,4 +1,4 @@
-// The three dtypes as C++ types, in bits of our own: NVRTC then needs no headers from a CUDA toolkit.
+// The three dtypes as C++ types of our own, so that NVRTC needs no headers of a CUDA toolkit.
 #pragma once
 
 #define INFINITY __int_as_float(0x7f800000)
@@ -37,30 +37,29 @@ template <> __device__ __forceinline__ bfloat16 from_float<bfloat16>(float x) {
     return y;
 }
 
-// VECTOR elements fill one 16-byte access.
+// The elements of one 16-byte access.
 template <typename T> constexpr int VECTOR = 16 / sizeof(T);
 
 template <typename T, int WIDTH = VECTOR<T>> struct alignas(WIDTH * sizeof(T)) Pack {
     T at[WIDTH];
 };
 
-__device__ __forceinline__ bool aligned(const void* pointer) { return (unsigned long long)pointer % 16 == 0; }
+__device__ __forceinline__ bool is_aligned(const void* pointer) { return (unsigned long long)pointer % 16 == 0; }
 
-// How lines that are read are kept in the cache: longer than those that are written, so that these go out to memory
-// steadily.
-__device__ __forceinline__ unsigned long long kept_longest() {
+// Keeps lines that are read in L2 longer than those that are written, so that these drain to memory steadily.
+__device__ __forceinline__ unsigned long long evict_last_policy() {
     unsigned long long policy;
     asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
 
-template <typename T> __device__ __forceinline__ Pack<T> loaded(const Pack<T>* pointer) {
+template <typename T> __device__ __forceinline__ Pack<T> load_pack(const Pack<T>* pointer) {
     union {
         Pack<T> pack;
         unsigned words[4];
-    } made;
+    } value;
     asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-                 : "=r"(made.words[0]), "=r"(made.words[1]), "=r"(made.words[2]), "=r"(made.words[3])
-                 : "l"(pointer), "l"(kept_longest()));
-    return made.pack;
+                 : "=r"(value.words[0]), "=r"(value.words[1]), "=r"(value.words[2]), "=r"(value.words[3])
+                 : "l"(pointer), "l"(evict_last_policy()));
+    return value.pack;
 }

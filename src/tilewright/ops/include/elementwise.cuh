@@ -1,24 +1,24 @@
-// Results that depend on one element of each input.
+// Elementwise operations.
 #pragma once
 #include "dtypes.cuh"
 
-constexpr int PACKS = 2; // 16-byte loads that a thread has in flight for each input
+constexpr int PACKS = 2; // 16-byte loads in flight per thread and input
 
-// out[n] = f({in[0][n], in[1][n], ...}), for any grid and block. Whole blocks of aligned tensors go by 16-byte
-// accesses, all loads before the first use; what is left over goes by elements.
+// out[n] = f({in[0][n], in[1][n], ...}), for any grid and block. Full blocks of aligned tensors use 16-byte accesses,
+// with all loads before the first use; the rest is accessed by elements.
 template <int INPUTS, typename T, typename F>
 __device__ __forceinline__ void map(const T* const (&in)[INPUTS], T* out, long long N, F f) {
-    bool by_packs = aligned(out);
-    for (int i = 0; i < INPUTS; ++i) by_packs &= aligned(in[i]);
+    bool vectorized = is_aligned(out);
+    for (int i = 0; i < INPUTS; ++i) vectorized &= is_aligned(in[i]);
     long long width = (long long)blockDim.x * PACKS * VECTOR<T>;
     for (long long start = blockIdx.x * width; start < N; start += gridDim.x * width) {
-        if (by_packs && start + width <= N) {
+        if (vectorized && start + width <= N) {
             Pack<T> packs[PACKS][INPUTS];
 #pragma unroll
             for (int p = 0; p < PACKS; ++p)
 #pragma unroll
                 for (int i = 0; i < INPUTS; ++i)
-                    packs[p][i] = loaded((const Pack<T>*)(in[i] + start) + p * blockDim.x + threadIdx.x);
+                    packs[p][i] = load_pack((const Pack<T>*)(in[i] + start) + p * blockDim.x + threadIdx.x);
 #pragma unroll
             for (int p = 0; p < PACKS; ++p) {
                 Pack<T> result;

@@ -1,12 +1,12 @@
-// A row in the registers of a cluster: each thread holds EACH packs of 16 bytes, each block a share of the row, and the
-// blocks of a cluster exchange what they have found through each other's shared memory. One block alone is a cluster of
+// A row in the registers of a thread block cluster: each thread holds VECTORS vectors of 16 bytes, each block a part of
+// the row, and the blocks exchange partial results through distributed shared memory. A single block is a cluster of
 // one, on any GPU.
 #pragma once
 #include "dtypes.cuh"
 
-constexpr int MOST_THREADS = 1024, MOST_BLOCKS = 16, WARP = 32;
+constexpr int MAX_THREADS = 1024, MAX_BLOCKS = 16, WARP = 32;
 
-template <typename Fold> __device__ __forceinline__ float2 across_warp(float2 value) {
+template <typename Fold> __device__ __forceinline__ float2 warp_reduce(float2 value) {
     for (int step = WARP / 2; step; step /= 2) {
         float2 other = {__shfl_xor_sync(~0u, value.x, step), __shfl_xor_sync(~0u, value.y, step)};
         value = Fold::of(value, other);
@@ -35,16 +35,16 @@ __device__ __forceinline__ unsigned cluster_rank() { return 0; }
 __device__ __forceinline__ unsigned cluster_blocks() { return 1; }
 #endif
 
-// %clusterid would be a product of floats, which is another cluster's from 2^24 on. Clusters are powers of two.
+// %clusterid is computed through a float, and wrong from 2^24 on. Cluster sizes are powers of two.
 __device__ __forceinline__ unsigned cluster_number() { return blockIdx.x >> (31 - __clz(cluster_blocks())); }
 __device__ __forceinline__ unsigned clusters() { return gridDim.x >> (31 - __clz(cluster_blocks())); }
 
-// Who holds a row: the blocks of a cluster, or one block ALONE, which the compiler then knows.
-template <bool ALONE> struct Holders {
-    static __device__ __forceinline__ unsigned blocks() { return ALONE ? 1 : cluster_blocks(); }
-    static __device__ __forceinline__ unsigned rank() { return ALONE ? 0 : cluster_rank(); }
-    static __device__ __forceinline__ unsigned number() { return ALONE ? blockIdx.x : cluster_number(); }
-    static __device__ __forceinline__ unsigned count() { return ALONE ? gridDim.x : clusters(); }
+// The blocks that hold a row: a cluster, or a single block, which is then known at compile time.
+template <bool ONE_BLOCK> struct RowBlocks {
+    static __device__ __forceinline__ unsigned blocks() { return ONE_BLOCK ? 1 : cluster_blocks(); }
+    static __device__ __forceinline__ unsigned rank() { return ONE_BLOCK ? 0 : cluster_rank(); }
+    static __device__ __forceinline__ unsigned number() { return ONE_BLOCK ? blockIdx.x : cluster_number(); }
+    static __device__ __forceinline__ unsigned count() { return ONE_BLOCK ? gridDim.x : clusters(); }
 };
 
 __device__ __forceinline__ void init_barrier(const void* barrier) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void init_barrier(const void* barrier) {
 #endif
 }
 
-// That so many bytes are to come before the barrier's phase ends.
+// Makes the barrier's phase wait for that many bytes.
 __device__ __forceinline__ void expect_bytes(const void* barrier, int bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -74,15 +74,15 @@ __device__ __forceinline__ void wait_for(const void* barrier, unsigned parity) {
 #endif
 }
 
-// Where the warps of a cluster leave values for each other, any number of times. Every block has slots for them all.
-// Turns alternate between two sets: a warp that writes a set again has seen the turn between, for which every warp had
-// to be done with reading this set. A slot written from afar counts its bytes on the barrier of the block that owns it,
-// so nobody waits for more than what it needs.
-template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP, bool ALONE = false> struct Exchange {
-    using Row = Holders<ALONE>;
+// Exchanges values between the warps of a cluster, any number of times. Every block has slots for all warps, in two sets
+// that alternate between rounds: a warp that writes a set again has completed the round in between, before which every
+// warp finished reading this set. A remote store counts its bytes on the barrier of the block that owns the slot, so a
+// block waits only for the values that it needs.
+template <int SLOTS = MAX_BLOCKS * MAX_THREADS / WARP, bool ONE_BLOCK = false> struct Exchange {
+    using Row = RowBlocks<ONE_BLOCK>;
     float2 (*slots)[SLOTS];
     unsigned long long* barriers;
-    unsigned turn = 0;
+    unsigned round = 0;
 
     __device__ __forceinline__ Exchange() {
         __shared__ float2 all_slots[2][SLOTS];
@@ -96,30 +96,31 @@ template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP, bool ALONE = false> str
             init_barrier(&barriers[1]);
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
-        // Relaxed, since the fence above is all that others must see: a release would have every thread wait here for a
-        // fence of the whole GPU before it loads its part of the row.
+        // Relaxed, since other blocks depend only on the fence above: a release would stall every thread on a GPU-wide
+        // fence before it loads its part of the row.
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
     }
 
-    // Returns when every block of the cluster is ready for the first turn.
+    // Waits until every block of the cluster is ready for the first round.
     __device__ __forceinline__ void open() {
 #if __CUDA_ARCH__ >= 900
         if (Row::blocks() > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
     }
 
-    // Combines one value of every thread of the cluster; each gets the result. `Fold` combines two, and has a neutral one.
+    // Reduces one value per thread over the cluster; every thread gets the result. `Fold` combines two values, and has a
+    // neutral one.
     template <typename Fold> __device__ __forceinline__ float2 combine(float2 value) {
-        const float2* all = told(across_warp<Fold>(value));
+        const float2* all = exchange(warp_reduce<Fold>(value));
         value = Fold::neutral();
         for (int n = threadIdx.x % WARP; n < warps(); n += WARP) value = Fold::of(value, all[n]);
-        return across_warp<Fold>(value);
+        return warp_reduce<Fold>(value);
     }
 
-    // What every warp of the cluster tells the others, block by block.
-    __device__ __forceinline__ const float2* told(float2 value) {
-        int lane = threadIdx.x % WARP, set = turn % 2, blocks = Row::blocks();
+    // Sends the value of this warp to all blocks; returns the values of all warps of the cluster, in the order of blocks.
+    __device__ __forceinline__ const float2* exchange(float2 value) {
+        int lane = threadIdx.x % WARP, set = round % 2, blocks = Row::blocks();
         float2* mine = &slots[set][Row::rank() * (blockDim.x / WARP) + threadIdx.x / WARP];
         if (blocks == 1) {
             if (lane == 0) *mine = value;
@@ -137,22 +138,22 @@ template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP, bool ALONE = false> str
                              "r"(shared_address(&barriers[set])), "r"(lane), "f"(value.x), "f"(value.y)
                              : "memory");
 #endif
-            wait_for(&barriers[set], turn / 2 % 2);
+            wait_for(&barriers[set], round / 2 % 2);
         }
-        turn++;
+        round++;
         return slots[set];
     }
 
-    // Of the cluster.
+    // Returns the number of warps of the cluster.
     __device__ __forceinline__ int warps() const { return Row::blocks() * blockDim.x / WARP; }
 
-    // The sums of a and of b over all threads of the cluster. Half of a warp's lanes see to each.
+    // Returns the sums of a and of b over all threads of the cluster. Each half of a warp computes one of them.
     __device__ __forceinline__ float2 sum(float a, float b) {
         int lane = threadIdx.x % WARP, kind = lane / HALF, part = lane % HALF;
         int warps = blockDim.x / WARP, blocks = Row::blocks();
         float value = (kind ? b : a) + __shfl_xor_sync(~0u, kind ? a : b, HALF);
-        value = across_half(value);
-        float* all = &slots[turn % 2][0].x + kind;
+        value = half_warp_sum(value);
+        float* all = &slots[round % 2][0].x + kind;
         float* mine = &all[2 * (Row::rank() * warps + threadIdx.x / WARP)];
         if (blocks == 1) {
             if (part == 0) *mine = value;
@@ -167,36 +168,36 @@ template <int SLOTS = MOST_BLOCKS * MOST_THREADS / WARP, bool ALONE = false> str
                              "mapa.shared::cluster.u32 counter, %1, %2;\n"
                              "st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [there], %3, [counter];\n"
                              "}" ::"r"(shared_address(mine)),
-                             "r"(shared_address(&barriers[turn % 2])), "r"(part), "f"(value)
+                             "r"(shared_address(&barriers[round % 2])), "r"(part), "f"(value)
                              : "memory");
 #endif
-            wait_for(&barriers[turn % 2], turn / 2 % 2);
+            wait_for(&barriers[round % 2], round / 2 % 2);
         }
         value = 0.0f;
 #pragma unroll 1
         for (int n = part; n < blocks * warps; n += HALF) value += all[2 * n];
-        value = across_half(value);
-        turn++;
+        value = half_warp_sum(value);
+        round++;
         return {__shfl_sync(~0u, value, 0), __shfl_sync(~0u, value, HALF)};
     }
 
   private:
     static constexpr int HALF = WARP / 2;
 
-    static __device__ __forceinline__ float across_half(float value) {
+    static __device__ __forceinline__ float half_warp_sum(float value) {
 #pragma unroll
         for (int step = HALF / 2; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
         return value;
     }
 
-    // A value of every warp of the cluster.
+    // Expects one value from every warp of the cluster.
     __device__ __forceinline__ void expect_all() {
-        if (threadIdx.x == 0) expect_bytes(&barriers[turn % 2], warps() * (int)sizeof(float2));
+        if (threadIdx.x == 0) expect_bytes(&barriers[round % 2], warps() * (int)sizeof(float2));
     }
 };
 
-// Elements as they lie in the words of a register: one float, or two of the half types.
-template <typename T> constexpr int IN_WORD = 4 / sizeof(T);
+// The elements of a 32-bit register: one float, or two of the half types.
+template <typename T> constexpr int PER_WORD = 4 / sizeof(T);
 
 template <typename T> __device__ __forceinline__ float element(unsigned word, int n);
 template <> __device__ __forceinline__ float element<float>(unsigned word, int) { return __uint_as_float(word); }
@@ -207,7 +208,7 @@ template <> __device__ __forceinline__ float element<half>(unsigned word, int n)
     return to_float(half{(unsigned short)(n ? word >> 16 : word)});
 }
 
-// The larger of each pair of elements; NaN counts as missing.
+// Returns the larger one of each pair of elements; a NaN is ignored.
 template <typename T> __device__ __forceinline__ unsigned larger(unsigned a, unsigned b);
 template <> __device__ __forceinline__ unsigned larger<float>(unsigned a, unsigned b) {
     return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));
@@ -238,77 +239,76 @@ struct alignas(16) Words {
     unsigned at[4];
 };
 
-// A load where `is_there`, at the place in the program where it is written. What is read ONCE leaves the near cache to
-// others.
+// Loads 16 bytes if in bounds; volatile, so that the compiler does not move the load. Data that is read ONCE bypasses L1.
 template <bool ONCE = true>
-__device__ __forceinline__ void load_words(const void* pointer, bool is_there, Words& words) {
-#define LOAD_WORDS(HOW)                                                                                                 \
+__device__ __forceinline__ void load_words(const void* pointer, bool in_bounds, Words& words) {
+#define LOAD_WORDS(HINT)                                                                                                \
     asm volatile("{\n"                                                                                                  \
-                 ".reg .pred is_there;\n"                                                                               \
-                 "setp.ne.s32 is_there, %5, 0;\n"                                                                       \
-                 "@is_there ld.global" HOW ".L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n"                       \
+                 ".reg .pred in_bounds;\n"                                                                              \
+                 "setp.ne.s32 in_bounds, %5, 0;\n"                                                                      \
+                 "@in_bounds ld.global" HINT ".L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %6;\n"                     \
                  "}"                                                                                                    \
                  : "+r"(words.at[0]), "+r"(words.at[1]), "+r"(words.at[2]), "+r"(words.at[3])                           \
-                 : "l"(pointer), "r"((int)is_there), "l"(kept_longest()))
+                 : "l"(pointer), "r"((int)in_bounds), "l"(evict_last_policy()))
     if (ONCE) LOAD_WORDS(".L1::no_allocate");
     else LOAD_WORDS("");
 #undef LOAD_WORDS
 }
 
-// The same to shared memory, some time until `cp.async.wait_all`; zeros where not `is_there`.
-__device__ __forceinline__ void copy_words(Words* to, const void* pointer, bool is_there) {
+// Copies 16 bytes to shared memory asynchronously, until `cp.async.wait_all`; zeros if out of bounds.
+__device__ __forceinline__ void copy_words(Words* to, const void* pointer, bool in_bounds) {
     asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(shared_address(to)),
-                 "l"(pointer), "r"(is_there ? 16 : 0), "l"(kept_longest())
+                 "l"(pointer), "r"(in_bounds ? 16 : 0), "l"(evict_last_policy())
                  : "memory");
 }
 
-// In one access; of a struct's assignment the compiler may make four.
+// Stores 16 bytes in one access; the compiler may split the assignment of a struct into four.
 __device__ __forceinline__ void store_words(void* pointer, const Words& words) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(pointer), "r"(words.at[0]), "r"(words.at[1]),
                  "r"(words.at[2]), "r"(words.at[3]));
 }
 
-// How a row of N lies in a cluster: each block has a piece of so many elements, from the last multiple of `align` bytes
-// before the row on.
-struct Cut {
-    int N, piece, align;
+// The split of a row of N elements over a cluster: `per_block` elements for each block, counted from the last multiple of
+// `align` bytes before the row.
+struct RowSplit {
+    int N, per_block, align;
 };
 
-// This thread's part of a row, which may begin and end anywhere. The threads of a block take packs of its piece in turn,
-// which lie on 16-byte boundaries; of the first and the last only the elements of the row count.
-template <typename T, int EACH> struct RowPart {
-    Words packs[EACH];
-    int start, end; // elements of the row: where this thread's first pack begins, and where this block's piece ends
+// This thread's part of a row, which may start and end at any address. The threads of a block take its vectors in turn,
+// which are aligned to 16 bytes; the first and the last one of a row may be partially out of bounds.
+template <typename T, int VECTORS> struct RowPart {
+    Words packs[VECTORS];
+    int start, end; // offsets in the row: of this thread's first vector, and of the end of this block's part
 
-    __device__ __forceinline__ RowPart(const T* row, Cut cut) {
-        int shift = (int)((unsigned long long)row & (cut.align - 1)) / (int)sizeof(T);
-        int first = cluster_rank() * cut.piece - shift;
+    __device__ __forceinline__ RowPart(const T* row, RowSplit split) {
+        int shift = (int)((unsigned long long)row & (split.align - 1)) / (int)sizeof(T);
+        int first = cluster_rank() * split.per_block - shift;
         start = first + threadIdx.x * VECTOR<T>;
-        end = min(first + cut.piece, cut.N);
+        end = min(first + split.per_block, split.N);
     }
 
-    // Whether this thread has the element of that index.
+    // Returns whether this thread holds the element of that index.
     __device__ __forceinline__ bool holds(int at) const {
-        return at >= before() && at < end && (at - before()) / VECTOR<T> % (int)blockDim.x == threadIdx.x;
+        return at >= block_start() && at < end && (at - block_start()) / VECTOR<T> % (int)blockDim.x == threadIdx.x;
     }
 
-    // Elements outside of the row are `other`.
+    // Loads the part; elements outside of the row are `other`.
     __device__ __forceinline__ void load(const T* row, float other) {
         unsigned filler = word_of<T>(other, other);
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
+        for (int e = 0; e < VECTORS; e++) {
             packs[e] = {filler, filler, filler, filler};
-            load_words(row + first(e), is_whole(e), packs[e]);
+            load_words(row + first(e), is_full(e), packs[e]);
         }
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
-            if (!is_cut(e)) continue;
+        for (int e = 0; e < VECTORS; e++) {
+            if (!is_partial(e)) continue;
 #pragma unroll
             for (int w = 0; w < 4; w++) {
                 float pair[2];
 #pragma unroll
-                for (int n = 0; n < IN_WORD<T>; n++) {
-                    int at = first(e) + w * IN_WORD<T> + n;
+                for (int n = 0; n < PER_WORD<T>; n++) {
+                    int at = first(e) + w * PER_WORD<T> + n;
                     pair[n] = at >= 0 && at < end ? to_float(row[at]) : other;
                 }
                 packs[e].at[w] = word_of<T>(pair[0], pair[1]);
@@ -316,113 +316,113 @@ template <typename T, int EACH> struct RowPart {
         }
     }
 
-    // Elements of the row before this block's piece.
-    __device__ __forceinline__ int before() const { return start - (int)threadIdx.x * VECTOR<T>; }
+    // Returns the offset of this block's part in the row.
+    __device__ __forceinline__ int block_start() const { return start - (int)threadIdx.x * VECTOR<T>; }
 
     __device__ __forceinline__ float max() const {
         unsigned largest = packs[0].at[0];
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
+        for (int e = 0; e < VECTORS; e++) {
             Words pack = packs[e];
 #pragma unroll
             for (int w = 0; w < 4; w++) largest = larger<T>(largest, pack.at[w]);
         }
-        return fmaxf(element<T>(largest, 0), element<T>(largest, IN_WORD<T> - 1));
+        return fmaxf(element<T>(largest, 0), element<T>(largest, PER_WORD<T> - 1));
     }
 
-    // Keeps the elements packed until they are used again, and makes addresses anew; the compiler would rather keep floats
-    // and addresses, and spill.
-    __device__ __forceinline__ void settle() {
+    // Keeps the elements packed until they are used again, and recomputes addresses; the compiler would keep floats and
+    // addresses in registers, and spill.
+    __device__ __forceinline__ void keep_packed() {
         asm volatile("" : "+r"(start));
 #pragma unroll
-        for (int e = 0; e < EACH; e++)
+        for (int e = 0; e < VECTORS; e++)
 #pragma unroll
             for (int w = 0; w < 4; w++) asm volatile("" : "+r"(packs[e].at[w]));
     }
 
-    // Calls `use(element, number)` for each element.
+    // Calls `use(element, index)` for each element.
     template <typename Use> __device__ __forceinline__ void each(Use use) const {
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
+        for (int e = 0; e < VECTORS; e++) {
             Words pack = packs[e];
 #pragma unroll
             for (int n = 0; n < VECTOR<T>; n++)
-                use(element<T>(pack.at[n / IN_WORD<T>], n % IN_WORD<T>), e * VECTOR<T> + n);
+                use(element<T>(pack.at[n / PER_WORD<T>], n % PER_WORD<T>), e * VECTOR<T> + n);
         }
     }
 
-    // Calls `use(element, that of another part)` for each element.
+    // Calls `use(element, element of the other part)` for each element.
     template <typename Use> __device__ __forceinline__ void with(const RowPart& other, Use use) const {
         other.each([&](float theirs, int n) {
             int e = n / VECTOR<T>, v = n % VECTOR<T>;
-            use(element<T>(packs[e].at[v / IN_WORD<T>], v % IN_WORD<T>), theirs);
+            use(element<T>(packs[e].at[v / PER_WORD<T>], v % PER_WORD<T>), theirs);
         });
     }
 
-    // Stores `make(element, number)` for each element.
+    // Stores `make(element, index)` for each element.
     template <typename Make> __device__ __forceinline__ void write(T* row, Make make) const {
 #pragma unroll
-        for (int e = 0; e < EACH; e++) {
+        for (int e = 0; e < VECTORS; e++) {
             Words pack = packs[e];
 #pragma unroll
             for (int w = 0; w < 4; w++) {
                 float made[2];
 #pragma unroll
-                for (int n = 0; n < IN_WORD<T>; n++)
-                    made[n] = make(element<T>(pack.at[w], n), e * VECTOR<T> + w * IN_WORD<T> + n);
+                for (int n = 0; n < PER_WORD<T>; n++)
+                    made[n] = make(element<T>(pack.at[w], n), e * VECTOR<T> + w * PER_WORD<T> + n);
                 pack.at[w] = word_of<T>(made[0], made[1]);
             }
-            if (is_whole(e)) store_words(row + first(e), pack);
-            if (!is_cut(e)) continue;
+            if (is_full(e)) store_words(row + first(e), pack);
+            if (!is_partial(e)) continue;
 #pragma unroll
             for (int n = 0; n < VECTOR<T>; n++) {
                 int at = first(e) + n;
-                if (at >= 0 && at < end) row[at] = from_float<T>(element<T>(pack.at[n / IN_WORD<T>], n % IN_WORD<T>));
+                if (at >= 0 && at < end) row[at] = from_float<T>(element<T>(pack.at[n / PER_WORD<T>], n % PER_WORD<T>));
             }
         }
     }
 
-    // Stores `make(element, that of another part)` for each element.
+    // Stores `make(element, element of the other part)` for each element.
     template <typename Make> __device__ __forceinline__ void write(T* row, const RowPart& other, Make make) const {
         write(row, [&](float mine, int n) {
             int e = n / VECTOR<T>, v = n % VECTOR<T>;
-            return make(mine, element<T>(other.packs[e].at[v / IN_WORD<T>], v % IN_WORD<T>));
+            return make(mine, element<T>(other.packs[e].at[v / PER_WORD<T>], v % PER_WORD<T>));
         });
     }
 
   private:
     __device__ __forceinline__ int first(int e) const { return start + e * (int)blockDim.x * VECTOR<T>; }
 
-    __device__ __forceinline__ bool is_whole(int e) const {
+    __device__ __forceinline__ bool is_full(int e) const {
         return first(e) >= 0 && first(e) + VECTOR<T> <= end;
     }
 
-    // Whether some of a pack is in the row, and some is not.
-    __device__ __forceinline__ bool is_cut(int e) const {
-        return !is_whole(e) && first(e) + VECTOR<T> > 0 && first(e) < end;
+    // Returns whether a vector is partially in the row.
+    __device__ __forceinline__ bool is_partial(int e) const {
+        return !is_full(e) && first(e) + VECTOR<T> > 0 && first(e) < end;
     }
 };
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
-__device__ __forceinline__ float exp2_of(float x) {
+__device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-__device__ __forceinline__ float exp_of(float x) { return exp2_of(x * LOG2_E); }
+__device__ __forceinline__ float exp_approx(float x) { return exp2_approx(x * LOG2_E); }
 
-// What softmax needs of values: their maximum, and the sum of their exponentials less that maximum.
+// Softmax's reduction: the maximum of values x, and the sum of exp(x - maximum).
 struct MaxAndSum {
     static __device__ __forceinline__ float2 neutral() { return {-INFINITY, 0.0f}; }
 
-    // A maximum of -inf means only -inf was seen: shifting by it would make NaN of -inf + inf.
+    // A maximum of -inf must not be subtracted, since -inf + inf is NaN.
     static __device__ __forceinline__ float shift(float m) { return m == -INFINITY ? 0.0f : m; }
 
     static __device__ __forceinline__ float2 of(float2 a, float2 b) {
-        float m = fmaxf(a.x, b.x), by = shift(m);
-        return {m, a.y * exp_of(a.x - by) + b.y * exp_of(b.x - by)};
+        float m = fmaxf(a.x, b.x), shift_by = shift(m);
+        return {m, a.y * exp_approx(a.x - shift_by) + b.y * exp_approx(b.x - shift_by)};
     }
 };
 

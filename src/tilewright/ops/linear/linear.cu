@@ -1,14 +1,14 @@
-// y = x wᵀ + bias, through ReLU if asked. A block gives a 128 x 128 tile of y: 32 columns of x and w at a time go
-// through shared memory as fp32, and each of 256 threads keeps 8 x 8 sums in registers.
+// y = x wᵀ + bias, then ReLU if `relu`. A block computes a 128 x 128 tile of y: 32 columns of x and w at a time are
+// staged in shared memory as fp32, and each of 256 threads accumulates 8 x 8 sums in registers.
 #include "dtypes.cuh"
 
 constexpr int TILE = 128, DEPTH = 32, THREADS = 256, SIDE = 16, SUMS = TILE / SIDE;
-constexpr int STRIDE = DEPTH + 4; // padded: eight rows of one float4 column then lie in eight different groups of banks
+constexpr int STRIDE = DEPTH + 4; // padded: eight rows of a float4 column are then in eight different groups of banks
 
-// rows [row, row + TILE) and columns [k, k + DEPTH) of `from` [count, K]; zero past its ends.
+// Loads rows [row, row + TILE) and columns [k, k + DEPTH) of `from` [count, K]; zero out of bounds.
 template <typename T>
 __device__ __forceinline__ void load_tile(
-    float (&tile)[TILE][STRIDE], const T* from, long long row, long long count, long long k, long long K, bool by_packs
+    float (&tile)[TILE][STRIDE], const T* from, long long row, long long count, long long k, long long K, bool vectorized
 ) {
     constexpr int PACKS = DEPTH / VECTOR<T>;
     for (int i = threadIdx.x; i < TILE * PACKS; i += THREADS) {
@@ -16,7 +16,7 @@ __device__ __forceinline__ void load_tile(
         const T* source = from + (row + r) * K + k + c;
         long long left = row + r < count ? K - k - c : 0;
         Pack<T> pack;
-        if (by_packs && left > 0)
+        if (vectorized && left > 0)
             pack = *reinterpret_cast<const Pack<T>*>(source);
         else
             for (int j = 0; j < VECTOR<T>; j++) pack.at[j] = j < left ? source[j] : from_float<T>(0.0f);
@@ -32,13 +32,13 @@ __global__ void __launch_bounds__(THREADS) linear_fwd(
     long long tiles_n = (N + TILE - 1) / TILE;
     long long start_m = blockIdx.x / tiles_n * TILE, start_n = blockIdx.x % tiles_n * TILE;
     int thread_m = threadIdx.x / SIDE, thread_n = threadIdx.x % SIDE;
-    // A pack never crosses the end of a row, and each starts on 16 bytes.
-    bool by_packs = K % VECTOR<T> == 0 && aligned(x) && aligned(weight);
+    // Then every 16-byte access is aligned, and none crosses the end of a row.
+    bool vectorized = K % VECTOR<T> == 0 && is_aligned(x) && is_aligned(weight);
 
     float sum[SUMS][SUMS] = {};
     for (long long k = 0; k < K; k += DEPTH) {
-        load_tile(x_tile, x, start_m, M, k, K, by_packs);
-        load_tile(weight_tile, weight, start_n, N, k, K, by_packs);
+        load_tile(x_tile, x, start_m, M, k, K, vectorized);
+        load_tile(weight_tile, weight, start_n, N, k, K, vectorized);
         __syncthreads();
         for (int c = 0; c < DEPTH; c += 4) {
             float4 a[SUMS];
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(THREADS) linear_fwd(
             for (int j = 0; j < SUMS; j++) {
                 float4 b = *reinterpret_cast<float4*>(&weight_tile[thread_n + SIDE * j][c]);
 #pragma unroll
-                for (int i = 0; i < SUMS; i++) { // one by one: each is then a single multiply-add
+                for (int i = 0; i < SUMS; i++) { // one by one, so that each is a single FMA
                     sum[i][j] += a[i].x * b.x;
                     sum[i][j] += a[i].y * b.y;
                     sum[i][j] += a[i].z * b.z;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(THREADS) linear_fwd(
                 }
             }
         }
-        __syncthreads(); // everyone has read the tiles
+        __syncthreads(); // every thread has read the tiles
     }
 
 #pragma unroll
