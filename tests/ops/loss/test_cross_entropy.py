@@ -1,10 +1,10 @@
-"""Laws of cross entropy, for every option and both ways to its gradient."""
+"""Cross entropy: every option, with the gradient computed in forward and in backward."""
 
 import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own name for it
+import torch.nn.functional as F  # noqa: N812  the customary name
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,13 +20,13 @@ reductions = pytest.mark.parametrize("reduction", shared.REDUCTIONS)
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    """The public function takes our kernels however small the input."""
+    """Make the public function call our kernels for every size."""
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
 @pytest.fixture(params=["tile", "loop"])
 def columns(request, monkeypatch):
-    """Both kernels: a row at once, or in blocks with a rest that is not aligned."""
+    """Both kernels: a row as one tile, or in blocks with an unaligned edge."""
     if request.param == "loop":
         config = {"BLOCK_M": 1, "BLOCK_N": 128, "num_warps": 1}
         monkeypatch.setattr(shared, "CONFIG", lambda *_: config)
@@ -38,13 +38,13 @@ def made(M, N, device, dtype=torch.float32, ignored=True):
     x = 2 * torch.randn(M, N, generator=generator)
     target = torch.randint(N, (M,), generator=generator)
     if ignored and M > 1:
-        target[1] = shared.IGNORED
+        target[1] = shared.IGNORE_INDEX
     weight = 0.5 + torch.rand(N, generator=generator)
     return x.to(device, dtype), target.to(device), weight.to(device, dtype)
 
 
 def plain(x, target, weight=None, reduction="mean", label_smoothing=0.0, z_loss=0.0, softcap=None, ignore_index=-100):
-    """Written out."""
+    """The formula."""
     z = x if softcap is None else softcap * torch.tanh(x / softcap)
     log_p = z - torch.logsumexp(z, -1, keepdim=True)
     w = torch.ones_like(x[0]) if weight is None else weight
@@ -61,7 +61,7 @@ def plain(x, target, weight=None, reduction="mean", label_smoothing=0.0, z_loss=
 
 
 def both(fn, x, *args, grad=None, **options):
-    """The loss and the gradient of x."""
+    """Return the loss and the gradient of x."""
     x = x.detach().requires_grad_()
     loss = fn(x, *args, **options)
     grad = torch.randn(loss.shape, generator=torch.Generator().manual_seed(1)) if grad is None else grad
@@ -133,7 +133,7 @@ def test_loss_of_equal_logits_is_the_logarithm_of_their_number(columns, device):
 def test_ignored_rows_have_no_loss(reduction, columns, device):
     x, target, _ = made(4, columns, device, ignored=False)
     target[2] = 5
-    x[target == 5] = nan  # not even looked at
+    x[target == 5] = nan  # which would spread if these rows were read
     loss, dx = both(tw.cross_entropy, x, target, reduction=reduction, ignore_index=5, label_smoothing=0.1, softcap=9.0)
     assert not loss.isnan().any()
     assert not dx[target == 5].any()
@@ -142,7 +142,7 @@ def test_ignored_rows_have_no_loss(reduction, columns, device):
 
 def test_all_targets_ignored_matches_torch(columns, device):
     x, target, weight = made(3, columns, device)
-    target[:] = shared.IGNORED
+    target[:] = shared.IGNORE_INDEX
     for w, smoothing in ((None, 0.0), (weight, 0.1)):
         loss, dx = both(tw.cross_entropy, x, target, w, label_smoothing=smoothing)
         assert loss.isnan()
@@ -151,7 +151,7 @@ def test_all_targets_ignored_matches_torch(columns, device):
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_invalid_target_gives_nan_and_reads_in_bounds(weighted, columns, device):
-    """The interpreter fails a test that reads where it must not."""
+    """The interpreter fails on an access out of bounds."""
     x, target, weight = made(6, columns, device, ignored=False)
     target[2:] = torch.tensor([-1, columns, 2**40, -(2**40)])
     for reduction in ("none", "mean"):
@@ -180,15 +180,15 @@ def test_softcap_bounds_logits_and_z_loss_normalizes_them(device):
     x, target, _ = made(4, 30, device, ignored=False)
     capped = tw.cross_entropy(1e4 * x, target, softcap=2.0, reduction="none")
     assert capped.max() < 4 + torch.tensor(30.0).log()
-    normal = torch.log_softmax(x, -1)  # lse is 0, and so is the slope of its square
+    normal = torch.log_softmax(x, -1)  # logsumexp is 0, and so is the slope of its square
     with_z, dz = both(tw.cross_entropy, normal, target, z_loss=3.0, grad=torch.tensor(1.0))
     without, d = both(tw.cross_entropy, normal, target, grad=torch.tensor(1.0))
     torch.testing.assert_close((with_z, dz), (without, d), rtol=1e-5, atol=1e-5)
 
 
 def test_losses_of_many_rows_are_partial_sums(device, monkeypatch):
-    monkeypatch.setattr(shared, "PIECE", 16)
-    monkeypatch.setattr(shared, "MOST_PIECES", 3)
+    monkeypatch.setattr(shared, "BLOCK_M", 16)
+    monkeypatch.setattr(shared, "MAX_PARTS", 3)
     x, target, weight = made(101, 5, device)
     for reduction, w in itertools.product(("mean", "sum"), (None, weight)):
         assert_as_plain(x, target, w, reduction=reduction)
@@ -213,7 +213,7 @@ def test_the_saved_gradient_is_used_once_and_recomputed_later(dtype, columns, de
 
 
 def test_logits_are_not_modified(columns, device):
-    """Which `check` does not ask, since another library writes over them."""
+    """`check` does not test it, since another library overwrites them."""
     x, target, _ = made(4, columns, device)
     before = x.clone()
     for reduction in ("none", "mean"):
@@ -225,9 +225,9 @@ def test_logits_are_not_modified(columns, device):
 def test_unit_incoming_gradient_skips_scaling(device, monkeypatch):
     x, target, _ = made(4, 33, device)
     launches = []
-    monkeypatch.setattr(module, "rows", lambda *a, **k: launches.append(k) or shared.rows(*a, **k))
+    monkeypatch.setattr(module, "launch_rows", lambda *a, **k: launches.append(k) or shared.launch_rows(*a, **k))
     both(tw.cross_entropy, x, target, grad=torch.tensor(1.0))
-    assert len(launches) == 1, "one kernel reads the logits, forward and backward together"
+    assert len(launches) == 1, "forward and backward together read the logits in one kernel"
     both(tw.cross_entropy, x, target, reduction="none")
     both(tw.cross_entropy, x.half(), target)
     assert len(launches) == 5
@@ -280,7 +280,7 @@ def test_accepts_what_torch_accepts(reduction, device):
     torch.testing.assert_close(tw.cross_entropy(x, target[0, :, 0], *args), F.cross_entropy(x, target[0, :, 0], *args))
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls size_average and reduce deprecated
+@pytest.mark.filterwarnings("ignore::UserWarning")  # size_average and reduce are deprecated
 def test_deprecated_reduction_arguments(device):
     x, target, _ = made(3, 5, device)
     for size_average, reduce in ((True, True), (False, None), (None, False)):
@@ -332,12 +332,13 @@ def test_autocast_and_functional_transforms_match_torch(device):
 def test_registered_operators(device):
     x, target, weight = made(4, 33, device)
     forward, backward = module.cross_entropy_forward, module.cross_entropy_backward
-    more = (0.1, 0.01, 5.0, "triton")
-    torch.library.opcheck(forward.registered, (x.t().contiguous().t(), target, None, -100, "none", *more))
-    torch.library.opcheck(forward.registered, (x.clone().requires_grad_(), target, weight, -100, "mean", *more))
-    loss, stats, divisor = forward(x, target, weight, -100, "mean", *more)
+    mean = shared.CrossEntropy(-100, "mean", 0.1, 0.01, 5.0, "triton")
+    none = mean._replace(reduction="none")
+    torch.library.opcheck(forward.registered, (x.t().contiguous().t(), target, None, *none))
+    torch.library.opcheck(forward.registered, (x.clone().requires_grad_(), target, weight, *mean))
+    loss, stats, divisor = forward(x, target, weight, mean)
     saved = (x, torch.ones_like(loss), target, weight, stats, divisor)
-    torch.library.opcheck(backward.registered, (*saved, -100, "mean", 0.1, 5.0, "triton"))
+    torch.library.opcheck(backward.registered, (*saved, *mean))
 
 
 def test_compiles(device):

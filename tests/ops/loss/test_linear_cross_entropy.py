@@ -1,8 +1,8 @@
-"""Laws of the cross entropy of a linear layer: the same as of the two in turn, however the rows are cut."""
+"""Cross entropy of a linear layer: the same as linear, then cross entropy, for every number of chunks."""
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own name for it
+import torch.nn.functional as F  # noqa: N812  the customary name
 
 import tilewright as tw
 from support import assert_compiles, assert_right
@@ -14,13 +14,13 @@ M, K, N = 11, 6, 35
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    """The public function takes our kernels however small the input."""
+    """Make the public function call our kernels for every size."""
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
 @pytest.fixture(params=["one chunk", "chunks"])
 def chunks(request, monkeypatch):
-    """All rows at once, or four and a rest."""
+    """All rows in one chunk, or in chunks of four and an uneven last one."""
     if request.param == "chunks":
         monkeypatch.setattr(module, "CHUNK", 4 * N * 4)
 
@@ -29,19 +29,19 @@ def made(device, dtype=torch.float32, bias=True):
     generator = torch.Generator().manual_seed(3)
     x, w, b = (torch.randn(*size, generator=generator) for size in ((M, K), (N, K), (N,)))
     target = torch.randint(N, (M,), generator=generator)
-    target[2] = shared.IGNORED
+    target[2] = shared.IGNORE_INDEX
     tensors = [t.to(device, dtype) for t in (x, w, b)]
     return *tensors[:2], target.to(device), tensors[2] if bias else None
 
 
 def plain(x, w, target, *, linear_bias=None, weight=None, z_loss=0.0, softcap=None, reduction="mean", **options):
     logits = F.linear(x, w, linear_bias)
-    more = shared.Options(options.get("ignore_index", -100), options.get("label_smoothing", 0.0), z_loss, softcap)
-    return shared.formula(logits, target, weight, reduction, more)
+    given = shared.CrossEntropy(reduction=reduction, z_loss=z_loss, softcap=softcap, **options)
+    return shared.torch_cross_entropy(logits, target, weight, given)
 
 
 def all_of(fn, x, w, target, bias, grad=None, **options):
-    """The loss and the gradients of input, weight and bias."""
+    """Return the loss and the gradients of input, weight and bias."""
     leaves = [t if t is None else t.detach().clone().requires_grad_() for t in (x, w, bias)]
     loss = fn(*leaves[:2], target, linear_bias=leaves[2], **options)
     grad = torch.randn(loss.shape, generator=torch.Generator().manual_seed(1)) if grad is None else grad
@@ -81,7 +81,7 @@ def test_half_precision(dtype, chunks, device):
 def test_logits_are_never_all_in_memory(device, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 4 * N * 4)
     sizes = []
-    monkeypatch.setattr(module, "rows", lambda *a, **k: sizes.append(a[1].shape) or shared.rows(*a, **k))
+    monkeypatch.setattr(module, "launch_rows", lambda *a, **k: sizes.append(a[1].shape) or shared.launch_rows(*a, **k))
     x, w, target, bias = made(device)
     for reduction in ("mean", "none"):
         all_of(tw.linear_cross_entropy, x, w, target, bias, reduction=reduction)
@@ -89,13 +89,14 @@ def test_logits_are_never_all_in_memory(device, monkeypatch):
 
 
 def test_chunks_of_a_language_model_are_few_and_even(device, monkeypatch):
-    """As the sizes say it, without the work."""
+    """Shapes alone, on the meta device."""
     seen = []
-    monkeypatch.setattr(module, "rows", lambda form, logits, *a, **k: seen.append(logits.shape))
+    monkeypatch.setattr(module, "launch_rows", lambda options, logits, *a, **k: seen.append(logits.shape))
     for name in ("mm", "addmm"):
         monkeypatch.setattr(torch, name, lambda *a, **k: None)
     x, w = torch.empty(8192, 16, device="meta", dtype=torch.bfloat16), torch.empty(128256, 16, device="meta").bfloat16()
-    module._chunked(x, w, torch.empty(8192, device="meta"), None, None, None, shared.Options(), "triton", x[:, 0])
+    inputs = module._Inputs(x, w, torch.empty(8192, device="meta"), None, None)
+    module._chunked(shared.CrossEntropy(), inputs, None, x[:, 0])
     assert seen == [(2048, 128256)] * 4
 
 
@@ -170,10 +171,10 @@ def test_matches_torch(device):
 def test_registered_operators_and_compile(device):
     x, w, target, bias = made(device)
     forward, backward = module.linear_cross_entropy_forward, module.linear_cross_entropy_backward
-    options = ("mean", -100, 0.1, 0.01, 5.0, "triton")
+    options = shared.CrossEntropy(-100, "mean", 0.1, 0.01, 5.0, "triton")
     torch.library.opcheck(forward.registered, (x.clone().requires_grad_(), w, target, bias, None, *options))
-    loss, divisor = forward(x, w, target, bias, None, *options)
-    args = (x, w, torch.ones_like(loss), target, bias, None, divisor, *options, True, True, False)
+    loss, divisor = forward(x, w, target, bias, None, options)
+    args = (x, w, torch.ones_like(loss), target, bias, None, divisor, [True, True, False], *options)
     torch.library.opcheck(backward.registered, args)
     assert_compiles(lambda x: tw.linear_cross_entropy(x, w, target), x)
     compiled = torch.compile(tw.linear_cross_entropy, fullgraph=True, dynamic=True, backend="aot_eager")

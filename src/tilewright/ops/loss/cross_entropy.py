@@ -1,13 +1,13 @@
 """Cross entropy of logits and targets: loss = -log softmax(z)[y], with class weights, smoothing, z-loss and soft-cap.
 
-z_loss adds z_loss lse² to the loss of a row, lse = log sum exp z, which keeps logits from drifting; softcap takes
-cap tanh(z / cap) for z, which keeps them small. `_cross_entropy.py` has the formulas with all options.
+z_loss adds z_loss lse² to the loss of a row, lse = log sum exp z, which keeps logits from drifting; softcap replaces z
+by cap tanh(z / cap), which keeps them small. `_triton.py` has the formulas with all options.
 
-Forward and backward together need to read the logits once and to write their gradient once, if the gradient is made
-while a row is at hand. Forward cannot know the incoming gradient, but that of a loss which is a single number is mostly
-1: so the gradient is made for 1, and backward multiplies it where that was wrong. For a loss of each row, where it
-would mostly be wrong, for fp16, where small numbers would be lost before a scaled loss makes them large, and for
-torch.compile, backward makes the gradient from the logits and each row's lse.
+Forward and backward together read the logits once and write their gradient once, if the gradient is computed while the
+row is in registers. Forward cannot know the incoming gradient, but for a scalar loss it mostly is 1: the gradient is
+computed for 1, and backward scales it where that was wrong. For one loss per row, where 1 would mostly be wrong, for
+fp16, where small gradients would underflow before a loss scale is applied, and for torch.compile, backward computes the
+gradient from the logits and each row's lse.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from torch import Tensor
 from torch.nn._reduction import legacy_get_string
 
 from tilewright.ops.loss._triton import (
-    IGNORED,
-    Options,
-    count,
-    formula,
-    rows,
-    scale,
-    takes,
-    total,
-    validate,
+    IGNORE_INDEX,
+    CrossEntropy,
+    eligible_loss,
+    fused_apply,
+    launch_rows,
+    mean_divisor,
+    sum_losses,
+    torch_cross_entropy,
 )
 from tilewright.runtime.launch import MAX_INT32
-from tilewright.runtime.operator import contiguous_like, fast_apply, is_observed, operator
+from tilewright.runtime.operator import contiguous_like, is_observed, needs_gradient, operator
 from tilewright.spec import Cost, Draw, Op, points
+
+__all__ = ["cross_entropy"]
 
 
 def reference(
@@ -44,9 +45,9 @@ def reference(
     z_loss: float,
     softcap: float | None,
 ) -> Tensor:
-    wide = input.float() if input.dtype == torch.float16 else input  # where torch's sum for label smoothing overflows
-    options = Options(ignore_index, label_smoothing, z_loss, softcap)
-    return formula(wide, target, weight, reduction, options).to(input.dtype)
+    wide = input.float() if input.dtype == torch.float16 else input  # torch's sum for label smoothing overflows in fp16
+    options = CrossEntropy(ignore_index, reduction, label_smoothing, z_loss, softcap)
+    return torch_cross_entropy(wide, target, weight, options).to(input.dtype)
 
 
 def cost(input: Tensor, target: Tensor, *_: Any) -> Cost:
@@ -64,9 +65,9 @@ def backward_cost(input: Tensor, *_: Any) -> Cost:
 def inputs(draw: Draw) -> tuple[Any, ...]:
     target = draw.randint("M", high="N")
     if not draw["extras"]:
-        return draw.randn("M", "N", scale=2.0), target, None, IGNORED, draw["reduction"], 0.0, 0.0, None
-    target = target.masked_fill(draw.randint("M", high=5) == 0, IGNORED)
-    return draw.randn("M", "N", scale=2.0), target, None, IGNORED, draw["reduction"], 0.1, 1e-2, 5.0
+        return draw.randn("M", "N", scale=2.0), target, None, IGNORE_INDEX, draw["reduction"], 0.0, 0.0, None
+    target = target.masked_fill(draw.randint("M", high=5) == 0, IGNORE_INDEX)
+    return draw.randn("M", "N", scale=2.0), target, None, IGNORE_INDEX, draw["reduction"], 0.1, 1e-2, 5.0
 
 
 op = Op(
@@ -81,7 +82,7 @@ op = Op(
         extras=(False, True, False, True, True, False, True),
     ),
     bench=points(
-        M=(8192, 4096, 4096),  # the truth of more logits, and what leads to it, would not fit beside the timed inputs
+        M=(8192, 4096, 4096),  # for more logits the reference would not fit in memory beside the timed inputs
         N=(32768, 128256, 50257),
         reduction=("mean",) * 3,
         extras=(False,) * 3,
@@ -90,65 +91,53 @@ op = Op(
     is_one_pass=True,
     takes=lambda case: case["N"] != 0,
     grows="M",
-    mutates=lambda *_: (0,),  # Liger's users let it write the gradient over the logits; ours leaves them as they are
+    mutates=lambda *_: (0,),  # Liger overwrites the logits with their gradient; our kernels do not
 )
 
 
-def _rows_of(input: Tensor) -> Tensor:
-    rows = input.contiguous()
-    return rows if rows.dim() == 2 else rows.view(-1, rows.shape[-1])
-
-
-def _whole(*tensors: Any) -> list[Any]:
+def _contiguous(*tensors: Any) -> list[Any]:
     return [None if t is None else t.contiguous() for t in tensors]
 
 
+def _rows(input: Tensor) -> Tensor:
+    logits = input.contiguous()
+    return logits if logits.dim() == 2 else logits.view(-1, logits.shape[-1])
+
+
 def _forward(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: str,
-    options: Options,
-    form: str,
-    dlogits: Tensor | None = None,
+    input: Tensor, target: Tensor, weight: Tensor | None, options: CrossEntropy, dlogits: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, stats and divisor; with `dlogits` the gradient too."""
-    logits = _rows_of(input)
-    target, weight = _whole(target, weight)
+    """Return the loss, stats and divisor; fill `dlogits` if given."""
+    logits = _rows(input)
+    target, weight = _contiguous(target, weight)
     M, N = logits.shape
-    divisor = count(target, weight, M, N, options) if reduction == "mean" else None
-    is_single = reduction != "none"
-    losses = logits.new_empty(M, dtype=torch.float32 if is_single else input.dtype)
+    divisor = mean_divisor(target, weight, M, N, options)
+    losses = logits.new_empty(M, dtype=torch.float32 if options.is_scalar else input.dtype)
     stats = logits.new_empty(2, M, dtype=torch.float32)
-    rows(form, logits, target, weight, divisor, options, losses=losses, stats=stats, dlogits=dlogits)
-    loss = total(losses, divisor, input.dtype) if is_single else losses.view(input.shape[:-1])
+    launch_rows(options, logits, target, weight, divisor, losses=losses, stats=stats, dlogits=dlogits)
+    loss = sum_losses(losses, divisor, input.dtype) if options.is_scalar else losses.view(input.shape[:-1])
     return loss, stats, stats.new_empty(0) if divisor is None else divisor
 
 
-def _fake(input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, *_: object) -> Any:
-    loss = input.new_empty(input.shape[:-1] if reduction == "none" else ())
+def _fake(input: Tensor, target: Tensor, weight: Tensor | None, options: CrossEntropy) -> Any:
+    loss = input.new_empty(() if options.is_scalar else input.shape[:-1])
     stats = input.new_empty((2, input.numel() // input.shape[-1]), dtype=torch.float32)
-    return loss, stats, stats.new_empty(() if reduction == "mean" else 0)
+    return loss, stats, stats.new_empty(() if options.reduction == "mean" else 0)
 
 
 @operator("cross_entropy", fake=_fake)
 def cross_entropy_forward(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-    form: str,
+    input: Tensor, target: Tensor, weight: Tensor | None, options: CrossEntropy
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss by the named form, and what its gradient needs: lse and its slope for each row, and the divisor."""
-    options = Options(ignore_index, label_smoothing, z_loss, softcap)
-    return _forward(input, target, weight, reduction, options, form)
+    """The loss, and what its gradient needs: lse and the derivative by it of each row, and the divisor of a mean."""
+    return _forward(input, target, weight, options)
 
 
-@operator("cross_entropy_backward", fake=contiguous_like)
+def _fake_backward(input: Tensor, *_: object) -> Tensor:
+    return contiguous_like(input)
+
+
+@operator("cross_entropy_backward", fake=_fake_backward)
 def cross_entropy_backward(
     input: Tensor,
     dloss: Tensor,
@@ -156,108 +145,63 @@ def cross_entropy_backward(
     weight: Tensor | None,
     stats: Tensor,
     divisor: Tensor,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    softcap: float | None,
-    form: str,
+    options: CrossEntropy,
 ) -> Tensor:
-    """The gradient of the logits from them, the incoming gradient and what forward left."""
+    """The gradient of the logits, from the incoming one and what forward returned."""
     dlogits = contiguous_like(input)
-    target, weight, dloss = _whole(target, weight, dloss)
-    options = Options(ignore_index, label_smoothing, 0.0, softcap)  # z-loss is in stats
-    over = divisor if reduction == "mean" else None
-    rows(form, _rows_of(input), target, weight, over, options, stats=stats, dloss=dloss, dlogits=dlogits)
+    target, weight, dloss = _contiguous(target, weight, dloss)
+    over = divisor if options.reduction == "mean" else None
+    options = options._replace(z_loss=0.0)  # stats contain it
+    launch_rows(options, _rows(input), target, weight, over, stats=stats, dloss=dloss, dlogits=dlogits)
     return dlogits
 
 
-def _save(ctx, inputs, output) -> None:
-    input, target, weight, *ctx.options = inputs
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    *tensors, ctx.options = inputs
     _, stats, divisor = output
-    ctx.save_for_backward(input, target, weight, stats, divisor)
+    ctx.save_for_backward(*tensors, stats, divisor)
     ctx.mark_non_differentiable(stats, divisor)
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, dloss: Tensor | None, *_: object):
-    none = (None,) * 8
+def _backward(ctx: Any, dloss: Tensor | None, *_: object) -> tuple[Tensor | None, ...]:
     if dloss is None:
-        return None, *none
+        return (None,)
     input, target, weight, stats, divisor = ctx.saved_tensors
-    ignore_index, reduction, label_smoothing, z_loss, softcap, form = ctx.options
-    if torch.is_grad_enabled():  # gradients of gradients: torch differentiates this form again
-        options = Options(ignore_index, label_smoothing, z_loss, softcap)
-        loss = formula(input, target, weight, reduction, options)
-        return *torch.autograd.grad(loss, input, dloss, create_graph=True), *none
-    args = (input, dloss, target, weight, stats, divisor)
-    return cross_entropy_backward(*args, ignore_index, reduction, label_smoothing, softcap, form), *none
+    if torch.is_grad_enabled():  # double backward: torch differentiates this formula again
+        loss = torch_cross_entropy(input, target, weight, ctx.options)
+        return torch.autograd.grad(loss, input, dloss, create_graph=True)
+    return (cross_entropy_backward(input, dloss, target, weight, stats, divisor, ctx.options),)
 
 
 cross_entropy_forward.differentiate(_save, _backward)
 
 
-class _AtOnce(torch.autograd.Function):
-    """Forward makes the gradient too, for an incoming gradient of 1."""
-
-    @staticmethod
-    def forward(ctx, *args):
-        input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, form = args
-        ctx.gradient = contiguous_like(input)
-        options = Options(ignore_index, label_smoothing, z_loss, softcap)
-        output = _forward(input, target, weight, reduction, options, form, ctx.gradient)
-        _save(ctx, args, output)
-        return output[0]
-
-    @staticmethod
-    def backward(ctx, dloss):  # type: ignore[override]
-        # Autograd may give the gradient away as it is: it serves one backward. Another makes its own.
-        gradient, ctx.gradient = ctx.gradient, None
-        if gradient is None or torch.is_grad_enabled() or dloss is None:
-            return _backward(ctx, dloss)
-        scale(gradient, dloss)
-        return gradient, *(None,) * 8
+def _forward_with_gradient(ctx: Any, input: Tensor, *args: Any) -> tuple[Any, tuple[Tensor]]:
+    gradient = contiguous_like(input)
+    return _forward(input, *args, gradient), (gradient,)
 
 
-_at_once = fast_apply(_AtOnce, (0, 1, 2))
+_apply_fused = fused_apply(_forward_with_gradient, _save, _backward, (0, 1, 2))
 
 
-def _cross_entropy(*args: Any) -> Tensor:
-    input, reduction = args[0], args[4]
-    at_once = input.requires_grad and reduction != "none" and input.dtype != torch.float16
-    if at_once and torch.is_grad_enabled() and not is_observed():
-        return _at_once(*args)
-    return cross_entropy_forward(*args)[0]
+def _cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None, options: CrossEntropy) -> Tensor:
+    if options.is_scalar and input.dtype != torch.float16 and needs_gradient(input) and not is_observed():
+        return _apply_fused(input, target, weight, options)
+    return cross_entropy_forward(input, target, weight, options)[0]
 
 
 @op.kernel("triton", language="triton", fits=lambda input, *_: input.shape[-1] <= MAX_INT32)
-def triton_cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-) -> Tensor:
-    return _cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, "triton")
+def triton_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> Tensor:
+    return _cross_entropy(input, target, weight, CrossEntropy(*options, form="triton"))
 
 
 @op.kernel("cuda", language="cuda", fits=lambda input, *_: input.shape[-1] <= MAX_INT32)
-def cuda_cross_entropy(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
-) -> Tensor:
-    return _cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing, z_loss, softcap, "best")
+def cuda_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None, *options: Any) -> Tensor:
+    return _cross_entropy(input, target, weight, CrossEntropy(*options))
 
 
-SMALLEST = 2**23  # elements; below this torch takes less time than our call costs the host
+SMALLEST = 2**23  # elements, below which torch takes less time than our call costs the host
 
 
 def cross_entropy(
@@ -265,7 +209,7 @@ def cross_entropy(
     target: Tensor,
     weight: Tensor | None = None,
     size_average: bool | None = None,
-    ignore_index: int = IGNORED,
+    ignore_index: int = IGNORE_INDEX,
     reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
@@ -273,32 +217,23 @@ def cross_entropy(
     z_loss: float = 0.0,
     softcap: float | None = None,
 ) -> Tensor:
-    """As `torch.nn.functional.cross_entropy`, of `softcap * tanh(input / softcap)` where `softcap` is given, with
-    `z_loss * logsumexp(input)**2` added for each row: the fast kernels where they fit, torch elsewhere.
+    """Cross entropy, with the arguments of `torch.nn.functional.cross_entropy`.
 
-    On a GPU the loss of a row whose target is no class is NaN, and so is its gradient.
+    With `softcap`, the logits are `softcap * tanh(input / softcap)`. `z_loss * logsumexp(logits)**2` is added to the
+    loss of each row. On a GPU the loss of a row whose target is no valid class is NaN, and so is its gradient.
     """
-    validate(z_loss, softcap)
     if size_average is not None or reduce is not None:
         reduction = legacy_get_string(size_average, reduce)
-    options = Options(ignore_index, label_smoothing, z_loss, softcap)
-    if isinstance(input, Tensor) and takes(SMALLEST, input.shape, [input], target, weight, reduction, options):
-        smoothing, cap = float(label_smoothing), None if softcap is None else float(softcap)
-        return _cross_entropy(input, target, weight, ignore_index, reduction, smoothing, float(z_loss), cap, "best")
-    return formula(input, target, weight, reduction, options)
+    options = CrossEntropy(ignore_index, reduction, label_smoothing, z_loss, softcap)
+    options.validate()
+    if isinstance(input, Tensor) and eligible_loss(SMALLEST, input.shape, [input], target, weight, options):
+        return _cross_entropy(input, target, weight, options.with_floats())
+    return torch_cross_entropy(input, target, weight, options)
 
 
 @op.public
 def public(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-    label_smoothing: float,
-    z_loss: float,
-    softcap: float | None,
+    input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int, reduction: str, *numbers: Any
 ) -> Tensor:
-    return cross_entropy(
-        input, target, weight, None, ignore_index, None, reduction, label_smoothing, z_loss=z_loss, softcap=softcap
-    )
+    options = dict(zip(("label_smoothing", "z_loss", "softcap"), numbers, strict=True))
+    return cross_entropy(input, target, weight, None, ignore_index, None, reduction, **options)
