@@ -1,4 +1,4 @@
-"""Laws of AdamW: it is torch's, over many tensors at once, clipped, and with moments in 8 bits."""
+"""Laws of AdamW: it matches torch, for many tensors per launch, with clipping and 8-bit moments."""
 
 import copy
 import io
@@ -48,7 +48,7 @@ def assert_same(ours: list[Tensor], theirs: list[Tensor], tolerance: float = 1e-
 
 @pytest.fixture
 def launches(monkeypatch):
-    """How often the kernel was launched."""
+    """One entry per launch of the kernel."""
     seen = []
     launch = _adamw._launch_update
     monkeypatch.setattr(_adamw, "_launch_update", lambda *args, **more: (seen.append(1), launch(*args, **more)))
@@ -79,10 +79,10 @@ def test_half_precision_is_fp32_rounded_to_nearest(dtype, device):
     for step in range(5):
         give_grads(ours, step)
         optimizer.step()
-        by = _adamw.Numbers.of(step + 1, 0.01, (0.9, 0.999), 1e-8, 1e-2)
+        by = _adamw.Step.of(step + 1, 0.01, (0.9, 0.999), 1e-8, 1e-2)
         for n, p in enumerate(ours):
             assert p.grad is not None
-            wide[n], m, v = _adamw.stepped(wide[n], p.grad, *means[n], by)
+            wide[n], m, v = _adamw.torch_adamw(wide[n], p.grad, *means[n], by)
             means[n] = m, v
             wide[n] = wide[n].to(dtype).float()
             torch.testing.assert_close(p.float(), wide[n], rtol=torch.finfo(dtype).eps, atol=1e-7)
@@ -141,7 +141,7 @@ def test_schedulers_change_the_learning_rate(device):
 
 
 def test_parameters_without_gradient_do_not_change(device):
-    """Also where some have one in some steps alone, so that they have counted different numbers of steps."""
+    """Some parameters have a gradient in some steps only, so their step counts differ."""
     ours, theirs = tensors(device), tensors(device)
     for kind, params in ((tw.AdamW, ours), (torch.optim.AdamW, theirs)):
         optimizer = kind(params, lr=0.01)
@@ -179,7 +179,7 @@ def test_steps_are_deterministic(bits, device):
 
 
 def saved(optimizer) -> dict[str, Any]:
-    """Through a file."""
+    """Return the state dict after a round trip through a file."""
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
@@ -226,7 +226,7 @@ def test_8_bit_moments_survive_a_state_dict(device):
         for name, value in first.state[p].items():
             torch.testing.assert_close(value, second.state[p][name], rtol=1e-6, atol=0)
     assert first.state[params[0]]["exp_avg"].dtype == torch.uint8
-    assert first.state[params[2]]["exp_avg"].dtype == torch.float32  # too small to be worth it
+    assert first.state[params[2]]["exp_avg"].dtype == torch.float32  # too small for 8 bits
 
 
 def test_torch_continues_from_an_8_bit_state(device):
@@ -254,16 +254,16 @@ def test_8_bit_moments_are_within_one_quantization_step(size, device):
     v = torch.rand(size, generator=generator) * torch.logspace(-6, 2, size)
     v[3] = 0.0
     for seed in (None, 5):
-        codes = _adamw.encoded(m, v, seed)
-        back_m, back_v = _adamw.decoded(*codes)
+        codes = _adamw.encode(m, v, seed)
+        back_m, back_v = _adamw.decode(*codes)
         share = 1.0 if seed else 0.5
-        scale = _adamw._spread(codes[2], size)
+        scale = _adamw._per_element(codes[2], size)
         assert ((back_m - m).abs() <= share * m.abs() / 8 + scale * 2.0**-15).all()
-        scale = _adamw._spread(codes[3], size)
+        scale = _adamw._per_element(codes[3], size)
         assert ((back_v.sqrt() - v.sqrt()).abs() <= share * v.sqrt() / 16 + scale * 2.0**-15).all()
-        assert (back_v > 0).all()  # never zero, or a step would be endless
-    assert all((c == 0).all() for c in _adamw.encoded(0 * v, 0 * v, 5)[::2])
-    assert (_adamw.decoded(*_adamw.encoded(0 * v, 0 * v, 5))[1] == 0).all()
+        assert (back_v > 0).all()  # never zero, or a step would be infinite
+    assert all((c == 0).all() for c in _adamw.encode(0 * v, 0 * v, 5)[::2])
+    assert (_adamw.decode(*_adamw.encode(0 * v, 0 * v, 5))[1] == 0).all()
 
 
 def test_stochastic_rounding_is_unbiased():
@@ -271,7 +271,7 @@ def test_stochastic_rounding_is_unbiased():
     m, v = (torch.rand(256, generator=generator) + 0.01 for _ in range(2))
     m[1::4] *= -1
     m[2::4] *= 2.0**-17  # where codes are evenly spaced, down to zero
-    back = [_adamw.decoded(*_adamw.encoded(m, v, 2 * seed + 3)) for seed in range(400)]
+    back = [_adamw.decode(*_adamw.encode(m, v, 2 * seed + 3)) for seed in range(400)]
     mean = torch.stack([b[0] for b in back]).mean(0)
     root = torch.stack([b[1].sqrt() for b in back]).mean(0)
     assert ((mean - m).abs() <= 0.015 * m.abs() + m.max() * 2.0**-20).all()
@@ -279,8 +279,9 @@ def test_stochastic_rounding_is_unbiased():
 
 
 def test_random_bits_are_uniform_and_independent():
-    """For each element, beside each other, and from step to step."""
-    drawn = torch.stack([_adamw._drawn(64, 2 * step + 3, torch.device("cpu")) for step in range(4000)]).double() / 2**32
+    """Across elements, between neighbours, and from step to step."""
+    bits = [_adamw._random_bits(64, 2 * step + 3, torch.device("cpu")) for step in range(4000)]
+    drawn = torch.stack(bits).double() / 2**32
     assert (drawn.mean(0) - 0.5).abs().max() < 0.02
     assert (drawn.var(0) - 1 / 12).abs().max() < 0.005
     others = torch.cat([drawn[:-1], drawn[1:]], 1).T.corrcoef().fill_diagonal_(0.0)
@@ -296,30 +297,30 @@ def test_the_kernel_quantizes_as_the_torch_reference(dtype, device, launches):
         give_grads(ours, step)
         give_grads(theirs, step)
         mine.step()
-        by = _adamw.Numbers.of(step + 1, 1e-3, (0.9, 0.999), 1e-8, 1e-2)
+        by = _adamw.Step.of(step + 1, 1e-3, (0.9, 0.999), 1e-8, 1e-2)
         state = other._state_of(theirs[0])
         assert theirs[0].grad is not None
         grad = theirs[0].grad.float()
         with torch.no_grad():
-            module._step_by_torch(theirs[0], grad * (3.0 / (grad.norm() + 1e-6)).clamp(max=1.0), state, by)
+            module._update_by_torch(theirs[0], grad * (3.0 / (grad.norm() + 1e-6)).clamp(max=1.0), state, by)
         assert_same(ours, theirs, 2e-2 if dtype == torch.bfloat16 else 1e-3)
         for name in module.MOMENTS:
             assert (mine.state[ours[0]][name] == state[name]).float().mean() > 0.98
         for name in module.SCALES:
             torch.testing.assert_close(mine.state[ours[0]][name], state[name])
-        for name in (*module.MOMENTS, *module.SCALES):  # and from the same place again
+        for name in (*module.MOMENTS, *module.SCALES):  # each step starts from the same state
             state[name].copy_(mine.state[ours[0]][name])
     assert launches
 
 
 def test_results_do_not_depend_on_tiles_or_fp8_support(device, monkeypatch):
-    """A GPU that knows no float8_e4m3fn writes the same codes as one that does."""
+    """A GPU without float8_e4m3fn conversions writes the same codes as one with them."""
     found, dtype = [], torch.bfloat16
     for width, block, chunks, has_fp8 in ((4, 512, 1, True), (8, 256, 4, True), (8, 512, 2, False)):
         monkeypatch.setattr(_adamw, "_has_fp8", lambda _, has_fp8=has_fp8: has_fp8)
         params = tensors(device, [(4999,)], dtype)
         config = {"block": block, "chunks": chunks, "width": width, "num_warps": block // 256}
-        with _adamw.CONFIG.trying(("8-bit", dtype.itemsize), config):
+        with _adamw.CONFIG.override(("8-bit", dtype.itemsize), config):
             optimizer = run(lambda p: tw.AdamW(p, lr=0.1, state_bits=8), params, 2)
         found.append([params[0].detach(), *(value for name, value in optimizer.state[params[0]].items())])
     for others in found[1:]:
@@ -327,7 +328,7 @@ def test_results_do_not_depend_on_tiles_or_fp8_support(device, monkeypatch):
 
 
 def trained(kind, device: str, steps: int = 40, **options) -> float:
-    """The loss of a small network after so many steps."""
+    """Return the loss of a small network after training."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(64, 64, generator=generator).to(device)
     y = torch.tanh(x @ torch.randn(64, 8, generator=generator).to(device) / 8)
@@ -352,20 +353,20 @@ def test_8_bit_training_matches_fp32_training(device, monkeypatch):
 
 
 def test_8_bit_moments_decay():
-    """To the nearest code, a second moment would stay for ever where one large gradient has put it."""
+    """Rounded to nearest, a second moment would never decay after one large gradient."""
     m, v = torch.zeros(512), torch.ones(512)
     v[::2] = 0.25
-    codes = _adamw.encoded(m, v)
+    codes = _adamw.encode(m, v)
     for step in range(300):
-        back = _adamw.decoded(*codes)
-        codes = _adamw.encoded(back[0], back[1] * torch.where(v < 1, 0.99, 1.0), 2 * step + 3)
-    left = _adamw.decoded(*codes)[1][::2].mean() / 0.25
+        back = _adamw.decode(*codes)
+        codes = _adamw.encode(back[0], back[1] * torch.where(v < 1, 0.99, 1.0), 2 * step + 3)
+    left = _adamw.decode(*codes)[1][::2].mean() / 0.25
     assert 0.8 < left / 0.99**300 < 1.25
 
 
 @pytest.mark.parametrize("coded", [False, True])
 def test_an_address_table_reaches_the_same_tensors(coded, device):
-    """The interpreter knows no addresses but its own: those of tensors that lie in one argument are told it here."""
+    """The interpreter has its own addresses, so the test translates those of tensors inside one argument."""
     case = next(c for c in module.op.check if c["coded"] == coded and c["N"] in (781, 5000))
     one: tuple[Any, ...] = module.op.make(case, device)
     two: tuple[Any, ...] = tuple(a.clone() if isinstance(a, Tensor) else a for a in one)
@@ -385,15 +386,13 @@ def test_an_address_table_reaches_the_same_tensors(coded, device):
         ]
         grads = torch.tensor([row.pop(1) for row in rows])
         sizes = tuple(row[0].numel() for row in tables)
-        chunks = _adamw._chunks(sizes, 512 * 2, flat[0].device, 0)
-        by = module.STEP
+        chunks = _adamw._chunk_table(sizes, 512 * 2, flat[0].device, 0)
         clip = None
         if two[7]:
             norm = two[1].float().norm()
-            clip = torch.stack([(module.LIMIT / (norm + 1e-6)).clamp(max=1.0), norm])
-        numbers = (by.decay, by.rate, by.root, by.eps, by.near, by.beta2, by.rest, by.seed)
+            clip = torch.stack([(module.MAX_NORM / (norm + 1e-6)).clamp(max=1.0), norm])
         _adamw._launch_update(
-            (len(chunks),), *two[:6], clip, torch.tensor(rows), grads, chunks, 0, *numbers,
+            (len(chunks),), *two[:6], clip, torch.tensor(rows), grads, chunks, 0, *module.STEP,
             MAXIMIZE=False, ALIGNED=False, FP8=True, WIDTH=4, BLOCK=512, CHUNKS=2,
         )  # fmt: skip
     else:
@@ -404,9 +403,9 @@ def test_an_address_table_reaches_the_same_tensors(coded, device):
 
 
 def test_norms_of_long_gradients_are_partial_sums(device):
-    g = torch.randn(2 * _adamw.PIECE.value + 1001, device=device)
+    g = torch.randn(2 * _adamw.PART.value + 1001, device=device)
     batch = _adamw.Batch([g], [g], [(g, g)])
-    scale, norm = _adamw.clipping([(batch, [g])], 1.0)
+    scale, norm = _adamw.clip_factor([(batch, [g])], 1.0)
     torch.testing.assert_close(norm, g.norm())
     torch.testing.assert_close(scale, 1 / g.norm())
 
@@ -440,7 +439,7 @@ def test_parameters_of_any_kind(kind, device, launches):
 
 
 def test_cpu_tensors_go_to_torch_without_the_interpreter(monkeypatch):
-    """In 8 bits as well."""
+    """With 8-bit moments too."""
     monkeypatch.setattr(module, "is_interpreted", lambda _: False)
     monkeypatch.setattr(_adamw, "_launch_update", lambda *_, **__: pytest.fail("our kernel was launched"))
     ours, theirs = tensors("cpu"), tensors("cpu")
@@ -453,7 +452,7 @@ def test_cpu_tensors_go_to_torch_without_the_interpreter(monkeypatch):
 
 @pytest.fixture
 def plans(monkeypatch):
-    """The plans that were made."""
+    """One entry per plan that was made."""
     seen = []
     make = module._Plan.__init__
     monkeypatch.setattr(module._Plan, "__init__", lambda self, *args: (seen.append(self), make(self, *args))[1])
@@ -468,7 +467,7 @@ def test_moved_gradients_keep_the_plan(bits, device, plans):
     alive = []
     for step in range(3):
         give_grads(ours, step)
-        alive += [p.grad for p in ours]  # so that the next ones are elsewhere
+        alive += [p.grad for p in ours]  # so that the next gradients have other addresses
         for p, q in zip(ours, theirs, strict=True):
             assert p.grad is not None
             q.grad = p.grad.clone() if q.grad is None else q.grad.copy_(p.grad)
@@ -480,7 +479,7 @@ def test_moved_gradients_keep_the_plan(bits, device, plans):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of the CPU go to torch there")
 def test_addresses_are_copied_when_gradients_move(plans, monkeypatch):
-    """Into memory of their own, where they stay: a copy of the former ones may still be under way."""
+    """Each copy has its own pinned memory: the previous copy may still be in progress."""
     monkeypatch.setattr(_adamw, "is_interpreted", lambda _: False)
     sent = []
     monkeypatch.setattr(_adamw, "_launch_update", lambda _, *args, **__: sent.append(args[7:9]))
@@ -562,7 +561,7 @@ def test_nan_gradients_give_nan_parameters(device):
         assert p.isnan().all()
 
 
-@pytest.mark.gpu  # the interpreter keeps them
+@pytest.mark.gpu  # the interpreter holds references
 def test_gradients_are_released(device):
     (p,) = tensors(device, [(50,)])
     optimizer = run(tw.AdamW, [p], 1)

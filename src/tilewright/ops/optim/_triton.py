@@ -1,16 +1,16 @@
 """AdamW's kernels over lists of tensors, and moments in 8 bits.
 
-One launch takes all tensors of one kind: tables on the device hold their addresses, and another one, which depends on
-sizes alone, says which part of which tensor a program takes. Addresses cost a small copy, and only when they are
-new; those of gradients, which often change, lie apart.
+One launch updates all tensors of one kind: a table in device memory holds their addresses, and a second one, which
+depends on sizes alone, holds the tensor and chunk of each program. New addresses cost a small copy; those of gradients,
+which change often, have a table of their own.
 
-Moments in 8 bits have one fp32 scale for 256 elements, the largest of them. The first moment is a float8_e4m3fn. Of the
-second the root is kept, as the 4 lowest bits of an fp32's exponent and the 4 highest of its mantissa: it has no sign
-and no zero, and what is below 2**-16 of the largest is rounded up, since a root of zero would make a step endless.
+Moments in 8 bits share one fp32 scale per 256 elements, the largest of them. The first moment is a float8_e4m3fn. The
+second one is stored as its square root, as the 4 lowest bits of an fp32's exponent and the 4 highest of its mantissa,
+without sign and zero: roots below 2**-16 of the largest are rounded up, since the update divides by them.
 
-Rounding is random, and its expectation exact: a random number below one step of the code is added to the bits, and what
-is less than a step is cut off. To the nearest code a moment that decays by a thousandth would always be rounded back to
-where it was. What is drawn depends on the place and the step alone, so the same steps give the same.
+Rounding is stochastic and unbiased: a random number below one unit of the last entry is added to the bits, and the rest
+is truncated. Rounding to nearest would always restore a moment that decays by a thousandth. The random numbers are a
+hash of position and step, so results are deterministic.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from __future__ import annotations
 import functools
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -28,106 +27,104 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from tilewright.runtime.configs import ConfigTable
+from tilewright.runtime.configs import Config, ConfigTable
 from tilewright.runtime.eligibility import is_interpreted
 from tilewright.runtime.launch import Launcher
+from tilewright.runtime.sizes import cdiv
 
 GROUP = tl.constexpr(256)  # elements that share a scale
 LANES = tl.constexpr(32)
-MEAN_SHIFT, ROOT_SHIFT = tl.constexpr(20), tl.constexpr(19)  # bits of fp32's mantissa that a code lacks
-MEAN_TOP, ROOT_TOP = tl.constexpr(416.0), tl.constexpr(1.875)  # the largest of a group: a step below the largest code
-MEAN_UNIT = tl.constexpr(2.0**120)  # by which fp32's smallest numbers differ from float8_e4m3fn's
+MEAN_SHIFT, ROOT_SHIFT = tl.constexpr(20), tl.constexpr(19)  # low bits of fp32's mantissa that a code drops
+MEAN_TOP, ROOT_TOP = (
+    tl.constexpr(416.0),
+    tl.constexpr(1.875),
+)  # what a group's largest is scaled to: one step below the largest code
+MEAN_UNIT = tl.constexpr(2.0**120)  # the ratio of float8_e4m3fn's subnormal numbers to fp32's
 ROOT_LEAST = tl.constexpr(0x38000000)  # the bits of 2**-15, whose code is 0
-TINY = tl.constexpr(2.0**-100)  # smaller scales count as this, so that no quotient is endless
-ODD, SQUARE = tl.constexpr(0x735A2D97), tl.constexpr(0x735A2D97**2 % 2**32)  # multiply hashes
-COLUMNS = tl.constexpr(8)  # of the table: param, both moments, both scales, size
-PIECE = tl.constexpr(32768)  # elements whose squares one program adds
+TINY = tl.constexpr(2.0**-100)  # the smallest scale, so that no quotient is infinite
+ODD, SQUARE = tl.constexpr(0x735A2D97), tl.constexpr(0x735A2D97**2 % 2**32)  # multipliers of the hash
+COLUMNS = tl.constexpr(8)  # of the table: param, both moments, both scales, size, padding
+PART = tl.constexpr(32768)  # elements whose squares one program sums
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """What a step multiplies by."""
+class Step(NamedTuple):
+    """The numbers of a step, in the order of the kernel's parameters."""
 
     decay: float  # 1 - lr * weight_decay
     rate: float  # lr / (1 - beta1**step)
-    root: float  # 1 / sqrt(1 - beta2**step)
+    root_scale: float  # 1 / sqrt(1 - beta2**step)
     eps: float
-    near: float  # 1 - beta1
+    alpha1: float  # 1 - beta1
     beta2: float
-    rest: float  # 1 - beta2
-    seed: int  # of what is drawn; odd and not 1, so that Triton compiles one kernel for all
+    alpha2: float  # 1 - beta2
+    seed: int  # of the stochastic rounding; odd and not 1, so that Triton compiles one kernel for all
 
-    @staticmethod
-    def of(step: float, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> Numbers:
+    @classmethod
+    def of(cls, step: float, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> Step:
         beta1, beta2 = betas
-        rate, root = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
-        return Numbers(1 - lr * weight_decay, rate, root, eps, 1 - beta1, beta2, 1 - beta2, 2 * (int(step) % 2**29) + 3)
+        rate, root_scale = lr / (1 - beta1**step), (1 - beta2**step) ** -0.5
+        seed = 2 * (int(step) % 2**29) + 3
+        return cls(1 - lr * weight_decay, rate, root_scale, eps, 1 - beta1, beta2, 1 - beta2, seed)
 
 
-def stepped(p: Tensor, g: Tensor, m: Tensor, v: Tensor, by: Numbers) -> tuple[Tensor, Tensor, Tensor]:
-    """The new parameter and moments, in the moments' dtype, by torch."""
+def torch_adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the new parameter and moments, in the moments' dtype, by torch."""
     g = g.to(m.dtype)
-    m = m + (g - m) * by.near
-    v = v * by.beta2 + g * g * by.rest
-    return p.to(m.dtype) * by.decay - by.rate * (m / (v.sqrt() * by.root + by.eps)), m, v
+    m = m + (g - m) * step.alpha1
+    v = v * step.beta2 + g * g * step.alpha2
+    return p.to(m.dtype) * step.decay - step.rate * (m / (v.sqrt() * step.root_scale + step.eps)), m, v
 
 
-# 8 bits, by torch
+def num_groups(size: int) -> int:
+    return cdiv(size, GROUP.value)
 
 
-def groups(size: int) -> int:
-    return -(-size // GROUP.value)
-
-
-def _spread(scale: Tensor, size: int) -> Tensor:
+def _per_element(scale: Tensor, size: int) -> Tensor:
     return scale.repeat_interleave(GROUP.value)[:size]
 
 
-def decoded(mean: Tensor, root: Tensor, mean_scale: Tensor, root_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Both moments, flat, of flat codes."""
-    m = mean.view(torch.float8_e4m3fn).float() * _spread(mean_scale / MEAN_TOP.value, len(mean))
+def decode(mean: Tensor, root: Tensor, mean_scale: Tensor, root_scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both moments of flat codes."""
+    m = mean.view(torch.float8_e4m3fn).float() * _per_element(mean_scale / MEAN_TOP.value, len(mean))
     s = (root.int() << ROOT_SHIFT.value | ROOT_LEAST.value).view(torch.float32)
-    s = s * _spread(root_scale / ROOT_TOP.value, len(root))
+    s = s * _per_element(root_scale / ROOT_TOP.value, len(root))
     return m, s * s
 
 
-def scale_of(x: Tensor) -> Tensor:
-    """The largest of each group of a flat tensor."""
+def group_scales(x: Tensor) -> Tensor:
+    """Return the largest magnitude of each group of a flat tensor."""
     return torch.nn.functional.pad(x.abs(), (0, -x.numel() % GROUP.value)).view(-1, GROUP.value).amax(1)
 
 
-def _drawn(size: int, seed: int, device: torch.device) -> Tensor:
-    """As `_hash`."""
-    place = torch.arange(size, device=device)
-    h = place // 4 * 0x9E3779B1 + seed * 0x85EBCA6B & 0xFFFFFFFF
+def _random_bits(size: int, seed: int, device: torch.device) -> Tensor:
+    """Return the random bits of `_hash`."""
+    position = torch.arange(size, device=device)
+    h = position // 4 * 0x9E3779B1 + seed * 0x85EBCA6B & 0xFFFFFFFF
     h = (h ^ h >> 16) * 0x21F0AAAD & 0xFFFFFFFF
     powers = torch.tensor([pow(ODD.value, n, 2**32) for n in (1, 2, 3, 4)], device=device)
-    return (h ^ h >> 15) * powers[place % 4] & 0xFFFFFFFF
+    return (h ^ h >> 15) * powers[position % 4] & 0xFFFFFFFF
 
 
-def encoded(m: Tensor, v: Tensor, seed: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes and scales of flat fp32 moments; without a seed, the nearest."""
-    h = 1 << 31 if seed is None else _drawn(len(m), seed, m.device)
+def encode(m: Tensor, v: Tensor, seed: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return codes and scales of flat fp32 moments, rounded stochastically or, without a seed, to nearest."""
+    h = 1 << 31 if seed is None else _random_bits(len(m), seed, m.device)
 
     def bits(x: Tensor, scale: Tensor, top: float, unit: float) -> Tensor:
-        return (x * _spread(top / scale.clamp(min=TINY.value), len(x)) / unit).view(torch.int32)
+        return (x * _per_element(top / scale.clamp(min=TINY.value), len(x)) / unit).view(torch.int32)
 
-    def cut(x: Tensor, shift: int) -> Tensor:
+    def truncate(x: Tensor, shift: int) -> Tensor:
         return (x + (h >> 32 - shift)).int() >> shift
 
     s = v.sqrt()
-    m_scale, v_scale = scale_of(m), scale_of(s)
-    mean = cut(bits(m, m_scale, MEAN_TOP.value, MEAN_UNIT.value), MEAN_SHIFT.value) << MEAN_SHIFT.value
+    m_scale, v_scale = group_scales(m), group_scales(s)
+    mean = truncate(bits(m, m_scale, MEAN_TOP.value, MEAN_UNIT.value), MEAN_SHIFT.value) << MEAN_SHIFT.value
     mean = (mean.view(torch.float32) * MEAN_UNIT.value).to(torch.float8_e4m3fn).view(torch.uint8)
-    root = cut(bits(s, v_scale, ROOT_TOP.value, 1.0).clamp(min=ROOT_LEAST.value), ROOT_SHIFT.value)
+    root = truncate(bits(s, v_scale, ROOT_TOP.value, 1.0).clamp(min=ROOT_LEAST.value), ROOT_SHIFT.value)
     return mean, (root & 255).to(torch.uint8), m_scale, v_scale
 
 
-# kernels
-
-
 @triton.jit
-def _taken(ptr, offs, N, MASKED: tl.constexpr):
+def _load(ptr, offs, N, MASKED: tl.constexpr):
     if MASKED:
         return tl.load(ptr + offs, mask=offs < N, other=0, eviction_policy="evict_last")
     else:
@@ -135,7 +132,7 @@ def _taken(ptr, offs, N, MASKED: tl.constexpr):
 
 
 @triton.jit
-def _put(ptr, offs, x, N, MASKED: tl.constexpr):
+def _store(ptr, offs, x, N, MASKED: tl.constexpr):
     x = x.to(ptr.dtype.element_ty)
     if MASKED:
         tl.store(ptr + offs, x, mask=offs < N)
@@ -150,7 +147,7 @@ def _bits(x):
 
 @triton.jit
 def _hash(start, offs, seed):
-    """What is drawn for an element: four neighbours share a hash, times powers of a number."""
+    """Return random bits for each element: four neighbors share a hash, multiplied by powers of an odd number."""
     h = (start // 4).to(tl.uint32) + offs.to(tl.uint32) // 4
     h = h * 0x9E3779B1 + seed.to(tl.uint32) * 0x85EBCA6B
     h = (h ^ (h >> 16)) * 0x21F0AAAD
@@ -158,8 +155,8 @@ def _hash(start, offs, seed):
 
 
 @triton.jit
-def _mean_of(code, FP8: tl.constexpr):
-    """The number of a float8_e4m3fn."""
+def _decode_mean(code, FP8: tl.constexpr):
+    """Return the value of a float8_e4m3fn."""
     if FP8:
         return code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:
@@ -168,8 +165,8 @@ def _mean_of(code, FP8: tl.constexpr):
 
 
 @triton.jit
-def _mean_code(x, noise, FP8: tl.constexpr):
-    """The float8_e4m3fn of x; its smallest numbers are evenly spaced, and so are those of fp32."""
+def _encode_mean(x, noise, FP8: tl.constexpr):
+    """Return x as a float8_e4m3fn. Its subnormal numbers are scaled to those of fp32, which are evenly spaced too."""
     bits = _bits(x * (1 / MEAN_UNIT)) + (noise >> 32 - MEAN_SHIFT)
     if FP8:
         bits = bits >> MEAN_SHIFT << MEAN_SHIFT
@@ -179,97 +176,73 @@ def _mean_code(x, noise, FP8: tl.constexpr):
 
 
 @triton.jit
-def _larger(a, b):
+def _larger_abs(a, b):
     return tl.maximum(tl.abs(a), tl.abs(b), propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _largest(x):
-    """Of each group of x >= 0. As integers: one instruction compares all lanes, and not a number is the largest."""
+def _group_max(x):
+    """Return the maximum of each group of x >= 0; as integers, for which a warp reduces in one instruction."""
     return tl.max(tl.max(tl.max(_bits(x), 3), 2), 0).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _read_chunk(p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start, offs_r, offs, left, MASKED: tl.constexpr):
-    """What a chunk holds, as it lies there; without scales the last two are nothing."""
-    p, g = _taken(p_ptr + start, offs, left, MASKED), _taken(g_ptr + start, offs, left, MASKED)
-    m, v = _taken(m_ptr + start, offs, left, MASKED), _taken(v_ptr + start, offs, left, MASKED)
+def _load_chunk(p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start, offs_r, offs, left, MASKED: tl.constexpr):
+    """Load a chunk of all tensors as stored; without scales the last two results are unused."""
+    p, g = _load(p_ptr + start, offs, left, MASKED), _load(g_ptr + start, offs, left, MASKED)
+    m, v = _load(m_ptr + start, offs, left, MASKED), _load(v_ptr + start, offs, left, MASKED)
     m_scale, v_scale = p, p
     if m_scale_ptr is not None:
         rows = tl.cdiv(left, GROUP)
-        m_scale = _taken(m_scale_ptr + start // GROUP, offs_r, rows, MASKED)
-        v_scale = _taken(v_scale_ptr + start // GROUP, offs_r, rows, MASKED)
+        m_scale = _load(m_scale_ptr + start // GROUP, offs_r, rows, MASKED)
+        v_scale = _load(v_scale_ptr + start // GROUP, offs_r, rows, MASKED)
     return p, g, m, v, m_scale, v_scale
 
 
 @triton.jit
 def _update_chunk(
-    p,
-    g,
-    m,
-    v,
-    m_scale,
-    v_scale,
-    p_ptr,
-    m_ptr,
-    v_ptr,
-    m_scale_ptr,
-    v_scale_ptr,
-    start,
-    offs_r,
-    offs,
-    left,
-    clip,
-    decay,
-    rate,
-    root,
-    eps,
-    near,
-    beta2,
-    rest,
-    seed,
-    MAXIMIZE: tl.constexpr,
-    MASKED: tl.constexpr,
-    FP8: tl.constexpr,
-):
-    """Writes the new parameters and moments of what was read."""
+    p, g, m, v, m_scale, v_scale, p_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start, offs_r, offs, left, clip,
+    decay, rate, root_scale, eps, alpha1, beta2, alpha2, seed,
+    MAXIMIZE: tl.constexpr, MASKED: tl.constexpr, FP8: tl.constexpr,
+):  # fmt: skip
+    """Store the new parameters and moments of a loaded chunk."""
     p_ptr, m_ptr, v_ptr = p_ptr + start, m_ptr + start, v_ptr + start
     g = g.to(tl.float32) * clip
     p = p.to(tl.float32)
     if MAXIMIZE:
         g = -g
     if m_scale_ptr is not None:
-        m = _mean_of(m, FP8) * (m_scale * (1 / MEAN_TOP))[None, :, None, None]
+        m = _decode_mean(m, FP8) * (m_scale * (1 / MEAN_TOP))[None, :, None, None]
         s = (v.to(tl.uint32) << ROOT_SHIFT | ROOT_LEAST).to(tl.float32, bitcast=True)
         s *= (v_scale * (tl.sqrt(beta2) / ROOT_TOP))[None, :, None, None]
         v = s * s
     else:
         v *= beta2
-    m += (g - m) * near
-    v += g * g * rest
+    m += (g - m) * alpha1
+    v += g * g * alpha2
     s = tl.sqrt(v)
-    _put(p_ptr, offs, p * decay - rate * libdevice.fast_dividef(m, s * root + eps), left, MASKED)
+    _store(p_ptr, offs, p * decay - rate * libdevice.fast_dividef(m, s * root_scale + eps), left, MASKED)
     if m_scale_ptr is None:
-        _put(m_ptr, offs, m, left, MASKED)
-        _put(v_ptr, offs, v, left, MASKED)
+        _store(m_ptr, offs, m, left, MASKED)
+        _store(v_ptr, offs, v, left, MASKED)
     else:
-        if MASKED:  # codes that are not there have a root
+        if MASKED:  # elements out of bounds decode to a root above 0
             s = tl.where(offs < left, s, 0.0)
-        m_scale, v_scale = _largest(tl.abs(tl.reduce(m, 3, _larger, keep_dims=True))), _largest(s)
+        m_scale, v_scale = _group_max(tl.abs(tl.reduce(m, 3, _larger_abs, keep_dims=True))), _group_max(s)
         m_unit = libdevice.fast_dividef(MEAN_TOP, tl.maximum(m_scale, TINY))[None, :, None, None]
         v_unit = libdevice.fast_dividef(ROOT_TOP, tl.maximum(v_scale, TINY))[None, :, None, None]
         noise = _hash(start, offs, seed)
-        _put(m_ptr, offs, _mean_code(m * m_unit, noise, FP8), left, MASKED)
+        _store(m_ptr, offs, _encode_mean(m * m_unit, noise, FP8), left, MASKED)
         bits = tl.maximum(_bits(s * v_unit), ROOT_LEAST) + (noise >> 32 - ROOT_SHIFT)
-        _put(v_ptr, offs, bits >> ROOT_SHIFT, left, MASKED)
+        _store(v_ptr, offs, bits >> ROOT_SHIFT, left, MASKED)
         rows = tl.cdiv(left, GROUP)
-        _put(m_scale_ptr + start // GROUP, offs_r, m_scale, rows, MASKED)
-        _put(v_scale_ptr + start // GROUP, offs_r, v_scale, rows, MASKED)
+        _store(m_scale_ptr + start // GROUP, offs_r, m_scale, rows, MASKED)
+        _store(v_scale_ptr + start // GROUP, offs_r, v_scale, rows, MASKED)
 
 
 @triton.jit
-def _address(place_ptr, like_ptr, ALIGNED: tl.constexpr):
-    ptr = tl.load(place_ptr).to(like_ptr.dtype)
+def _address(entry_ptr, like_ptr, ALIGNED: tl.constexpr):
+    ptr = tl.load(entry_ptr).to(like_ptr.dtype)
     if ALIGNED:
         ptr = tl.multiple_of(ptr, 16)
     return ptr
@@ -277,38 +250,17 @@ def _address(place_ptr, like_ptr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _adamw(
-    p_ptr,
-    g_ptr,
-    m_ptr,
-    v_ptr,
-    m_scale_ptr,
-    v_scale_ptr,
-    clip_ptr,
-    table_ptr,
-    grads_ptr,
-    chunks_ptr,
-    N,
-    decay,
-    rate,
-    root,
-    eps,
-    near,
-    beta2,
-    rest,
-    seed,
-    MAXIMIZE: tl.constexpr,
-    ALIGNED: tl.constexpr,
-    FP8: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, clip_ptr, table_ptr, grads_ptr, chunks_ptr, N, decay, rate,
+    root_scale, eps, alpha1, beta2, alpha2, seed,
+    MAXIMIZE: tl.constexpr, ALIGNED: tl.constexpr, FP8: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
-):
-    """A program takes so many chunks. With a table, the pointers only tell what addresses point to."""
+):  # fmt: skip
+    """Each program updates CHUNKS chunks. With a table, the pointers only carry the element types of its addresses."""
     chunk = tl.program_id(0).to(tl.int64)
     if table_ptr is not None:
-        place = tl.load(chunks_ptr + chunk)
-        chunk = place & 0xFFFFFFFF
-        row = place >> 32
+        entry = tl.load(chunks_ptr + chunk)
+        chunk = entry & 0xFFFFFFFF
+        row = entry >> 32
         row_ptr = table_ptr + row * COLUMNS
         p_ptr, g_ptr = _address(row_ptr, p_ptr, ALIGNED), _address(grads_ptr + row, g_ptr, ALIGNED)
         m_ptr, v_ptr = _address(row_ptr + 1, m_ptr, ALIGNED), _address(row_ptr + 2, v_ptr, ALIGNED)
@@ -319,88 +271,88 @@ def _adamw(
     clip = 1.0
     if clip_ptr is not None:
         clip = tl.load(clip_ptr)
-    # lanes, groups, passes, neighbours: a warp takes whole groups, and a thread WIDTH neighbours of every tensor
+    # [lanes, groups, passes, neighbors]: a warp takes whole groups, a thread WIDTH neighbors of every tensor.
     offs_r = tl.arange(0, BLOCK // GROUP)
     offs = tl.arange(0, LANES)[:, None, None, None] * WIDTH + offs_r[None, :, None, None] * GROUP
     offs += tl.arange(0, GROUP // LANES // WIDTH)[None, None, :, None] * (LANES * WIDTH) + tl.arange(0, WIDTH)
     start = chunk * (BLOCK * CHUNKS)
     left = tl.minimum(N - start, BLOCK * CHUNKS).to(tl.int32)
-    if left == BLOCK * CHUNKS:  # without a mask the accesses stay 16 bytes wide whatever N is
-        p, g, m, v, m_scale, v_scale = _read_chunk(
+    if left == BLOCK * CHUNKS:  # without a mask accesses stay 16 bytes wide for every N
+        p, g, m, v, m_scale, v_scale = _load_chunk(
             p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start, offs_r, offs, BLOCK, False
         )
-        for n in tl.static_range(CHUNKS):  # while one is computed, the next is on its way
+        for n in tl.static_range(CHUNKS):  # the next chunk is loaded while this one is computed
             following = start + BLOCK
             if n + 1 < CHUNKS:
-                next_p, next_g, next_m, next_v, next_m_scale, next_v_scale = _read_chunk(
+                next_p, next_g, next_m, next_v, next_m_scale, next_v_scale = _load_chunk(
                     p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, following, offs_r, offs, BLOCK, False
                 )
             _update_chunk(
                 p, g, m, v, m_scale, v_scale, p_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start, offs_r, offs, BLOCK,
-                clip, decay, rate, root, eps, near, beta2, rest, seed, MAXIMIZE, False, FP8,
+                clip, decay, rate, root_scale, eps, alpha1, beta2, alpha2, seed, MAXIMIZE, False, FP8,
             )  # fmt: skip
             start = following
             if n + 1 < CHUNKS:
                 p, g, m, v, m_scale, v_scale = next_p, next_g, next_m, next_v, next_m_scale, next_v_scale
     else:
         for done in range(0, left, BLOCK):
-            p, g, m, v, m_scale, v_scale = _read_chunk(
+            p, g, m, v, m_scale, v_scale = _load_chunk(
                 p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start + done, offs_r, offs, left - done, True
             )
             _update_chunk(
                 p, g, m, v, m_scale, v_scale, p_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, start + done, offs_r, offs,
-                left - done, clip, decay, rate, root, eps, near, beta2, rest, seed, MAXIMIZE, True, FP8,
+                left - done, clip, decay, rate, root_scale, eps, alpha1, beta2, alpha2, seed, MAXIMIZE, True, FP8,
             )  # fmt: skip
 
 
 @triton.jit
-def _squares(g_ptr, part_ptr, table_ptr, grads_ptr, chunks_ptr, N, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of the squares of a piece of a gradient."""
-    piece = tl.program_id(0).to(tl.int64)
+def _squares(g_ptr, partials_ptr, table_ptr, grads_ptr, chunks_ptr, N, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
+    """Sum the squares of one part of a gradient."""
+    part = tl.program_id(0).to(tl.int64)
     if table_ptr is not None:
-        place = tl.load(chunks_ptr + piece)
-        piece = place & 0xFFFFFFFF
-        row = place >> 32
+        entry = tl.load(chunks_ptr + part)
+        part = entry & 0xFFFFFFFF
+        row = entry >> 32
         g_ptr = _address(grads_ptr + row, g_ptr, ALIGNED)
         N = tl.load(table_ptr + row * COLUMNS + 5)
-    start = piece * PIECE
+    start = part * PART
     total = tl.zeros((BLOCK,), tl.float32)
-    if start + PIECE <= N:
-        for n in range(start, start + PIECE, BLOCK):
-            g = _taken(g_ptr, n + tl.arange(0, BLOCK), N, False).to(tl.float32)
+    if start + PART <= N:
+        for n in range(start, start + PART, BLOCK):
+            g = _load(g_ptr, n + tl.arange(0, BLOCK), N, False).to(tl.float32)
             total += g * g
     else:
         for n in range(start, tl.cast(N, tl.int64), BLOCK):
-            g = _taken(g_ptr, n + tl.arange(0, BLOCK), N, True).to(tl.float32)
+            g = _load(g_ptr, n + tl.arange(0, BLOCK), N, True).to(tl.float32)
             total += g * g
-    tl.store(part_ptr + tl.program_id(0), tl.sum(total))
+    tl.store(partials_ptr + tl.program_id(0), tl.sum(total))
 
 
 @triton.jit
-def _norm(part_ptr, clip_ptr, P, largest, BLOCK: tl.constexpr):
-    """What gradients are multiplied by, and their norm, from the sums of squares."""
+def _norm(partials_ptr, clip_ptr, P, max_norm, BLOCK: tl.constexpr):
+    """Store the factor that clips the gradients, and their norm, from the partial sums of squares."""
     total = tl.zeros((BLOCK,), tl.float32)
     for n in range(0, P, BLOCK):
-        total += _taken(part_ptr, n + tl.arange(0, BLOCK), P, True)
+        total += _load(partials_ptr, n + tl.arange(0, BLOCK), P, True)
     norm = tl.sqrt(tl.sum(total))
-    tl.store(clip_ptr, tl.minimum(largest / (norm + 1e-6), 1.0, propagate_nan=tl.PropagateNan.ALL))
+    tl.store(clip_ptr, tl.minimum(max_norm / (norm + 1e-6), 1.0, propagate_nan=tl.PropagateNan.ALL))
     tl.store(clip_ptr + 1, norm)
 
 
-def _default(form: str, bytes_: int) -> dict[str, int]:
+def _default(form: str, itemsize: int) -> Config:
     if form == "norm":
         return {"block": 4096, "num_warps": 8}
-    wide = form == "8-bit" and bytes_ == 2
+    wide = form == "8-bit" and itemsize == 2
     return {"block": 1024, "chunks": 2 if form == "8-bit" else 1, "width": 8 if wide else 4, "num_warps": 4}
 
 
-def _choices(form: str, bytes_: int) -> list[dict[str, int]]:
+def _choices(form: str, itemsize: int) -> list[Config]:
     if form == "norm":
         blocks = ((1024, 4), (2048, 4), (2048, 8), (4096, 4), (4096, 8), (8192, 8), (8192, 16))
         return [{"block": block, "num_warps": warps} for block, warps in blocks]
-    blocks = [(256, 1), (512, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8)]  # a warp should take whole groups
-    wide = [(*block, 8) for block in blocks[:5] if bytes_ == 2]
-    if form == "fp32":  # which has none
+    blocks = [(256, 1), (512, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8)]  # a warp takes whole groups
+    wide = [(*block, 8) for block in blocks[:5] if itemsize == 2]
+    if form == "fp32":  # without groups
         blocks += [(256, 2), (512, 4), (1024, 8), (2048, 16)]
         wide = wide[1:3]
     found = [*[(*block, 4) for block in blocks], *wide]
@@ -417,122 +369,119 @@ _launch_update, _launch_squares, _launch_norm = Launcher(_adamw), Launcher(_squa
 
 @functools.cache
 def _has_fp8(device: torch.device) -> bool:
-    """Whether Triton converts to and from float8_e4m3fn there; the interpreter does."""
+    """Return whether Triton converts to and from float8_e4m3fn on this device; the interpreter does."""
     return device.type != "cuda" or (not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 9))
 
 
-def _sent(values: Tensor, device: torch.device) -> Tensor:
-    """To the device, without waiting for it: from pinned memory of its own, which waits until it has been read."""
+def _to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy to the device without synchronizing, from pinned memory, which the allocator keeps until it was read."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
 def _stream(device: torch.device) -> int:
-    """What was sent on another stream may still be on its way."""
+    """Return the current stream, by which tables are cached: a copy on another one may still be in flight."""
     return torch._C._cuda_getCurrentRawStream(device.index) if torch.cuda.is_initialized() else 0
 
 
 @functools.lru_cache(64)
-def _listed(numbers: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
-    """On the device, and kept: an allocator gives the same addresses again and again."""
-    return _sent(torch.frombuffer(array("q", numbers), dtype=torch.int64), device)
+def _device_table(numbers: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
+    """Return these numbers in device memory. Cached, since an allocator returns the same addresses again and again."""
+    return _to_device(torch.frombuffer(array("q", numbers), dtype=torch.int64), device)
 
 
 @functools.lru_cache(64)
-def _chunks(sizes: tuple[int, ...], chunk: int, device: torch.device, stream: int) -> Tensor:
-    """For each program the number of its tensor, in the upper half, and which chunk of it."""
-    counts = torch.tensor([-(-size // chunk) for size in sizes])
+def _chunk_table(sizes: tuple[int, ...], chunk: int, device: torch.device, stream: int) -> Tensor:
+    """Return for each program the index of its tensor, in the upper 32 bits, and of its chunk."""
+    counts = torch.tensor([cdiv(size, chunk) for size in sizes])
     tensor = torch.repeat_interleave(torch.arange(len(sizes)), counts)
     first = (counts.cumsum(0) - counts)[tensor]
-    return _sent(tensor << 32 | torch.arange(len(tensor)) - first, device)
+    return _to_device(tensor << 32 | torch.arange(len(tensor)) - first, device)
 
 
 class Batch:
-    """Tensors of one kind, which one launch takes together: params and gradients of one dtype, moments in fp32 or codes
-    with their scales, all on one device, each a run of memory, none empty. Gradients are not kept alive."""
+    """Tensors of one kind, which one launch updates: params and gradients of one dtype, moments in fp32 or codes with
+    their scales, all on one device, dense and not empty. Gradients are not kept alive."""
 
     def __init__(self, params: list[Tensor], grads: list[Tensor], states: list[tuple[Tensor, ...]]):
         self.params, self.states = params, states
         self.sizes = tuple(p.numel() for p in params)
         self.device = params[0].device
         rows = [[t.data_ptr() for t in (p, *state)] for p, state in zip(params, states, strict=True)]
-        places = [g.data_ptr() for g in grads]
-        self.is_aligned = not any(address % 16 for row in (*[row[:3] for row in rows], places) for address in row)
+        addresses = [g.data_ptr() for g in grads]
+        self.is_aligned = not any(address % 16 for row in (*[row[:3] for row in rows], addresses) for address in row)
         self._table: Tensor | None = None
-        if not is_interpreted(params[0]):  # which knows no addresses: there every tensor has a launch of its own
+        if not is_interpreted(params[0]):  # there are no addresses then, and every tensor has a launch of its own
             filled = [(*row, *[0] * (5 - len(row)), size, 0, 0) for row, size in zip(rows, self.sizes, strict=True)]
-            self._table = _listed(tuple(chain.from_iterable(filled)), self.device, _stream(self.device))
-        self.follow(places)
+            self._table = _device_table(tuple(chain.from_iterable(filled)), self.device, _stream(self.device))
+        self.set_gradients(addresses)
 
-    def follow(self, places: list[int]) -> None:
-        """The gradients are at these addresses now, on 16 bytes or not as before."""
+    def set_gradients(self, addresses: list[int]) -> None:
+        """Set new addresses of the gradients, with the same alignment as before."""
         if self._table is not None:
-            self._places = _listed(tuple(places), self.device, _stream(self.device))
+            self._grads = _device_table(tuple(addresses), self.device, _stream(self.device))
 
     @property
-    def pieces(self) -> int:
-        return sum(-(-size // PIECE.value) for size in self.sizes)
+    def parts(self) -> int:
+        return sum(cdiv(size, PART.value) for size in self.sizes)
 
-    def update(self, grads: list[Tensor], clip: Tensor | None, by: Numbers, maximize: bool) -> None:
-        """One step of all params and states. `clip` holds what gradients are multiplied by."""
+    def update(self, grads: list[Tensor], clip: Tensor | None, step: Step, maximize: bool) -> None:
+        """Update all params and states. `clip` holds the factor of the gradients."""
         p, is_coded = self.params[0], len(self.states[0]) > 2
         config = CONFIG(p, "8-bit" if is_coded else "fp32", p.element_size())
         span = config["block"] * config["chunks"]
-        numbers = (by.decay, by.rate, by.root, by.eps, by.near, by.beta2, by.rest, by.seed)
-        constants = {"FP8": _has_fp8(self.device), "WIDTH": config["width"]}
-        constants |= {"BLOCK": config["block"], "CHUNKS": config["chunks"]}
-        constants |= {"MAXIMIZE": maximize, "num_warps": config["num_warps"]}
+        constants = {"FP8": _has_fp8(self.device), "WIDTH": config["width"], "BLOCK": config["block"]}
+        constants |= {"CHUNKS": config["chunks"], "MAXIMIZE": maximize, "num_warps": config["num_warps"]}
         none = () if is_coded else (None, None)
         if self._table is not None:
-            chunks = _chunks(self.sizes, span, self.device, _stream(self.device))
+            chunks = _chunk_table(self.sizes, span, self.device, _stream(self.device))
             like = (p, p, *self.states[0], *none)
-            args = (*like, clip, self._table, self._places, chunks, 0, *numbers)
+            args = (*like, clip, self._table, self._grads, chunks, 0, *step)
             _launch_update((len(chunks),), *args, ALIGNED=self.is_aligned, **constants)
             return
         for p, g, state in zip(self.params, grads, self.states, strict=True):
-            args = (p, g, *state, *none, clip, None, None, None, p.numel(), *numbers)
-            _launch_update((-(-p.numel() // span),), *args, ALIGNED=False, **constants)
+            args = (p, g, *state, *none, clip, None, None, None, p.numel(), *step)
+            _launch_update((cdiv(p.numel(), span),), *args, ALIGNED=False, **constants)
 
-    def squares(self, grads: list[Tensor], part: Tensor) -> None:
-        """The sums of the squares of pieces of all gradients."""
+    def sum_squares(self, grads: list[Tensor], partials: Tensor) -> None:
+        """Fill the partial sums of squares of all gradients."""
         like = self.params[0]
         config = CONFIG(like, "norm", like.element_size())
         constants = {"BLOCK": config["block"], "num_warps": config["num_warps"]}
         if self._table is not None:
-            chunks = _chunks(self.sizes, PIECE.value, self.device, _stream(self.device))
-            args = (like, part, self._table, self._places, chunks, 0)
+            chunks = _chunk_table(self.sizes, PART.value, self.device, _stream(self.device))
+            args = (like, partials, self._table, self._grads, chunks, 0)
             _launch_squares((len(chunks),), *args, ALIGNED=self.is_aligned, **constants)
             return
         for g in grads:
-            count = -(-g.numel() // PIECE.value)
-            _launch_squares((count,), g, part, None, None, None, g.numel(), ALIGNED=False, **constants)
-            part = part[count:]
+            parts = cdiv(g.numel(), PART.value)
+            _launch_squares((parts,), g, partials, None, None, None, g.numel(), ALIGNED=False, **constants)
+            partials = partials[parts:]
 
 
-def clipping(batches: Sequence[tuple[Batch, list[Tensor]]], largest: float) -> Tensor:
-    """What the gradients of these batches are multiplied by so that their norm is at most `largest`, and the norm."""
+def clip_factor(batches: Sequence[tuple[Batch, list[Tensor]]], max_norm: float) -> Tensor:
+    """Return the factor by which the gradients of these batches have at most that norm, and the norm."""
     first = batches[0][0]
-    part = torch.empty(sum(batch.pieces for batch, _ in batches), device=first.device)
+    partials = torch.empty(sum(batch.parts for batch, _ in batches), device=first.device)
     done = 0
     for batch, grads in batches:
-        batch.squares(grads, part[done:])
-        done += batch.pieces
+        batch.sum_squares(grads, partials[done:])
+        done += batch.parts
     clip = torch.empty(2, device=first.device)
-    _launch_norm((1,), part, clip, len(part), float(largest), BLOCK=4096, num_warps=8)
+    _launch_norm((1,), partials, clip, len(partials), float(max_norm), BLOCK=4096, num_warps=8)
     return clip
 
 
-def batched(
+def make_batches(
     params: list[Tensor], grads: list[Tensor], states: list[tuple[Tensor, ...]]
 ) -> list[tuple[Batch, list[int]]]:
-    """Tensors of one kind as a batch, those apart that do not begin on 16 bytes; with their numbers in the lists.
-    Scales may begin anywhere: a warp reads few."""
+    """Return tensors of one kind as batches, aligned ones and others, each with the indices of its tensors. Scales need
+    no alignment, since a warp loads few."""
     kinds: dict[bool, list[int]] = {}
-    for number, tensors in enumerate(zip(params, grads, states, strict=True)):
-        if params[number].numel():
-            p, g, (m, v, *_) = tensors
-            kinds.setdefault(any(t.data_ptr() % 16 for t in (p, g, m, v)), []).append(number)
+    for n, (p, g, (m, v, *_)) in enumerate(zip(params, grads, states, strict=True)):
+        if p.numel():
+            kinds.setdefault(any(t.data_ptr() % 16 for t in (p, g, m, v)), []).append(n)
 
-    def some(values: list[Any], numbers: list[int]) -> list[Any]:
-        return [values[n] for n in numbers]
+    def select(values: list[Any], indices: list[int]) -> list[Any]:
+        return [values[n] for n in indices]
 
-    return [(Batch(some(params, n), some(grads, n), some(states, n)), n) for n in kinds.values()]
+    return [(Batch(select(params, n), select(grads, n), select(states, n)), n) for n in kinds.values()]

@@ -1,11 +1,11 @@
 """AdamW over many tensors: p <- p - lr (m / (sqrt(v) + eps) + weight_decay p), m and v means of g and g^2.
 
-The means are moving ones, over 1 - beta^step. The gradients may first be scaled so that the norm of all of them is at
-most a limit. Memory binds it: every tensor is read once, and all but the gradients are written once.
+The means are exponential moving averages, divided by 1 - beta^step. The gradients may first be clipped to a norm. The
+update is memory-bound: every tensor is read once, and all but the gradients are written once.
 
-As an Op it is given tensors in one run of memory each, and how many they are: `split` cuts them, at odd places where
-they are small, so that some do not begin on 16 bytes. Kernels change their arguments, as an optimizer does. Codes of 8
-bits are no results here, since a random rounding has no nearest truth; their scales are.
+As an Op it takes one flat tensor of each kind and the number of tensors: `split` splits them, at odd offsets where they
+are small, so that some are not aligned to 16 bytes. Kernels change their arguments, as an optimizer does. 8-bit codes
+are not compared, since stochastic rounding has no single correct result; their scales are.
 """
 
 from __future__ import annotations
@@ -21,38 +21,40 @@ from torch import Tensor
 
 from tilewright.ops.optim._triton import (
     Batch,
-    Numbers,
-    batched,
-    clipping,
-    decoded,
-    encoded,
-    groups,
-    scale_of,
-    stepped,
+    Step,
+    clip_factor,
+    decode,
+    encode,
+    group_scales,
+    make_batches,
+    num_groups,
+    torch_adamw,
 )
 from tilewright.runtime.eligibility import FLOATS, eligible, is_interpreted
 from tilewright.runtime.operator import operator
 from tilewright.spec import Case, Cost, Draw, Op, points
 
-LIMIT = 1.0  # of the norm, where the Op clips
-STEP = Numbers.of(10, 1e-3, (0.9, 0.999), 1e-8, 1e-2)
-GRAIN, LARGE = 512, 2**22  # elements: tensors of a large case begin on whole lines, as torch allocates them
+__all__ = ["AdamW"]
+
+MAX_NORM = 1.0  # of the gradients, where the Op clips
+STEP = Step.of(10, 1e-3, (0.9, 0.999), 1e-8, 1e-2)
+GRAIN, LARGE = 512, 2**22  # elements: the tensors of a large case are aligned to cache lines, as torch allocates them
 
 
-def sizes(total: int, tensors: int) -> list[int]:
-    """So many sizes, the largest 64 times the smallest, that add up to the total."""
-    weights = [(1 + 5 * number % 8) ** 2 for number in range(tensors)]
+def split_sizes(total: int, tensors: int) -> list[int]:
+    """Return that many sizes, the largest 64 times the smallest, that add up to the total."""
+    weights = [(1 + 5 * n % 8) ** 2 for n in range(tensors)]
     grain = GRAIN if total >= LARGE else 1
     found = [total * weight // sum(weights) // grain * grain for weight in weights]
     return [*found[:-1], total - sum(found[:-1])]
 
 
 def split(tensors: int, *flat: Tensor | None) -> list[tuple[Tensor, ...]]:
-    """The tensors that lie in these: for each its param, grad, moments and, of codes, scales."""
-    parts = sizes(flat[0].numel(), tensors)  # type: ignore[union-attr]
-    coded = [groups(size) for size in parts]
-    cuts = [f.split(parts if n < 4 else coded) for n, f in enumerate(flat) if f is not None]
-    return list(zip(*cuts, strict=True))
+    """Split flat tensors; return param, grad, moments and, for codes, scales of each tensor."""
+    sizes = split_sizes(flat[0].numel(), tensors)  # type: ignore[union-attr]
+    scales = [num_groups(size) for size in sizes]
+    parts = [f.split(sizes if n < 4 else scales) for n, f in enumerate(flat) if f is not None]
+    return list(zip(*parts, strict=True))
 
 
 def reference(
@@ -68,14 +70,14 @@ def reference(
     wide = param.to(torch.promote_types(param.dtype, torch.float32))
     g = grad.to(wide.dtype)
     if clips:
-        g = g * (LIMIT / (torch.linalg.vector_norm(g) + 1e-6)).clamp(max=1.0)
+        g = g * (MAX_NORM / (torch.linalg.vector_norm(g) + 1e-6)).clamp(max=1.0)
     if exp_avg_scale is None:
-        p, m, v = stepped(wide, g, exp_avg, exp_avg_sq, STEP)
+        p, m, v = torch_adamw(wide, g, exp_avg, exp_avg_sq, STEP)
         return p.to(param.dtype), m, v
     results = []
     for p, part, *state in split(tensors, wide, g, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale):
-        p, m, v = stepped(p, part, *decoded(*state), STEP)  # type: ignore[arg-type]
-        results.append((p.to(param.dtype), scale_of(m), scale_of(v.sqrt())))
+        p, m, v = torch_adamw(p, part, *decode(*state), STEP)  # type: ignore[arg-type]
+        results.append((p.to(param.dtype), group_scales(m), group_scales(v.sqrt())))
     p, m, v = (torch.cat(parts) for parts in zip(*results, strict=True))
     return p, m, v
 
@@ -87,7 +89,7 @@ def _bytes(*tensors: Tensor | None) -> int:
 def cost(param: Tensor, grad: Tensor, *states_and_modes: Any) -> Cost:
     *states, _, clips = states_and_modes
     both = _bytes(param, *states)
-    read = both + grad.nbytes * (2 if clips else 1)  # the norm is known when all gradients have been read
+    read = both + grad.nbytes * (2 if clips else 1)  # the norm needs all gradients first
     return Cost(read=read, written=both, flops={"fp32": 12 * param.numel(), "special": 2 * param.numel()})
 
 
@@ -96,15 +98,15 @@ def _inputs(draw: Draw) -> tuple[Any, ...]:
     if not draw["coded"]:
         states = (draw.randn("N").float(), draw.randn("N").float().abs_(), None, None)
     else:
-        blocks = sum(groups(size) for size in sizes(N, draw["tensors"]))
+        blocks = sum(num_groups(size) for size in split_sizes(N, draw["tensors"]))
         mean, root = draw.randint("N", high=254), draw.randint("N", high=256)
-        mean += mean >= 127  # which is not a number, as 255 is
+        mean += mean >= 127  # 127 and 255 are NaN
         scales = (draw.randn(blocks).float().abs() for _ in range(2))
         states = (mean.to(torch.uint8), root.to(torch.uint8), *scales)
     return param, grad, *states, draw["tensors"], draw["clips"]
 
 
-def _takes(case: Case) -> bool:
+def _is_valid(case: Case) -> bool:
     return 1 <= case["tensors"] <= 7 or case["N"] >= LARGE  # type: ignore[operator]
 
 
@@ -126,19 +128,19 @@ op = Op(
         clips=(False, True, False, False, False),
     ),
     bench_dtypes=("bfloat16", "float32"),
-    takes=_takes,
+    takes=_is_valid,
     mutates=lambda *_: (0, 1, 2, 3, 4, 5),
 )
 
 
-@op.kernel("fused", is_baseline=True, fits=lambda param, *rest: param.dtype == rest[1].dtype and param.is_contiguous())
+@op.kernel("fused", origin="baseline", fits=lambda param, *rest: param.dtype == rest[1].dtype and param.is_contiguous())
 def fused(param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    """torch's fused kernel, after torch's clipping."""
+    """torch's fused kernel, after clipping by torch."""
     *_, tensors, clips = rest
     kinds = [[*kind] for kind in zip(*split(tensors, param, grad, exp_avg, exp_avg_sq), strict=True)]
     if clips:
         norm = torch.nn.utils.get_total_norm(kinds[1])
-        torch._foreach_mul_(kinds[1], (LIMIT / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(kinds[1], (MAX_NORM / (norm + 1e-6)).clamp(max=1.0))
     steps = [torch.full((), 10.0, device=param.device) for _ in range(tensors)]
     torch._fused_adamw_(
         *kinds, [], steps, lr=1e-3, beta1=0.9, beta2=0.999, weight_decay=1e-2, eps=1e-8, amsgrad=False, maximize=False
@@ -146,15 +148,10 @@ def fused(param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, *res
     return param, exp_avg, exp_avg_sq
 
 
-def _nothing(*_: object) -> None:
-    pass
+MUTATED = ("param", "exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale")
 
 
-@operator(
-    "adamw",
-    fake=_nothing,
-    mutates=("param", "exp_avg", "exp_avg_sq", "exp_avg_scale", "exp_avg_sq_scale"),
-)
+@operator("adamw", fake=lambda *_: None, mutates=MUTATED)
 def adamw_(
     param: Tensor,
     grad: Tensor,
@@ -165,14 +162,14 @@ def adamw_(
     tensors: int,
     clips: bool,
 ) -> None:
-    """A step of the tensors that lie in these."""
+    """One step of the tensors that these are split into."""
     parts = split(tensors, param, grad, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale)
     grads = [part[1] for part in parts]
-    batches = batched([part[0] for part in parts], grads, [part[2:] for part in parts])
-    work = [(batch, [grads[n] for n in numbers]) for batch, numbers in batches]
-    clip = clipping(work, LIMIT) if clips and work else None
-    for batch, some in work:
-        batch.update(some, clip, STEP, False)
+    batches = make_batches([part[0] for part in parts], grads, [part[2:] for part in parts])
+    work = [(batch, [grads[n] for n in indices]) for batch, indices in batches]
+    clip = clip_factor(work, MAX_NORM) if clips and work else None
+    for batch, batch_grads in work:
+        batch.update(batch_grads, clip, STEP, False)
 
 
 @op.kernel("triton", language="triton")
@@ -185,20 +182,19 @@ def triton_adamw(*args: Any) -> tuple[Tensor, ...]:
     return param, exp_avg, exp_avg_sq
 
 
-SMALLEST = 4096  # elements of a tensor whose moments are kept in 8 bits; below it nothing is saved
+SMALLEST = 4096  # elements of a tensor, below which 8-bit moments save too little
 PLAIN = {Tensor, torch.nn.Parameter}
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SCALES = ("exp_avg_scale", "exp_avg_sq_scale")
 
 
 class AdamW(torch.optim.AdamW):
-    """As `torch.optim.AdamW`: a launch for all tensors of a group and dtype where our kernel fits, a formula in torch
-    elsewhere.
+    """AdamW, with the arguments of `torch.optim.AdamW`: one launch per parameter group and dtype.
 
-    The moments of bf16 and fp16 parameters are fp32. With max_grad_norm the gradients count as if
-    `torch.nn.utils.clip_grad_norm_` had been called on all of them; they stay as they are, and `grad_norm` holds their
-    norm. With state_bits=8 the moments of tensors of 4096 elements and more take a byte an element; `state_dict` has
-    them in fp32, as torch's has, so that either loads the other's.
+    The moments of bf16 and fp16 parameters are fp32. With max_grad_norm the update uses gradients as clipped by
+    `torch.nn.utils.clip_grad_norm_`; the gradients themselves do not change, and `grad_norm` holds their norm. With
+    state_bits=8 the moments of tensors of 4096 elements and more take one byte per element; `state_dict` has them in
+    fp32, so that torch's optimizer can load it, and the other way round.
     """
 
     def __init__(
@@ -214,9 +210,9 @@ class AdamW(torch.optim.AdamW):
         maximize: bool = False,
     ):
         if state_bits not in (8, 32):
-            raise ValueError(f"state_bits is 8 or 32, not {state_bits!r}")
+            raise ValueError(f"state_bits must be 8 or 32, not {state_bits!r}")
         if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm is a positive number or None, not {max_grad_norm!r}")
+            raise ValueError(f"max_grad_norm must be positive or None, not {max_grad_norm!r}")
         super().__init__(params, lr, betas, eps, weight_decay, maximize=maximize)
         self.max_grad_norm = max_grad_norm
         self.state_bits = state_bits
@@ -225,9 +221,11 @@ class AdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step; a closure computes the loss, and its value is returned."""
+        """Update all parameters. A closure computes the loss and its gradients; its result is returned."""
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("tilewright.AdamW cannot be captured in a CUDA graph: it counts its steps on the host")
+            raise RuntimeError(
+                "tilewright.AdamW cannot be captured in a CUDA graph: it counts steps on the host. Call step() outside."
+            )
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -235,23 +233,23 @@ class AdamW(torch.optim.AdamW):
         self._step_all()
         return loss
 
-    @torch._disable_dynamo  # as torch's own: nothing here is worth a graph
+    @torch._disable_dynamo  # as torch's own: there is nothing to compile
     def _step_all(self) -> None:
         params = [*chain.from_iterable(group["params"] for group in self.param_groups)]
         grads: list[Any] = [p.grad for p in params]
-        given = [g is not None for g in grads]
-        whose = [len(group["params"]) for group in self.param_groups], [*map(id, params)], given
-        if not all(given):
-            params, grads = [*compress(params, given)], [*compress(grads, given)]
+        has_grad = [g is not None for g in grads]
+        members = [len(group["params"]) for group in self.param_groups], [*map(id, params)], has_grad
+        if not all(has_grad):
+            params, grads = [*compress(params, has_grad)], [*compress(grads, has_grad)]
         if not grads:
             return
-        facts = _Facts.of(whose, params, grads)
-        if self._plan is None or not self._plan.follows(facts):
-            self._plan = _Plan(self, grads, facts)
+        key = _PlanKey.of(members, params, grads)
+        if self._plan is None or not self._plan.accepts(key):
+            self._plan = _Plan(self, grads, key)
         self._plan.step(self, grads)
 
     def _state_of(self, p: Tensor) -> dict[str, Tensor]:
-        """The state of a parameter, made where there is none."""
+        """Return the state of a parameter; create it if there is none."""
         state = self.state[p]
         if not state:
             is_coded = self.state_bits == 8 and _may_be_coded(p)
@@ -260,27 +258,27 @@ class AdamW(torch.optim.AdamW):
             for name in MOMENTS:
                 state[name] = torch.zeros_like(p, dtype=torch.uint8 if is_coded else wide)
             for name in SCALES if is_coded else ():
-                state[name] = torch.zeros(groups(p.numel()), device=p.device)
+                state[name] = torch.zeros(num_groups(p.numel()), device=p.device)
         return state
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's AdamW has it: moments in fp32."""
-        made = super().state_dict()
-        made["state"] = {key: _plain(state) for key, state in made["state"].items()}
-        return made
+        """Return the state that torch's AdamW would have, with moments in fp32."""
+        found = super().state_dict()
+        found["state"] = {key: _torch_state(state) for key, state in found["state"].items()}
+        return found
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """A state of ours or of torch's AdamW."""
+        """Load a state of tilewright.AdamW or of torch's."""
         if any(group.get("amsgrad") for group in state_dict["param_groups"]):
-            raise ValueError("tilewright.AdamW has no amsgrad, and this state was made with it")
+            raise ValueError("tilewright.AdamW does not support amsgrad, with which this state was saved")
         super().load_state_dict(state_dict)
         self._plan = None
-        for group in self.param_groups:  # ways of torch's own to compute it
+        for group in self.param_groups:  # which of its implementations torch used
             group.update(foreach=None, fused=None, capturable=False, differentiable=False)
         theirs = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         ours = chain.from_iterable(group["params"] for group in self.param_groups)
         for key, p in zip(theirs, ours, strict=True):
-            if saved := state_dict["state"].get(key):  # torch has rounded the moments to the parameter's dtype
+            if saved := state_dict["state"].get(key):  # torch's loader rounded the moments to the parameter's dtype
                 self.state[p] = {}
                 _fill(self._state_of(p), saved)
 
@@ -294,11 +292,11 @@ class AdamW(torch.optim.AdamW):
 
 
 def _may_be_coded(p: Tensor) -> bool:
-    return p.numel() >= SMALLEST and p.dtype in FLOATS and type(p) in PLAIN and _is_run(p)
+    return p.numel() >= SMALLEST and p.dtype in FLOATS and type(p) in PLAIN and _is_dense(p)
 
 
-def _is_run(t: Tensor) -> bool:
-    """Whether its elements fill a run of memory, in whatever order."""
+def _is_dense(t: Tensor) -> bool:
+    """Return whether the elements fill their memory without gaps or overlap, in any order."""
     if t.is_contiguous():
         return True
     step = 1
@@ -309,26 +307,26 @@ def _is_run(t: Tensor) -> bool:
     return True
 
 
-def _lies_like(p: Tensor, t: Tensor) -> bool:
+def _has_same_layout(p: Tensor, t: Tensor) -> bool:
     return t.stride() == p.stride() or (t.is_contiguous() and p.is_contiguous())
 
 
-def _in_memory(t: Tensor) -> Tensor:
-    """Its elements in the order in which they lie."""
+def _flat(t: Tensor) -> Tensor:
+    """Return the elements of a dense tensor in memory order."""
     return t.as_strided((t.numel(),), (1,))
 
 
 def _codes(state: dict[str, Tensor]) -> tuple[Tensor, ...]:
-    return *(_in_memory(state[name]) for name in MOMENTS), *(state[name] for name in SCALES)
+    return *(_flat(state[name]) for name in MOMENTS), *(state[name] for name in SCALES)
 
 
-def _plain(state: dict[str, Any]) -> dict[str, Any]:
-    """A state as torch's, of tensors that are no one else's where ours are not as torch's."""
+def _torch_state(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state as torch has it; what differs from ours is copied."""
     found = {name: value for name, value in state.items() if name not in SCALES}
     if "step" in found:
-        found["step"] = found["step"].clone()  # it is an element of a plan's
+        found["step"] = found["step"].clone()  # a view of the plan's tensor
     if SCALES[0] in state:
-        for name, value in zip(MOMENTS, decoded(*_codes(state)), strict=True):  # type: ignore[arg-type]
+        for name, value in zip(MOMENTS, decode(*_codes(state)), strict=True):  # type: ignore[arg-type]
             found[name] = value.as_strided(state[name].shape, state[name].stride())
     return found
 
@@ -340,142 +338,147 @@ def _fill(state: dict[str, Tensor], saved: dict[str, Any]) -> None:
             state[name].copy_(saved[name])
         return
     wide = [torch.empty_like(state[name], dtype=torch.float32).copy_(saved[name]) for name in MOMENTS]
-    for mine, new in zip(_codes(state), encoded(*map(_in_memory, wide)), strict=True):
-        mine.copy_(new)
+    for old, new in zip(_codes(state), encode(*map(_flat, wide)), strict=True):
+        old.copy_(new)
 
 
 _dtype = attrgetter("dtype")
 
 
-@dataclass
-class _Facts:
-    """What a plan depends on. It is found at every step, so no line of Python is spent on a tensor."""
+Members = tuple[list[int], list[int], list[bool]]  # sizes of the groups; for all parameters: id, has a gradient
 
-    whose: tuple[list[int], list[int], list[bool]]  # how many parameters groups have, which ones, and if with gradients
+
+@dataclass
+class _PlanKey:
+    """What a plan depends on. Computed at every step, so without a Python loop over the tensors."""
+
+    members: Members
     dtypes: list[torch.dtype]
-    param_places: list[int]
-    contiguous: list[bool]  # gradients
-    strides: list[tuple[int, ...]]  # of those that are not
-    places: list[int] = field(compare=False)  # of gradients
+    params: list[int]  # addresses
+    is_contiguous: list[bool]  # of gradients
+    strides: list[tuple[int, ...]]  # of gradients that are not contiguous
+    grads: list[int] = field(compare=False)  # addresses
 
     @staticmethod
-    def of(whose: tuple[list[int], list[int], list[bool]], params: list[Tensor], grads: list[Tensor]) -> _Facts | None:
-        """Nothing where a tensor has no address: a subclass, or a sparse one."""
+    def of(members: Members, params: list[Tensor], grads: list[Tensor]) -> _PlanKey | None:
+        """Return None where a tensor has no address: for a subclass or a sparse tensor."""
         if {*map(type, params)} - PLAIN or {*map(type, grads)} - PLAIN:
             return None
         try:
-            param_places, places = [*map(Tensor.data_ptr, params)], [*map(Tensor.data_ptr, grads)]
+            addresses = [*map(Tensor.data_ptr, params)], [*map(Tensor.data_ptr, grads)]
         except RuntimeError:
             return None
-        contiguous = [*map(Tensor.is_contiguous, grads)]
-        strides = [*map(Tensor.stride, compress(grads, map(not_, contiguous)))]
-        return _Facts(whose, [*map(_dtype, params), *map(_dtype, grads)], param_places, contiguous, strides, places)
+        is_contiguous = [*map(Tensor.is_contiguous, grads)]
+        strides = [*map(Tensor.stride, compress(grads, map(not_, is_contiguous)))]
+        dtypes = [*map(_dtype, params), *map(_dtype, grads)]
+        return _PlanKey(members, dtypes, addresses[0], is_contiguous, strides, addresses[1])
 
-    def are_aligned(self) -> list[bool]:
-        return [place % 16 == 0 for place in self.places]
+    def aligned_grads(self) -> list[bool]:
+        return [address % 16 == 0 for address in self.grads]
 
 
 class _Plan:
-    """What a step launches: settled when parameters or gradients change, but not when gradients only move. Gradients
-    are not kept alive."""
+    """The launches of a step. A new one is needed when parameters or gradients change, but not when only the addresses
+    of gradients do. Gradients are not kept alive."""
 
-    def __init__(self, optimizer: AdamW, grads: list[Tensor], facts: _Facts | None):
+    def __init__(self, optimizer: AdamW, grads: list[Tensor], key: _PlanKey | None):
         if any(g.layout is not torch.strided for g in grads):
-            raise RuntimeError("tilewright.AdamW does not take sparse gradients")
-        self._facts = facts
+            raise RuntimeError("tilewright.AdamW does not support sparse gradients. Use torch.optim.SparseAdam.")
+        self._key = key
         members = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
         members = [(n, p) for n, p in members if p.grad is not None]
         states = [optimizer._state_of(p) for _, p in members]
         self._steps = torch.tensor([float(state["step"]) for state in states])
         self._counts, counts = self._steps.clone(), self._steps.tolist()
         for state, step in zip(states, self._steps.unbind(), strict=True):
-            state["step"] = step  # elements of one tensor, which count together
+            state["step"] = step  # views of one tensor, which one operation increments
         self._states = states
         self._params = [p for _, p in members]
-        self._jobs: list[tuple[int, Batch, list[int]]] = []  # group, and which tensors
-        self._others: list[tuple[int, int]] = []  # group and tensor
+        self._batches: list[tuple[int, Batch, list[int]]] = []  # group, and the indices of its tensors
+        self._others: list[tuple[int, int]] = []  # group and index of the tensors that torch updates
         kinds: dict[Any, list[int]] = {}
         with torch.autocast(self._params[0].device.type, enabled=False):
-            for number, (group, p) in enumerate(members):
-                if self._fits(number, grads[number]):
-                    is_coded = SCALES[0] in states[number]
-                    kinds.setdefault((group, p.device, p.dtype, is_coded, counts[number]), []).append(number)
+            for n, (group, p) in enumerate(members):
+                if self._is_eligible(n, grads[n]):
+                    is_coded = SCALES[0] in states[n]
+                    kinds.setdefault((group, p.device, p.dtype, is_coded, counts[n]), []).append(n)
                 else:
-                    self._others.append((group, number))
-        for (group, *_), numbers in kinds.items():
-            kept = [tuple(states[n][name] for name in (*MOMENTS, *SCALES) if name in states[n]) for n in numbers]
-            for batch, some in batched([self._params[n] for n in numbers], [grads[n] for n in numbers], kept):
-                self._jobs.append((group, batch, [numbers[n] for n in some]))
+                    self._others.append((group, n))
+        for (group, *_), indices in kinds.items():
+            moments = [tuple(states[n][name] for name in (*MOMENTS, *SCALES) if name in states[n]) for n in indices]
+            params, their_grads = [self._params[n] for n in indices], [grads[n] for n in indices]
+            for batch, chosen in make_batches(params, their_grads, moments):
+                self._batches.append((group, batch, [indices[n] for n in chosen]))
 
-    def _fits(self, number: int, g: Tensor) -> bool:
-        p, state = self._params[number], self._states[number]
+    def _is_eligible(self, n: int, g: Tensor) -> bool:
+        p, state = self._params[n], self._states[n]
         return (
             (p.is_cuda or is_interpreted(p))
             and eligible(p, g)
-            and _is_run(p)
-            and all(_lies_like(p, t) for t in (g, state["exp_avg"], state["exp_avg_sq"]))
+            and _is_dense(p)
+            and all(_has_same_layout(p, t) for t in (g, state["exp_avg"], state["exp_avg_sq"]))
             and state["exp_avg"].dtype in (torch.float32, torch.uint8)
         )
 
-    def follows(self, facts: _Facts | None) -> bool:
-        """Whether it holds still, now with gradients in these places."""
-        known = self._facts
-        if facts is None or known is None or facts != known or not torch.equal(self._steps, self._counts):
+    def accepts(self, key: _PlanKey | None) -> bool:
+        """Return whether the plan is still valid; adopt new addresses of gradients."""
+        known = self._key
+        if key is None or known is None or key != known or not torch.equal(self._steps, self._counts):
             return False
-        if facts.places != known.places:
-            if facts.are_aligned() != known.are_aligned():
+        if key.grads != known.grads:
+            if key.aligned_grads() != known.aligned_grads():
                 return False
-            for _, batch, numbers in self._jobs:
-                batch.follow([*map(facts.places.__getitem__, numbers)])
-            self._facts = facts
+            for _, batch, indices in self._batches:
+                batch.set_gradients([*map(key.grads.__getitem__, indices)])
+            self._key = key
         return True
 
     def step(self, optimizer: AdamW, grads: list[Tensor]) -> None:
         self._steps += 1
         self._counts += 1
-        work = [(batch, [*map(grads.__getitem__, numbers)]) for _, batch, numbers in self._jobs]
+        work = [(batch, [*map(grads.__getitem__, indices)]) for _, batch, indices in self._batches]
         clip = self._clip(optimizer, work, grads)
-        for (group, batch, numbers), (_, some) in zip(self._jobs, work, strict=True):
-            by, maximize = self._numbers(optimizer, group, numbers[0])
-            batch.update(some, None if clip is None else clip.to(batch.device, torch.float32), by, maximize)
+        for (group, batch, indices), (_, batch_grads) in zip(self._batches, work, strict=True):
+            step, maximize = self._step_of(optimizer, group, indices[0])
+            batch.update(batch_grads, None if clip is None else clip.to(batch.device, torch.float32), step, maximize)
             torch.autograd.graph.increment_version(batch.params)
-        for group, number in self._others:
-            by, maximize = self._numbers(optimizer, group, number)
-            g = -grads[number] if maximize else grads[number]
+        for group, n in self._others:
+            step, maximize = self._step_of(optimizer, group, n)
+            g = -grads[n] if maximize else grads[n]
             if clip is not None:
                 g = g * clip[0].to(g.device)
-            _step_by_torch(self._params[number], g, self._states[number], by)
+            _update_by_torch(self._params[n], g, self._states[n], step)
 
-    def _numbers(self, optimizer: AdamW, group: int, number: int) -> tuple[Numbers, bool]:
-        of = optimizer.param_groups[group]
-        beta1, beta2 = map(float, of["betas"])
-        by = Numbers.of(self._counts[number].item(), float(of["lr"]), (beta1, beta2), of["eps"], of["weight_decay"])
-        return by, of["maximize"]
+    def _step_of(self, optimizer: AdamW, group: int, n: int) -> tuple[Step, bool]:
+        options = optimizer.param_groups[group]
+        beta1, beta2 = map(float, options["betas"])
+        numbers = float(options["lr"]), (beta1, beta2), options["eps"], options["weight_decay"]
+        return Step.of(self._counts[n].item(), *numbers), options["maximize"]
 
     def _clip(self, optimizer: AdamW, work: list[tuple[Batch, list[Tensor]]], grads: list[Tensor]) -> Tensor | None:
-        """What gradients are multiplied by, and their norm."""
-        limit = optimizer.max_grad_norm
-        if limit is None:
+        """Return the factor that clips the gradients, and their norm; None without a limit."""
+        max_norm = optimizer.max_grad_norm
+        if max_norm is None:
             return None
         if work and not self._others and len({batch.device for batch, _ in work}) == 1:
-            clip = clipping(work, limit)
+            clip = clip_factor(work, max_norm)
         else:
             norm = torch.nn.utils.get_total_norm(grads)
-            clip = torch.stack([(limit / (norm + 1e-6)).clamp(max=1.0), norm])
+            clip = torch.stack([(max_norm / (norm + 1e-6)).clamp(max=1.0), norm])
         optimizer.grad_norm = clip[1]
         return clip
 
 
-def _step_by_torch(p: Tensor, g: Tensor, state: dict[str, Tensor], by: Numbers) -> None:
+def _update_by_torch(p: Tensor, g: Tensor, state: dict[str, Tensor], step: Step) -> None:
     if SCALES[0] in state:
-        m, v = decoded(*_codes(state))  # type: ignore[arg-type]
-        flat = torch.empty_like(p, dtype=torch.float32).copy_(g)
-        new, m, v = stepped(_in_memory(p), _in_memory(flat), m, v, by)
-        for mine, code in zip(_codes(state), encoded(m, v, by.seed), strict=True):
-            mine.copy_(code)
-        _in_memory(p).copy_(new)
+        m, v = decode(*_codes(state))  # type: ignore[arg-type]
+        grad = torch.empty_like(p, dtype=torch.float32).copy_(g)
+        new, m, v = torch_adamw(_flat(p), _flat(grad), m, v, step)
+        for old, code in zip(_codes(state), encode(m, v, step.seed), strict=True):
+            old.copy_(code)
+        _flat(p).copy_(new)
         return
     tensors: Iterable[Tensor] = (p, g, state["exp_avg"], state["exp_avg_sq"])
     p, g, m, v = (torch.view_as_real(t) if t.is_complex() else t for t in tensors)
-    for mine, new in zip((p, m, v), stepped(p, g, m, v, by), strict=True):
-        mine.copy_(new)
+    for old, new in zip((p, m, v), torch_adamw(p, g, m, v, step), strict=True):
+        old.copy_(new)
