@@ -1,4 +1,4 @@
-"""Laws of add, for every form of it."""
+"""Laws of add, for every kernel."""
 
 import sys
 
@@ -19,7 +19,7 @@ EXTREMES = (1e38, -3e38, float("inf"), -float("inf"), float("nan"), 1e-42, 0.0, 
 
 @pytest.fixture
 def fast_path(monkeypatch):
-    """The public function takes our kernels however small the input."""
+    """The public function uses our kernels for inputs of any size."""
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
@@ -49,7 +49,7 @@ def test_extreme_values(form, device):
 @pytest.mark.parametrize("form", ["triton", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("N", [2**13, 2**13 + 1, 2**14 - 3])
 def test_even_and_uneven_tiles(form, N, device):
-    """Both paths of the kernels, also where memory is not aligned to 16 bytes."""
+    """Tiles with and without a boundary mask, in aligned and unaligned memory."""
     for layout in ("contiguous", "offset"):
         x, y = (laid_out((N,), layout, device=device, dtype=torch.float16, seed=seed) for seed in (0, 1))
         same(module.add_forward(x, y, form), x + y)
@@ -68,7 +68,7 @@ def test_any_shape_and_layout(shape, first, second, device, fast_path):
 @few_examples
 @given(shape=shapes, dropped=st.integers(0, 2), data=st.data())
 def test_broadcasting_matches_torch(shape, dropped, data, device, fast_path):
-    """The same number of elements is not the same shape."""
+    """Shapes with the same number of elements can still differ."""
     other = [data.draw(st.sampled_from((1, size))) for size in shape][dropped:]
     x, y = torch.randn(shape, device=device), torch.randn(other, device=device)
     same(tw.add(x, y), x + y)
@@ -108,7 +108,7 @@ def test_accepts_what_torch_accepts(shape, device, fast_path):
     same(out, x + y)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch calls both prototypes
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch warns that both are prototypes
 @pytest.mark.parametrize("kind", ["sparse", "csr", "nested"])
 def test_sparse_and_nested_tensors_match_torch(kind, device, fast_path):
     x = torch.eye(4, device=device)

@@ -19,7 +19,7 @@ def tables(T, R, device, dtype=torch.float32):
 
 
 def first(interleaved, fn=tw.rope, **options):
-    """Of q alone, a function with one result."""
+    """Return a function of q alone, with one result."""
     return lambda q, k, cos, sin, positions=None: fn(q, k, cos, sin, positions, interleaved=interleaved, **options)[0]
 
 
@@ -38,7 +38,7 @@ def test_norms_are_preserved_and_position_zero_is_not_rotated(interleaved, devic
 
 @both
 def test_dot_products_depend_on_relative_positions(interleaved, device):
-    """What the embedding is for."""
+    """The purpose of the embedding."""
     q, k = torch.randn(2, 1, 1, 1, 16, device=device)
     cos, sin = tables(50, 8, device)
     many = [x.expand(1, 50, 1, 16) for x in (q, k)]
@@ -52,14 +52,14 @@ def test_the_inverse_rotation_restores_the_input(interleaved, device):
     q, k = torch.randn(2, 5, 4, 24, device=device), torch.randn(2, 5, 2, 24, device=device)
     cos, sin = tables(5, 8, device)
     turned = tw.rope(q, k, cos, sin, interleaved=interleaved)
-    back = module.rotated(*turned, cos, sin, None, interleaved, True)
+    back = module.rope_forward(*turned, cos, sin, None, module.Rope(interleaved, True))
     torch.testing.assert_close(back, (q, k))
     assert torch.equal(turned[0][..., 16:], q[..., 16:])
 
 
 def test_interleaved_equals_half_split_after_a_permutation(device):
     q, (cos, sin) = torch.randn(1, 6, 2, 16, device=device), tables(6, 8, device)
-    places = torch.arange(16, device=device).view(2, 8).T.flatten()  # of the pairs (i, i + 8), side by side
+    places = torch.arange(16, device=device).view(2, 8).T.flatten()  # the pairs (i, i + 8), side by side
     halves = tw.rope(q, None, cos, sin)[0]
     pairs = tw.rope(q[..., places], None, cos, sin, interleaved=True)[0]
     assert torch.equal(pairs, halves[..., places])
@@ -84,14 +84,14 @@ def test_positions(interleaved, device):
         got = first(interleaved)(q, q, cos, sin, places)
         assert_right(got, first(interleaved, reference), q, q, cos, sin, places)
     beyond = torch.tensor([0, 40, -1, 39, 2], device=device)
-    got = module.rotated(q, q, cos, sin, beyond, interleaved, False)[0]
+    got = module.rope_forward(q, q, cos, sin, beyond, module.Rope(interleaved))[0]
     assert got[..., :8].isnan().all(-1)[0, :, 0].tolist() == [False, True, True, False, False]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("seq_dim", "interleaved"), [(1, True), (2, False)])
 def test_any_layout_and_gradients(seq_dim, layout, interleaved, device):
-    """A result lies in memory as its input does, and nothing is copied on the way."""
+    """A result has the strides of its input, and nothing is copied."""
     shape = (2, 5, 3, 12) if seq_dim == 1 else (2, 3, 5, 12)
     q, (cos, sin) = laid_out(shape, layout, device=device), tables(5, 4, device)
 
@@ -111,7 +111,7 @@ def test_any_layout_and_gradients(seq_dim, layout, interleaved, device):
 @both
 def test_in_place(interleaved, device):
     cos, sin = tables(5, 4, device)
-    packed = torch.randn(2, 5, 7, 12, device=device)  # queries and keys as one product makes them
+    packed = torch.randn(2, 5, 7, 12, device=device)  # queries and keys as one projection computes them
     q, k, rest = packed.split([4, 2, 1], 2)
     wanted, kept = module.reference(q, k, cos, sin, None, interleaved), rest.clone()
     version = q._version
@@ -126,7 +126,7 @@ def test_in_place(interleaved, device):
 def test_in_place_with_gradients(device):
     x, (cos, sin) = torch.randn(1, 5, 2, 8, device=device, requires_grad=True), tables(5, 4, device)
     (ours,) = torch.autograd.grad(tw.rope(x * 1, None, cos, sin, inplace=True)[0].square().sum(), x)
-    torch.testing.assert_close(ours, 2 * x.detach())  # lengths are kept
+    torch.testing.assert_close(ours, 2 * x.detach())  # rotations preserve norms
     with pytest.raises(RuntimeError, match="leaf Variable"):
         tw.rope(x, None, cos, sin, inplace=True)
     with pytest.raises(RuntimeError, match="single memory location"):
@@ -167,19 +167,19 @@ def test_errors(device):
     q, (cos, sin) = torch.randn(2, 3, 2, 4, device=device), tables(3, 2, device)
     whole = torch.arange(3, device=device)
     wrong: Any = (
-        ((q, None, cos, sin), {"seq_dim": 0}, "seq_dim is 1"),
-        ((q[0], None, cos, sin), {}, "four dimensions"),
-        ((q, q[:1], cos, sin), {}, "more than their heads"),
-        ((q, None, cos[:, :1], sin), {}, r"\[positions, pairs\], at most 2 pairs"),
+        ((q, None, cos, sin), {"seq_dim": 0}, "seq_dim must be 1"),
+        ((q[0], None, cos, sin), {}, "must have four dimensions"),
+        ((q, q[:1], cos, sin), {}, "number of heads only"),
+        ((q, None, cos[:, :1], sin), {}, r"must be \[positions, at most 2 pairs\]"),
         ((q[..., :3], None, cos, sin), {}, "at most 1 pairs"),
-        ((q, None, cos[:2], sin[:2]), {}, "hold 2 positions, and there are 3 tokens"),
-        ((q, None, cos, sin, whole[:2]), {}, r"whole numbers, \[3\] or \[2, 3\]"),
+        ((q, None, cos[:2], sin[:2]), {}, "have 2 positions, fewer than the 3 tokens"),
+        ((q, None, cos, sin, whole[:2]), {}, r"must be integers, \[3\] or \[2, 3\]"),
         ((q, None, cos, sin, whole.float()), {}, "not torch.float32"),
     )
     for args, options, message in wrong:
         with pytest.raises(ValueError, match=message):
             tw.rope(*args, **options)
-    with pytest.raises(TypeError, match="cos is a tensor, not NoneType"):
+    with pytest.raises(TypeError, match="cos must be a tensor, not NoneType"):
         tw.rope(q, None, None, sin)  # type: ignore[arg-type]
 
 
@@ -187,10 +187,10 @@ def test_registered_operator(device):
     q, (cos, sin) = torch.randn(2, 5, 3, 12, device=device), tables(5, 4, device)
     places = torch.randint(5, (2, 5), device=device)
     leaves = [q.clone().requires_grad_(), q[:, :, :0].clone().requires_grad_()]
-    torch.library.opcheck(module.rotated.registered, (*leaves, cos, sin, None, False, False))
+    torch.library.opcheck(module.rope_forward.registered, (*leaves, cos, sin, None, False, False))
     strided = (q[..., ::2], q.transpose(2, 3)[..., ::2].transpose(2, 3)[..., :6])
-    torch.library.opcheck(module.rotated.registered, (*strided, cos[:, :3], sin[:, :3], places, True, True))
-    assert_compiles(lambda q: module.rotated(q, q, cos, sin, None, False, False), q)
+    torch.library.opcheck(module.rope_forward.registered, (*strided, cos[:, :3], sin[:, :3], places, True, True))
+    assert_compiles(lambda q: module.rope_forward(q, q, cos, sin, None, module.Rope(False)), q)
 
 
 def test_compiled_code_calls_torch(device):

@@ -1,4 +1,4 @@
-"""Laws of the transposed copy, for every form of it."""
+"""Laws of the transposed copy, for every kernel."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The exponential of Triton kernels, by way of exp2."""
+"""The exponential function of the Triton kernels, computed by exp2."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ LOG2_E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def exp(x):
-    """Zero where the result is subnormal; to keep those, tl.exp takes three more instructions an element."""
+    """e**x, flushed to zero where it is subnormal; tl.exp spends three more instructions per element on those."""
     return tl.exp2(x * LOG2_E)

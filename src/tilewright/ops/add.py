@@ -1,7 +1,7 @@
-"""Sum of two tensors, element by element: out = x + y.
+"""Elementwise sum of two tensors: out = x + y.
 
-The least a GPU can do: three moves through memory and one operation for each element. What is left to get right is
-the shape of those moves: 16 bytes an access, several in flight, and offsets that pass 2**31.
+The simplest kernel: three memory accesses and one operation per element. All that matters is that accesses are 16 bytes
+wide, that several are in flight, and that offsets may exceed 2**31.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Cost, Op, grid
 
+__all__ = ["add"]
+
 
 def reference(x: Tensor, y: Tensor) -> Tensor:
     return torch.add(x, y)
@@ -34,7 +36,7 @@ def cost(x: Tensor, y: Tensor) -> Cost:
 
 
 def backward_cost(x: Tensor, y: Tensor) -> Cost:
-    return Cost(read=0, written=0)  # the incoming gradient is both results
+    return Cost(read=0, written=0)  # the incoming gradient is that of both inputs
 
 
 op = Op(
@@ -51,9 +53,9 @@ op = Op(
 
 @triton.jit
 def _add_fwd(x_ptr, y_ptr, out_ptr, N, BLOCK_N: tl.constexpr):
-    start = tl.program_id(0).to(tl.int64) * BLOCK_N  # int64: N may pass 2**31
+    start = tl.program_id(0).to(tl.int64) * BLOCK_N  # int64: N may exceed 2**31
     offs_n = start + tl.arange(0, BLOCK_N)
-    if start + BLOCK_N <= N:  # without a mask the accesses stay 16 bytes wide whatever N is
+    if start + BLOCK_N <= N:  # without a mask accesses stay 16 bytes wide for every N
         x = tl.load(x_ptr + offs_n, eviction_policy="evict_last").to(tl.float32)
         y = tl.load(y_ptr + offs_n, eviction_policy="evict_last").to(tl.float32)
         tl.store(out_ptr + offs_n, (x + y).to(out_ptr.dtype.element_ty))
@@ -80,7 +82,7 @@ def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
 
 CUDA = CudaSource("add.cu", "add_fwd")
 CUDA_THREADS = 256
-CUDA_BYTES = 32  # of each input that a thread takes at a time
+CUDA_BYTES = 32  # of each input, per thread and step
 
 
 def _cuda(x: Tensor, y: Tensor, out: Tensor) -> None:
@@ -89,7 +91,7 @@ def _cuda(x: Tensor, y: Tensor, out: Tensor) -> None:
 
 
 NUMBA_THREADS = 128
-NUMBA_EACH = 4  # elements a thread
+NUMBA_EACH = 4  # elements per thread
 
 
 @functools.cache
@@ -123,7 +125,7 @@ FORMS = {"triton": _triton, "cuda": _cuda, "numba": _numba}
 
 @operator("add", fake=contiguous_like)
 def add_forward(x: Tensor, y: Tensor, form: str) -> Tensor:
-    """The sum of two tensors of one shape and dtype by the named form."""
+    """The sum of two tensors of one shape and dtype."""
     out = contiguous_like(x)
     if x.numel():
         FORMS[form](x.contiguous(), y.contiguous(), out)
@@ -131,11 +133,11 @@ def add_forward(x: Tensor, y: Tensor, form: str) -> Tensor:
 
 
 def _save(ctx, inputs, output) -> None:
-    """The gradient needs nothing."""
+    """The gradient needs no input."""
 
 
 def _backward(ctx, grad: Tensor):
-    return grad, grad, None
+    return grad, grad
 
 
 add_forward.differentiate(_save, _backward)
@@ -156,13 +158,13 @@ def numba(x: Tensor, y: Tensor) -> Tensor:
     return add_forward(x, y, "numba")
 
 
-SMALLEST = math.inf  # elements; torch's own kernel runs at the ceiling already, at every recorded size
+SMALLEST = math.inf  # elements; torch's kernel reaches the bandwidth ceiling at every recorded size
 
 
 def add(input: Any, other: Any, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
-    """As `torch.add`: the fast kernel where it fits, torch elsewhere."""
+    """Elementwise sum, with the arguments of `torch.add`."""
     plain = out is None and type(alpha) in (int, float) and alpha == 1
-    # Inductor fuses torch's add with its neighbours; it could not look into ours.
+    # Inductor fuses torch's add with its neighbors, but not our operator.
     if torch.compiler.is_compiling() or not plain or not eligible_elementwise(SMALLEST, input, other):
         return torch.add(input, other, alpha=alpha, out=out)
     return add_forward(input, other, "triton")

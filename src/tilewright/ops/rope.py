@@ -1,23 +1,23 @@
-"""Rotary embedding: every pair of a head's elements is turned by an angle that its position and the pair decide.
+"""Rotary embedding: each pair of a head's elements is rotated by an angle that depends on position and pair.
 
 (a, b) becomes (a cos - b sin, b cos + a sin). A pair is (x[i], x[i + R]) or, interleaved, (x[2i], x[2i + 1]), i < R;
-what a head holds beyond 2R is left as it is. The gradient is turned back: the same kernel with -sin.
+elements from 2R on are unchanged. The gradient is the inverse rotation: the same kernel with -sin.
 
-Queries and keys go in one launch. A program takes some heads of one token, so that the angles are read once for them.
+One launch rotates queries and keys. A program takes several heads of one token, so that they share its angles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.runtime.configs import ConfigTable, cached_plan
+from tilewright.runtime.configs import Config, ConfigTable, cached_plan
 from tilewright.runtime.elementwise import can_write_in_place
 from tilewright.runtime.eligibility import eligible
 from tilewright.runtime.launch import Launcher
@@ -25,19 +25,21 @@ from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv, next_power_of_2
 from tilewright.spec import Case, Cost, Draw, Op, points
 
+__all__ = ["rope"]
+
 BASE = 10000.0
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+def _rotate_in_torch(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     R = cos.shape[-1]
     rest = x[..., 2 * R :]
     if interleaved:
         a, b = x[..., : 2 * R : 2], x[..., 1 : 2 * R : 2]
-        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
     else:
         a, b = x[..., :R], x[..., R : 2 * R]
-        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    return torch.cat([turned.to(x.dtype), rest], -1)
+        rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return torch.cat([rotated.to(x.dtype), rest], -1)
 
 
 def reference(
@@ -45,7 +47,7 @@ def reference(
 ) -> tuple[Tensor, Tensor]:
     where = slice(q.shape[1]) if positions is None else positions
     cos, sin = cos[where].unsqueeze(-2), sin[where].unsqueeze(-2)  # [..., S, 1, R]
-    return _turned(q, cos, sin, interleaved), _turned(k, cos, sin, interleaved)
+    return _rotate_in_torch(q, cos, sin, interleaved), _rotate_in_torch(k, cos, sin, interleaved)
 
 
 def cost(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool) -> Cost:
@@ -55,7 +57,7 @@ def cost(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | Non
     return Cost(read=both + tables, written=both, flops={"fp32": 6 * pairs})
 
 
-def _takes(case: Case) -> bool:
+def _is_valid(case: Case) -> bool:
     return 0 < 2 * case["R"] <= case["D"] and case["S"] > 0  # type: ignore[operator]
 
 
@@ -94,31 +96,19 @@ op = Op(
     ),
     backward_cost=cost,
     constants=(2, 3),
-    takes=_takes,
+    takes=_is_valid,
     batch="B",
     grows="S",
 )
 
 
 @triton.jit
-def _turn_heads(
-    x_ptr,
-    y_ptr,
-    stride_xh,
-    stride_yh,
-    start,
-    H,
-    cos,
-    sin,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    COPIES: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_REST: tl.constexpr,
-):
-    """Some heads of one token, from `start` on."""
+def _rotate_heads(
+    x_ptr, y_ptr, stride_xh, stride_yh, start, H, cos, sin,
+    D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr, COPIES: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    """Rotate BLOCK_H heads of one token, from `start` on."""
     offs_h = (start + tl.arange(0, BLOCK_H)).to(tl.int64)[:, None]
     x_ptrs, y_ptrs = x_ptr + offs_h * stride_xh, y_ptr + offs_h * stride_yh
     if INTERLEAVED:
@@ -143,72 +133,45 @@ def _turn_heads(
 
 @triton.jit
 def _rope_fwd(
-    q_ptr,
-    k_ptr,
-    cos_ptr,
-    sin_ptr,
-    positions_ptr,
-    q_out_ptr,
-    k_out_ptr,
-    stride_qb,
-    stride_qs,
-    stride_qh,
-    stride_kb,
-    stride_ks,
-    stride_kh,
-    stride_qob,
-    stride_qos,
-    stride_qoh,
-    stride_kob,
-    stride_kos,
-    stride_koh,
-    stride_pb,
-    stride_ps,
-    S,
-    H,
-    K,
-    T,
-    D: tl.constexpr,
-    R: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
-    INVERSE: tl.constexpr,
-    COPIES: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    BLOCK_REST: tl.constexpr,
-):
-    across = tl.cdiv(H, BLOCK_H) + tl.cdiv(K, BLOCK_H)  # programs of a token lie side by side, as its heads may
-    token, part = tl.program_id(0) // across, tl.program_id(0) % across
+    q_ptr, k_ptr, cos_ptr, sin_ptr, positions_ptr, q_out_ptr, k_out_ptr, stride_qb, stride_qs, stride_qh, stride_kb,
+    stride_ks, stride_kh, stride_qob, stride_qos, stride_qoh, stride_kob, stride_kos, stride_koh, stride_pb,
+    stride_ps, S, H, K, T,
+    D: tl.constexpr, R: tl.constexpr, INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, COPIES: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    # Neighboring programs take heads of one token, which may be neighbors in memory.
+    programs = tl.cdiv(H, BLOCK_H) + tl.cdiv(K, BLOCK_H)  # per token
+    token, part = tl.program_id(0) // programs, tl.program_id(0) % programs
     b, s = (token // S).to(tl.int64), (token % S).to(tl.int64)
     position = s
     if positions_ptr is not None:
         position = tl.load(positions_ptr + b * stride_pb + s * stride_ps).to(tl.int64)
     offs_r = tl.arange(0, BLOCK_R)[None, :]
-    known = (offs_r < R) & (position >= 0) & (position < T)  # beyond the tables there is no angle
-    cos = tl.load(cos_ptr + position * R + offs_r, mask=known, other=float("nan")).to(tl.float32)
-    sin = tl.load(sin_ptr + position * R + offs_r, mask=known, other=float("nan")).to(tl.float32)
+    has_angle = (offs_r < R) & (position >= 0) & (position < T)  # NaN outside of the tables
+    cos = tl.load(cos_ptr + position * R + offs_r, mask=has_angle, other=float("nan")).to(tl.float32)
+    sin = tl.load(sin_ptr + position * R + offs_r, mask=has_angle, other=float("nan")).to(tl.float32)
     if INVERSE:
         sin = -sin
     if part < tl.cdiv(H, BLOCK_H):
         x, y = q_ptr + b * stride_qb + s * stride_qs, q_out_ptr + b * stride_qob + s * stride_qos
         start = part * BLOCK_H
-        _turn_heads(
+        _rotate_heads(
             x, y, stride_qh, stride_qoh, start, H, cos, sin, D, R, INTERLEAVED, COPIES, BLOCK_H, BLOCK_R, BLOCK_REST
         )
     else:
         x, y = k_ptr + b * stride_kb + s * stride_ks, k_out_ptr + b * stride_kob + s * stride_kos
         start = (part - tl.cdiv(H, BLOCK_H)) * BLOCK_H
-        _turn_heads(
+        _rotate_heads(
             x, y, stride_kh, stride_koh, start, K, cos, sin, D, R, INTERLEAVED, COPIES, BLOCK_H, BLOCK_R, BLOCK_REST
         )
 
 
-def _default(D: int, R: int, size: int, *_: object) -> dict[str, int]:
-    # 16 bytes a thread; then the angles are read in the layout they are used in, without shared memory.
+def _default(D: int, R: int, size: int, *_: object) -> Config:
+    # 16 bytes per thread: the angles are then loaded in the layout of the heads, without shared memory.
     return {"heads": max(1, 2048 // size // next_power_of_2(R)), "num_warps": 4}
 
 
-def _choices(*_: object) -> list[dict[str, int]]:
+def _choices(*_: object) -> list[Config]:
     return [{"heads": heads, "num_warps": warps} for heads in (4, 8, 16, 32) for warps in (1, 2, 4)]
 
 
@@ -216,98 +179,96 @@ CONFIG = ConfigTable("rope.json", _default, _choices)
 _launch = Launcher(_rope_fwd)
 
 
+class Rope(NamedTuple):
+    """The options of a call."""
+
+    interleaved: bool
+    inverse: bool = False
+
+
 @cached_plan
 def _plan(
-    of_q: tuple[int, ...],
-    of_k: tuple[int, ...],
-    of_tables: tuple[int, int],
+    options: Rope,
+    shapes: tuple[tuple[int, ...], ...],
     strides: tuple[tuple[int, ...], ...],
     dtypes: tuple[torch.dtype | None, ...],
     device: int,
-    interleaved: bool,
-    inverse: bool,
     inplace: bool,
 ) -> Callable[..., None]:
-    """How q and k are turned. Strides are those of q, k, the results and, of two dimensions, the positions."""
-    (B, S, H, D), K, (T, R) = of_q, of_k[2], of_tables
-    config = CONFIG(device, D, R, dtypes[0].itemsize, "pairs" if interleaved else "halves")  # type: ignore[union-attr]
+    """Return the launch that takes q, k, cos, sin, positions and the results.
+
+    The shapes are those of q, k and the tables, the strides those of q, k, the results and the positions [B, S].
+    """
+    (B, S, H, D), (_, _, K, _), (T, R) = shapes
+    pairs = "pairs" if options.interleaved else "halves"
+    config = CONFIG(device, D, R, dtypes[0].itemsize, pairs)  # type: ignore[union-attr]
     heads = min(config["heads"], next_power_of_2(max(1, H, K)))
     grid = (B * S * (cdiv(H, heads) + cdiv(K, heads)),)
     if not grid[0]:
         return lambda *_: None
     return _launch.prepare(
         grid,
-        *chain.from_iterable(stride[:3] for stride in strides),
-        S,
-        H,
-        K,
-        T,
-        D=D,
-        R=R,
-        INTERLEAVED=interleaved,
-        INVERSE=inverse,
-        COPIES=D > 2 * R and not inplace,
-        BLOCK_H=heads,
-        BLOCK_R=next_power_of_2(R),
-        BLOCK_REST=next_power_of_2(max(1, D - 2 * R)),
+        *chain.from_iterable(stride[:3] for stride in strides), S, H, K, T,
+        D=D, R=R, INTERLEAVED=options.interleaved, INVERSE=options.inverse, COPIES=D > 2 * R and not inplace,
+        BLOCK_H=heads, BLOCK_R=next_power_of_2(R), BLOCK_REST=next_power_of_2(max(1, D - 2 * R)),
         num_warps=config["num_warps"],
-    )
+    )  # fmt: skip
 
 
 def _rotate(
     inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
     outputs: tuple[Tensor, Tensor],
-    interleaved: bool,
-    inverse: bool,
+    options: Rope,
 ) -> None:
     q, k, cos, sin, positions = inputs
     q_out, k_out = outputs
-    placed, kind = (0, 0), None
+    position_strides, position_dtype = (0, 0), None
     if positions is not None:
-        placed, kind = positions.stride() if positions.dim() == 2 else (0, *positions.stride()), positions.dtype
-    strides = q.stride(), k.stride(), q_out.stride(), k_out.stride(), placed
-    dtypes = q.dtype, k.dtype, cos.dtype, sin.dtype, kind
-    plan = _plan(q.shape, k.shape, cos.shape, strides, dtypes, q.get_device(), interleaved, inverse, q_out is q)
+        position_strides, position_dtype = (0, *positions.stride())[-2:], positions.dtype
+    strides = q.stride(), k.stride(), q_out.stride(), k_out.stride(), position_strides
+    dtypes = q.dtype, k.dtype, cos.dtype, sin.dtype, position_dtype
+    plan = _plan(options, (q.shape, k.shape, cos.shape), strides, dtypes, q.get_device(), q_out is q)
     plan(q, k, cos.contiguous(), sin.contiguous(), positions, q_out, k_out)
 
 
-def _side_by_side(x: Tensor) -> Tensor:
-    """A head's elements next to each other; the other dimensions as they are."""
+def _with_contiguous_heads(x: Tensor) -> Tensor:
+    """Return x with the elements of a head contiguous; a copy only where needed."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _fresh(q: Tensor, k: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(_side_by_side(q)), torch.empty_like(_side_by_side(k))
+def _empty_outputs(q: Tensor, k: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(_with_contiguous_heads(q)), torch.empty_like(_with_contiguous_heads(k))
 
 
-@operator("rope", fake=_fresh)
-def rotated(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool, inverse: bool
+@operator("rope", fake=_empty_outputs)
+def rope_forward(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, options: Rope
 ) -> tuple[Tensor, Tensor]:
-    """q [B, S, H, D] and k [B, S, K, D] turned, or turned back."""
-    outputs = _fresh(q, k)
-    _rotate((_side_by_side(q), _side_by_side(k), cos, sin, positions), outputs, interleaved, inverse)
+    """The rotation of q [B, S, H, D] and k [B, S, K, D], or its inverse."""
+    outputs = _empty_outputs(q, k)
+    _rotate((_with_contiguous_heads(q), _with_contiguous_heads(k), cos, sin, positions), outputs, options)
     return outputs
 
 
 def _save(ctx, inputs, output) -> None:
-    _, _, cos, sin, positions, ctx.interleaved, ctx.inverse = inputs
-    ctx.save_for_backward(cos, sin, positions)
+    _, _, *tables, ctx.options = inputs
+    ctx.save_for_backward(*tables)
 
 
 def _backward(ctx, dq: Tensor, dk: Tensor):
-    dq, dk = rotated(dq, dk, *ctx.saved_tensors, ctx.interleaved, not ctx.inverse)
-    return *(g if needs else None for g, needs in zip((dq, dk), ctx.needs_input_grad, strict=False)), *[None] * 5
+    interleaved, inverse = ctx.options
+    dq, dk = rope_forward(dq, dk, *ctx.saved_tensors, Rope(interleaved, not inverse))
+    return dq if ctx.needs_input_grad[0] else None, dk if ctx.needs_input_grad[1] else None
 
 
-rotated.differentiate(_save, _backward)
+rope_forward.differentiate(_save, _backward)
 
 
 @op.kernel("triton", language="triton")
 def triton_rope(
     q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool
 ) -> tuple[Tensor, Tensor]:
-    return rotated(q, k, cos, sin, positions, interleaved, False)
+    return rope_forward(q, k, cos, sin, positions, Rope(interleaved))
 
 
 def rope(
@@ -321,32 +282,31 @@ def rope(
     inplace: bool = False,
     seq_dim: int = 1,
 ) -> tuple[Tensor, Tensor | None]:
-    """Queries and keys with rotary embedding.
+    """Rotary embedding of queries and keys.
 
-    q is [B, S, heads, D] or, with seq_dim=2, [B, heads, S, D], in any layout; k has its own number of heads or is None.
-    cos and sin [T, R] hold the angles of T positions, and get no gradient. The first 2R elements of a head are turned,
-    in pairs (i, i + R) or, interleaved, (2i, 2i + 1). positions [S] or [B, S], below T, say where tokens stand; without
-    them they stand in order. With inplace=True q and k themselves are changed.
+    q is [B, S, heads, D] or, with seq_dim=2, [B, heads, S, D], with any strides; k may have another number of heads, or
+    be None. cos and sin [T, R] hold the angles of T positions, and get no gradient. The first 2R elements of a head are
+    rotated, in pairs (i, i + R) or, interleaved, (2i, 2i + 1). positions [S] or [B, S], below T, are those of the
+    tokens; the default is 0, 1, 2, …. With inplace=True q and k themselves are changed.
     """
-    _require(q, k, cos, sin, positions, seq_dim)
+    _validate(q, k, cos, sin, positions, seq_dim)
     if cos.requires_grad or sin.requires_grad:
         cos, sin = cos.detach(), sin.detach()
     x = q.transpose(1, 2) if seq_dim == 2 else q  # [B, S, heads, D]
     y = x[:, :, :0] if k is None else k.transpose(1, 2) if seq_dim == 2 else k
-    fits = _fits(x, y, cos, sin, positions)
-    if fits and inplace and x.stride(-1) == y.stride(-1) == 1 and can_write_in_place(x, y):
-        _rotate((x, y, cos, sin, positions), (x, y), interleaved, False)
+    options, is_eligible = Rope(interleaved), _is_eligible(x, y, cos, sin, positions)
+    if is_eligible and inplace and x.stride(-1) == y.stride(-1) == 1 and can_write_in_place(x, y):
+        _rotate((x, y, cos, sin, positions), (x, y), options)
         torch.autograd.graph.increment_version([x, y])
         return q, k
-    if fits:
-        turned = rotated(x, y, cos, sin, positions, interleaved, False)
+    if is_eligible:
+        new_q, new_k = rope_forward(x, y, cos, sin, positions, options)
     else:
-        turned = reference(x, y, cos, sin, positions, interleaved)
+        new_q, new_k = reference(x, y, cos, sin, positions, interleaved)
     if inplace:
-        x.copy_(turned[0])
-        y.copy_(turned[1])
+        x.copy_(new_q)
+        y.copy_(new_k)
         return q, k
-    new_q, new_k = turned
     if seq_dim == 2:
         new_q, new_k = new_q.transpose(1, 2), new_k.transpose(1, 2)
     return new_q, None if k is None else new_k
@@ -359,8 +319,8 @@ def public(
     return rope(q, k, cos, sin, positions, interleaved=interleaved)
 
 
-def _fits(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> bool:
-    if torch.compiler.is_compiling():  # Inductor fuses torch's own with its neighbours
+def _is_eligible(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None) -> bool:
+    if torch.compiler.is_compiling():  # Inductor fuses the reference with its neighbors
         return False
     if positions is not None and positions.device != q.device:
         return False
@@ -369,26 +329,22 @@ def _fits(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | No
     return eligible(q, k) and eligible(cos, sin) and cos.device == q.device
 
 
-def _require(q: Any, k: Any, cos: Any, sin: Any, positions: Any, seq_dim: int) -> None:
-    """Raise where these do not go together."""
+def _validate(q: Any, k: Any, cos: Any, sin: Any, positions: Any, seq_dim: int) -> None:
+    """Raise where the arguments do not match."""
     if seq_dim not in (1, 2):
-        raise ValueError(f"seq_dim is 1 for [B, S, heads, D] or 2 for [B, heads, S, D], not {seq_dim!r}")
+        raise ValueError(f"seq_dim must be 1 for [B, S, heads, D] or 2 for [B, heads, S, D], not {seq_dim!r}")
     for name, value in (("q", q), ("cos", cos), ("sin", sin)):
         if not isinstance(value, Tensor):
-            raise TypeError(f"{name} is a tensor, not {type(value).__name__}")
+            raise TypeError(f"{name} must be a tensor, not {type(value).__name__}")
     if q.dim() != 4 or (k is not None and k.dim() != 4):
-        raise ValueError("q and k have four dimensions")
-    of_q, tables = q.shape, cos.shape
-    B, S, D = of_q[0], of_q[seq_dim], of_q[3]
-    if k is not None:
-        of_k = k.shape
-        if of_k[0] != B or of_k[seq_dim] != S or of_k[3] != D:
-            raise ValueError(f"q and k differ in more than their heads: {[*of_q]} and {[*of_k]}")
+        raise ValueError("q and k must have four dimensions")
+    tables, (B, _, _, D), S = cos.shape, q.shape, q.shape[seq_dim]
+    if k is not None and (k.shape[0], k.shape[seq_dim], k.shape[3]) != (B, S, D):
+        raise ValueError(f"q and k may differ in the number of heads only, not {[*q.shape]} and {[*k.shape]}")
     if len(tables) != 2 or tables != sin.shape or not 0 < 2 * tables[1] <= D:
-        raise ValueError(f"cos and sin are [positions, pairs], at most {D // 2} pairs, not {[*tables]}, {[*sin.shape]}")
+        raise ValueError(f"cos and sin must be [positions, at most {D // 2} pairs], not {[*tables]} and {[*sin.shape]}")
     if positions is None and tables[0] < S:
-        raise ValueError(f"cos and sin hold {tables[0]} positions, and there are {S} tokens")
+        raise ValueError(f"cos and sin have {tables[0]} positions, fewer than the {S} tokens")
     if positions is not None and (positions.is_floating_point() or positions.shape not in ((S,), (B, S))):
-        raise ValueError(
-            f"positions are whole numbers, [{S}] or [{B}, {S}], not {positions.dtype} {[*positions.shape]}"
-        )
+        given = f"{positions.dtype} {[*positions.shape]}"
+        raise ValueError(f"positions must be integers, [{S}] or [{B}, {S}], not {given}")

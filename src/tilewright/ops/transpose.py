@@ -1,7 +1,8 @@
-"""A matrix transposed into new memory: y[n, m] = x[m, n].
+"""Transposed copy of a matrix: y[n, m] = x[m, n].
 
-Memory is read and written in whole lines, so a tile must turn around on the chip, in shared memory; there one of its
-two ways is across the rows, and where a column stands decides how long that takes. See `docs/bank-conflicts.md`.
+Loads and stores are both coalesced only if a tile is transposed on the chip, in shared memory. There it is either
+written or read by columns, and the layout of a column over the banks decides how long that takes: see
+`docs/bank-conflicts.md`.
 """
 
 from __future__ import annotations
@@ -40,22 +41,22 @@ op = Op(
 
 
 CUDA = CudaSource("transpose.cu", "transpose_fwd<T, Plain>", "transpose_fwd<T, Padded>", "transpose_fwd<T, Swizzled>")
-CUDA_SIDE = 32
+CUDA_TILE = 32  # rows and columns, as in transpose.cu
 CUDA_THREADS = 256
 
 
 def _cuda(x: Tensor, y: Tensor, tile: str) -> None:
     M, N = x.shape
-    tiles = cdiv(N, CUDA_SIDE)
-    blocks = cdiv(M, CUDA_SIDE) * tiles
+    tiles = cdiv(N, CUDA_TILE)
+    blocks = cdiv(M, CUDA_TILE) * tiles
     kernel = f"transpose_fwd<T, {tile}>"
     CUDA.prepare(kernel, x.dtype, x.get_device(), (blocks,), CUDA_THREADS, M, N, tiles)(x, y)
 
 
 @triton.jit
 def _transpose_fwd(x_ptr, y_ptr, M, N, tiles, BLOCK: tl.constexpr):
-    """Shared memory is not mentioned: the compiler puts the tile there between two layouts of its own, and swizzles."""
-    tile = tl.program_id(0).to(tl.int64)  # int64: M * N may pass 2**31
+    """The compiler converts between the layouts of load and store through shared memory, and swizzles it."""
+    tile = tl.program_id(0).to(tl.int64)  # int64: M * N may exceed 2**31
     offs_m = tile // tiles * BLOCK + tl.arange(0, BLOCK)
     offs_n = tile % tiles * BLOCK + tl.arange(0, BLOCK)
     inside = (offs_m[:, None] < M) & (offs_n[None, :] < N)
@@ -74,15 +75,11 @@ def _plan(M: int, N: int, dtype: torch.dtype, device: int) -> PreparedLaunch:
     return _launch.prepare((cdiv(M, BLOCK) * tiles,), M, N, tiles, BLOCK=BLOCK, num_warps=4)
 
 
-def _triton(x: Tensor, y: Tensor) -> None:
-    _plan(*x.shape, x.dtype, x.get_device())(x, y)
-
-
 FORMS = {
     "cuda": lambda x, y: _cuda(x, y, "Plain"),
     "cuda-padded": lambda x, y: _cuda(x, y, "Padded"),
     "cuda-swizzled": lambda x, y: _cuda(x, y, "Swizzled"),
-    "triton": _triton,
+    "triton": lambda x, y: _plan(*x.shape, x.dtype, x.get_device())(x, y),
 }
 
 
@@ -92,7 +89,7 @@ def _transposed_like(x: Tensor, *_: object) -> Tensor:
 
 @operator("transpose", fake=_transposed_like)
 def transpose_forward(x: Tensor, form: str) -> Tensor:
-    """The transposed copy of a matrix by the named form."""
+    """The transposed copy of a matrix."""
     y = _transposed_like(x)
     if x.numel():
         FORMS[form](x.contiguous(), y)
@@ -104,7 +101,7 @@ def _save(ctx, inputs, output) -> None:
 
 
 def _backward(ctx, dy: Tensor):
-    return transpose_forward(dy, ctx.form), None
+    return transpose_forward(dy, ctx.form)
 
 
 transpose_forward.differentiate(_save, _backward)

@@ -1,5 +1,6 @@
-"""Other libraries as kernels, one a file named after the library. None is needed: an absent one is told and left out.
+"""Kernels of other libraries, one file per library, with its name. All are optional: one that is not installed is left
+out, with a message.
 
-A file says which PACKAGE it needs and where it comes from (INSTALL), and holds one function an operation, named after
-it, that imports the package when called. A function `fits_<op>` says which inputs that kernel takes.
+A file defines the PACKAGE that it needs, how to INSTALL it, the LANGUAGE of its kernels, and one function per operation,
+with the operation's name, which imports the package when called. `fits_<op>` returns whether that kernel supports inputs.
 """

@@ -7,7 +7,7 @@ from torch import Tensor
 PACKAGE = "liger_kernel"
 INSTALL = "liger-kernel"
 LANGUAGE = "triton"
-LONGEST_ROW = 65536  # elements: longer ones need a block that Liger refuses
+LONGEST_ROW = 65536  # elements; Liger raises for longer rows
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def cross_entropy(
     z_loss: float,
     softcap: float | None,
 ) -> Tensor:
-    """As its users call it: the gradient is written over x."""
+    """With the options its users choose: the gradient overwrites x."""
     from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
 
     args = (x, target, weight, ignore_index, z_loss, label_smoothing, reduction, softcap)
@@ -113,7 +113,7 @@ def linear_cross_entropy(
     z_loss: float,
     softcap: float | None,
 ) -> Tensor:
-    """Its loss is fp32 always."""
+    """Liger's loss is always fp32."""
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 
     args = (x, linear_weight, target, bias, None, -100, z_loss, label_smoothing, reduction, softcap)

@@ -1,8 +1,8 @@
-"""Laws of attention, for the formula and for the kernel."""
+"""Attention: properties of the reference and of the kernel."""
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own name for it
+import torch.nn.functional as F  # noqa: N812  the customary name
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +16,7 @@ LENGTHS = [(1, 1), (1, 40), (64, 64), (130, 70), (70, 150)]
 
 @pytest.fixture
 def fast_path(monkeypatch):
-    """The public function takes our kernel however short the sequences."""
+    """The public function uses our kernel for sequences of any length."""
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
@@ -30,14 +30,14 @@ def drawn(device, B=1, H=2, HKV=None, LQ=9, LK=None, D=16, dtype=torch.float32):
 
 
 def exact_gradients(q, k, v, causal, dout, scale=None):
-    """The output and the gradients of q, k and v by the formula in float64."""
+    """Return the output and the gradients of q, k and v, from the reference in float64."""
     leaves = [t.detach().double().requires_grad_() for t in (q, k, v)]
     out = module.attend(*leaves, causal, q.shape[-1] ** -0.5 if scale is None else scale)
     return out, *torch.autograd.grad(out, leaves, dout.double())
 
 
 def assert_near(got, exact):
-    """Half precision rounds the probabilities and what the backward pass makes of them."""
+    """Compare within the rounding of probabilities and their gradients to half precision."""
     for ours, theirs in zip(got, exact, strict=True):
         tolerance = 3e-5 if ours.dtype == torch.float32 else 1e-2
         torch.testing.assert_close(ours.double(), theirs, rtol=tolerance, atol=tolerance)
@@ -110,7 +110,7 @@ def test_output_and_gradients_of_any_head(D, dtype, device):
     assert_near((out, *torch.autograd.grad(out, (q, k, v), dout)), exact_gradients(q, k, v, True, dout))
 
 
-@pytest.mark.parametrize("cached", [1, 2 * 33, 4 * 65])  # rows: one head at a time; 4 of 6 heads; 2 of 3 of keys
+@pytest.mark.parametrize("cached", [1, 2 * 33, 4 * 65])  # rows in the L2: one head, 4 of 6, or 2 of 3 key heads
 def test_any_order_of_programs(cached, device, monkeypatch):
     q, k, v = [t.requires_grad_() for t in drawn(device, H=6, HKV=3, LQ=65, LK=33)]
     monkeypatch.setattr(module, "L2_SHARE", cached * 2 * q.shape[3] * q.element_size())
@@ -135,7 +135,7 @@ def test_any_shape_and_layout(heads, sizes, causal, layout, device, fast_path):
 
 
 def test_interleaved_heads_are_not_copied(device, fast_path):
-    """[B, L, H, D] seen as [B, H, L, D], cut out of one projection: the output is laid out as the query is."""
+    """[B, L, H, D] viewed as [B, H, L, D], sliced from one projection: the output has the layout of the query."""
     projected = laid_out((2, 30, 3, 4, 16), "contiguous", device=device)
     q, k, v = (projected[:, :, i].transpose(1, 2) for i in range(3))
     assert module._rows(q) is q
@@ -277,8 +277,8 @@ def test_registered_operators(device):
         out, lse = module.attention_forward(q, k, v, True, 0.3)
         checks = ("test_schema", "test_faketensor")
         torch.library.opcheck(module.attention_forward, (q, k, v, True, 0.3), test_utils=checks)
-        for needs in ((True, True), (True, False), (False, True)):
-            args = (q, k, v, out, lse, out, True, 0.3, *needs)
+        for wanted in ((True, True), (True, False), (False, True)):
+            args = (q, k, v, out, lse, out, True, 0.3, *wanted)
             torch.library.opcheck(module.attention_backward, args, test_utils=checks)
 
 

@@ -1,8 +1,8 @@
-"""Laws of the linear layer, for every form of it."""
+"""Laws of the linear layer, for every kernel."""
 
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own name for it
+import torch.nn.functional as F  # noqa: N812  the customary name
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,12 +20,12 @@ from support import (
 from tilewright.ops.linear import linear as module
 
 FORMS = ["eager", "triton", pytest.param("cuda", marks=pytest.mark.gpu)]
-OWN = FORMS[1:]  # through our operator
+OWN = FORMS[1:]  # forms of our operator
 
 
 @pytest.fixture
 def fast_path(monkeypatch):
-    """The public function takes our operator however small the input."""
+    """The public function uses our operator for inputs of any size."""
     monkeypatch.setattr(module, "SMALLEST", 0)
 
 
@@ -78,7 +78,7 @@ def test_infinities_and_nan(form, device):
         torch.testing.assert_close(run(form, x, weight, bias, relu), wanted, equal_nan=True)
 
 
-@pytest.mark.parametrize("smallest_grid", [1, 10**9])  # the largest tile; the smallest one, in several groups
+@pytest.mark.parametrize("smallest_grid", [1, 10**9])  # the largest tile, and the smallest one in several groups
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_kind_of_tile(smallest_grid, dtype, device, monkeypatch):
     monkeypatch.setattr(module, "SMS", smallest_grid)
@@ -192,7 +192,7 @@ def test_fused_epilogue_runs_only_where_it_wins(device, monkeypatch):
 @pytest.mark.parametrize("activation", ["gelu", "ReLU", "", torch.relu])
 def test_unknown_activation(activation, device):
     x, weight, bias, _ = drawn(3, 4, 5, device)
-    with pytest.raises(ValueError, match='expected None or "relu"'):
+    with pytest.raises(ValueError, match='must be None or "relu"'):
         tw.linear(x, weight, bias, activation=activation)
 
 

@@ -126,7 +126,7 @@ def test_wide_integers_in_a_narrow_range(x, form, device, forms):
 @pytest.mark.parametrize(("dtype", "counts"), [(torch.int16, False), (torch.int16, True), (torch.uint8, True)])
 def test_many_programs_and_copies(dtype, counts, device, monkeypatch):
     """Several blocks per program, several programs per copy, and more copies than are summed at a time."""
-    monkeypatch.setattr(module, "MOST_ROWS", 4)
+    monkeypatch.setattr(module, "MAX_COPIES", 4)
     x = whole(40007, scale=9, dtype=dtype, device=device)
     config = {"BLOCK_N": 512, "programs": 10, "num_warps": 4}
     key = ("histogram" if dtype is torch.uint8 else "count" if counts else "seen", dtype.itemsize)

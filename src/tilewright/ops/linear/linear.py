@@ -1,7 +1,7 @@
 """Linear layer with ReLU in its epilogue: y = relu(x wᵀ + b), or y = x wᵀ + b.
 
-The product is written once: the bias and the ReLU are applied to the fp32 sums while they are still in registers, so
-nothing but the result goes through memory.
+The epilogue applies bias and ReLU to the fp32 accumulators while they are in registers, so only the result goes through
+memory.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
 
+__all__ = ["linear"]
+
 
 def reference(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     y = F.linear(x, weight, bias)
@@ -41,7 +43,9 @@ def backward_cost(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Cost:
     (M, K), N = x.shape, weight.shape[0]
     results = M * N * x.element_size()
     return Cost(
-        read=x.nbytes + weight.nbytes + results * (2 if relu else 1),  # ReLU: which results were positive
+        read=x.nbytes
+        + weight.nbytes
+        + results * (2 if relu else 1),  # ReLU's gradient needs to know which results were positive
         written=x.nbytes + weight.nbytes + bias.nbytes,
         flops={matrix_unit(x.dtype): 4 * M * N * K},
     )
@@ -50,8 +54,8 @@ def backward_cost(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Cost:
 def inputs(draw: Draw) -> tuple[Tensor, Tensor, Tensor, bool]:
     if not draw["relu"]:
         return draw.randn("M", "K"), draw.randn("N", "K", scale=draw["K"] ** -0.5), draw.randn("N"), False
-    # ReLU's gradient jumps at 0, so no sum may round to the other side of it: x and w are multiples of 1/64, and the
-    # bias is an odd multiple of 1/8192. Every sum is then exact in fp32, and none is 0.
+    # ReLU's gradient jumps at 0, so no sum may round across it: x and w are multiples of 1/64, and the bias is an
+    # odd multiple of 1/8192. Every sum is then exact in fp32, and none is 0.
     x, weight = (draw.randn(rows, "K", scale=64).round() / 64 for rows in "MN")
     bias = (2 * draw.randn("N", scale=50).round().clamp(-128, 127) + 1) / 8192
     return x, weight, bias, True
@@ -80,40 +84,24 @@ op = Op(
 
 @triton.jit
 def _linear_matmul(
-    a_ptr,
-    b_ptr,
-    bias_ptr,
-    c_ptr,
-    stride_am,
-    stride_ak,
-    stride_bk,
-    stride_bn,
-    M,
-    N,
-    K,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP_M: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    RELU: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    # GROUP_M rows of tiles are walked column by column: the tiles in flight then share rows of a and columns of b in
-    # the L2 cache.
+    a_ptr, b_ptr, bias_ptr, c_ptr, stride_am, stride_ak, stride_bk, stride_bn, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EVEN_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    # Programs take GROUP_M rows of tiles column by column, so that those in flight share rows of a and columns of b
+    # in L2.
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_in_group = GROUP_M * tl.cdiv(N, BLOCK_N)
     first_m = tl.program_id(0) // tiles_in_group * GROUP_M
-    height = tl.minimum(tiles_m - first_m, GROUP_M)
-    within = tl.program_id(0) % tiles_in_group
-    start_m = (first_m + within % height) * BLOCK_M
-    start_n = within // height * BLOCK_N
+    rows = tl.minimum(tiles_m - first_m, GROUP_M)
+    index = tl.program_id(0) % tiles_in_group
+    start_m = (first_m + index % rows) * BLOCK_M
+    start_n = index // rows * BLOCK_N
 
-    # Rows past the end wrap to the beginning: the loop needs no masks, and what they give is never stored.
+    # Rows past the end wrap around: the loop needs no boundary masks, and their results are never stored.
     offs_m = start_m + tl.arange(0, BLOCK_M)
     offs_n = start_n + tl.arange(0, BLOCK_N)
-    offs_k = tl.arange(0, BLOCK_K).to(tl.int64)  # int64: M * K may pass 2**31
+    offs_k = tl.arange(0, BLOCK_K).to(tl.int64)  # int64: M * K may exceed 2**31
     a_ptrs = a_ptr + (offs_m % M).to(tl.int64)[:, None] * stride_am + offs_k[None, :] * stride_ak
     b_ptrs = b_ptr + offs_k[:, None] * stride_bk + (offs_n % N).to(tl.int64)[None, :] * stride_bn
     step = tl.full([], BLOCK_K, tl.int64)
@@ -132,15 +120,15 @@ def _linear_matmul(
     if HAS_BIAS:
         acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]
     if RELU:
-        acc = tl.where(acc < 0, 0.0, acc)  # not a maximum, which would lose NaN
+        acc = tl.where(acc < 0, 0.0, acc)  # a maximum would drop NaN
     c_ptrs = c_ptr + offs_m.to(tl.int64)[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(offs_m < M)[:, None] & (offs_n < N)[None, :])
 
 
 SMS = 132  # of an H200
 GROUP_M = 8
-# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages; the first that gives every SM a tile is taken, else the last. There
-# are as many stages as shared memory holds.
+# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages: the first that gives every SM a tile, else the last. Shared memory
+# limits the stages.
 TILES = {
     "half": ((128, 128, 64, 4, 3), (64, 64, 64, 4, 4), (64, 32, 128, 4, 4)),
     "tf32": ((128, 128, 32, 8, 4), (64, 64, 32, 4, 4)),
@@ -168,7 +156,7 @@ def _plan(
     has_bias: bool,
     relu: bool,
 ) -> PreparedLaunch:
-    """How a [M, K] and b [K, N], of these strides, become c."""
+    """Return the launch that takes a [M, K] and b [K, N] of these strides, bias and c."""
     M, N, K = sizes
     block_m, block_n, block_k, warps, stages = _tile(M, N, precision if dtype == torch.float32 else "half")
     stages = min(stages, shared_memory(device) // ((block_m + block_n) * block_k * dtype.itemsize))
@@ -192,7 +180,7 @@ def _plan(
 
 
 def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """c = a b, plus the bias, through ReLU; a and b may be views of any strides."""
+    """Return c = a b, plus the bias, then ReLU; a and b may have any strides."""
     M, K = a.shape
     N = b.shape[1]
     c = a.new_empty(M, N)
@@ -229,13 +217,13 @@ FORMS = {"triton": _triton, "cuda": _cuda}
 
 @operator("linear", fake=lambda x, weight, *_: x.new_empty(x.shape[0], weight.shape[0]))
 def linear_forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, form: str) -> Tensor:
-    """x [M, K], weight [N, K] and bias [N] to y [M, N] by the named form."""
+    """Linear of x [M, K], weight [N, K] and bias [N], with ReLU if wanted: y [M, N]."""
     return FORMS[form](x, weight, bias, relu)
 
 
 @operator("linear_matmul", fake=lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
 def linear_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """The matrix product a b by the Triton kernel of `linear`; its gradients are two of these."""
+    """The GEMM a b by the Triton kernel of `linear`, whose gradients are two of these."""
     return _matmul(a, b, None, False)
 
 
@@ -247,15 +235,13 @@ def _save(ctx, inputs, output) -> None:
 def _backward(ctx, dy: Tensor):
     x, weight, y = ctx.saved_tensors
     dz = torch.ops.aten.threshold_backward(dy, y, 0) if ctx.relu else dy
-    # Gradients of gradients: torch can differentiate its own product again.
+    # Double backward: torch differentiates its own GEMM again.
     matmul = linear_matmul if ctx.form == "triton" and not torch.is_grad_enabled() else torch.mm
     needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
     return (
         matmul(dz, weight) if needs_x else None,
         matmul(dz.t(), x) if needs_weight else None,
         dz.sum(0) if needs_bias else None,
-        None,
-        None,
     )
 
 
@@ -272,13 +258,13 @@ def cuda(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     return linear_forward(x, weight, bias, relu, "cuda")
 
 
-# Multiply-adds from which on fusing pays: no number yet. Where our kernel is faster than torch's two, on small
-# matrices, calling it costs the host more than that. The vendor's fused ReLU is no way out: it makes a NaN zero.
+# FMAs from which on fusing pays: none yet. Where our kernel is faster than torch's two, on small matrices, our call
+# costs the host more than it saves. cuBLAS's fused ReLU is no alternative: it turns NaN into 0.
 SMALLEST = math.inf
-FUSED = "triton"  # the form that `linear` would take
+FUSED = "triton"  # the form that `linear` calls
 
 
-def _fuses(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+def _is_eligible(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     tensors = (input, weight) if bias is None else (input, weight, bias)
     return (
         input.dim() > 0
@@ -291,19 +277,14 @@ def _fuses(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
-    """As `torch.nn.functional.linear`, followed by the activation: None or "relu"."""
+    """Linear layer, with the arguments of `torch.nn.functional.linear`, then an activation: None or "relu"."""
     if activation not in (None, "relu"):
-        raise ValueError(f'linear: activation is {activation!r}, expected None or "relu"')
+        raise ValueError(f'activation must be None or "relu", not {activation!r}')
     if activation is None:
         return F.linear(input, weight, bias)
-    if not _fuses(input, weight, bias):
+    if not _is_eligible(input, weight, bias):
         return torch.relu(F.linear(input, weight, bias))
     N, K = weight.shape
-    y = linear_forward(
-        input.reshape(input.shape[:-1].numel(), K),
-        weight,
-        weight.new_zeros(N) if bias is None else bias,
-        True,
-        FUSED,
-    )
+    x, bias = input.reshape(input.shape[:-1].numel(), K), weight.new_zeros(N) if bias is None else bias
+    y = linear_forward(x, weight, bias, True, FUSED)
     return y.view(*input.shape[:-1], N)
