@@ -10,7 +10,7 @@ from triton.runtime.jit import JITFunction
 from tilewright import registry, source
 from tilewright.errors import LauncherFailed, UnknownSetting
 from tilewright.hardware import datasheet
-from tilewright.runtime.cuda import PORTABLE_SHARED, is_installed
+from tilewright.runtime.cuda import MAX_DEFAULT_SHARED, is_installed
 from tilewright.spec import Case
 from tilewright.workbench.inspect.fake_gpu import fake_gpu
 from tilewright.workbench.inspect.launches import call_launches, kernel_launches, with_config
@@ -86,7 +86,7 @@ def test_weights_of_norms_fit_into_portable_shared_memory(gpu):
     found = kernel_launches(op, op.kernels["cuda"], case, datasheet(gpu), ("backward",))
     (launch,) = [one for one in found if one.name.startswith("norm_bwd")]
     assert launch.code.shared * launch.code.cluster == 8192 * torch.float32.itemsize
-    assert launch.code.shared <= PORTABLE_SHARED
+    assert launch.code.shared <= MAX_DEFAULT_SHARED
 
 
 def test_the_number_of_stages_follows_from_shared_memory():
