@@ -105,17 +105,17 @@ def coalescing(analysis: Analysis) -> Check:
 def occupancy(analysis: Analysis) -> Check:
     """Check that enough warps are resident to hide latency."""
     name, model = "occupancy", analysis.longest
-    one, held = model.one, model.one.occupancy
-    if one.launch_error:
+    kernel, held = model.kernel, model.kernel.occupancy
+    if kernel.launch_error:
         advice = "use smaller tiles or fewer stages (shared memory), fewer warps (threads), or another grid"
-        return Check(name, FAIL, [Fact(f"cannot be launched: {one.launch_error}", COMPILED)], advice=advice)
-    warps = model.resident_blocks * one.compiled.threads / one.gpu.warp
+        return Check(name, FAIL, [Fact(f"cannot be launched: {kernel.launch_error}", COMPILED)], advice=advice)
+    warps = model.resident_blocks * kernel.compiled.threads / kernel.gpu.warp
     limit = f", limited by {held.limiter}" if held.limiter else ""
-    text = f"{_counted(held.blocks, 'block')} per SM, {held.warps} of {one.gpu.warps_per_sm} warps{limit}"
+    text = f"{_counted(held.blocks, 'block')} per SM, {held.warps} of {kernel.gpu.warps_per_sm} warps{limit}"
     facts = [Fact(text, COMPILED)]
-    if one.launch is None:
+    if kernel.launch is None:
         return Check(name, UNKNOWN, facts, advice=NO_GRID)
-    text = f"{_counted(one.launch.blocks, 'block')} on {one.gpu.sms} SMs: {warps:.3g} resident warps per SM"
+    text = f"{_counted(kernel.launch.blocks, 'block')} on {kernel.gpu.sms} SMs: {warps:.3g} resident warps per SM"
     facts.append(Fact(text, COMPILED))
     if analysis.prediction is None or not model.moved:
         return _unknown(analysis, name, *facts)
@@ -123,11 +123,11 @@ def occupancy(analysis: Analysis) -> Check:
         return Check(name, NOT_APPLICABLE, [*facts, Fact(SHORT, COMPILED)])
     if warps < FEW_WARPS:
         return Check(name, FAIL, facts, None, _more_parallelism(model))
-    is_plain = "async copy" not in one.mix.kinds and "bulk copy" not in one.mix.kinds
+    is_plain = "async copy" not in kernel.mix.kinds and "bulk copy" not in kernel.mix.kinds
     if not is_plain or analysis.prediction.bottleneck not in ("memory", "latency"):
         return Check(name, PASS, facts)
     facts.append(_in_flight(analysis))
-    has_room = warps < one.gpu.warps_per_sm
+    has_room = warps < kernel.gpu.warps_per_sm
     if has_room and 0 < model.in_flight < STARVED * analysis.saturating_bytes:
         return Check(name, FAIL, facts, None, _more_parallelism(model))
     return Check(name, PASS, facts)
@@ -141,7 +141,7 @@ def bound(analysis: Analysis) -> Check:
     if analysis.call.measured_us is None and analysis.call.other_work:
         return Check(name, UNKNOWN, advice=f"the call also does {analysis.call.other_work}; {PROFILE}")
     facts = []
-    roofline = analysis.longest.one.roofline
+    roofline = analysis.longest.kernel.roofline
     if roofline and roofline.unit:
         facts.append(Fact(roofline.intensity_summary, CALCULATED))
     us, source = analysis.call.measured_us, MEASURED
@@ -159,10 +159,10 @@ def bound(analysis: Analysis) -> Check:
 def divergence(analysis: Analysis) -> Check:
     """Check that the lanes of a warp take the same branches."""
     name = "divergence"
-    simt = [model for model in analysis.models if not _is_triton(model.one)]
+    simt = [model for model in analysis.models if not _is_triton(model.kernel)]
     if not simt:
         facts = [Fact("the control flow of a Triton program is uniform", CALCULATED), *_masked(analysis)]
-        if any(model.one.resources.stack and not model.one.resources.spills for model in analysis.models):
+        if any(model.kernel.resources.stack and not model.kernel.resources.spills for model in analysis.models):
             facts.append(Fact("except in a library function, whose slow path for rare values uses a stack", COMPILED))
         return Check(name, NOT_APPLICABLE, facts)
     if any(model.divergent_branches is None for model in simt):
@@ -204,7 +204,7 @@ def reuse(analysis: Analysis) -> Check:
 def privatisation(analysis: Analysis) -> Check:
     """Check that atomics do not contend for the same addresses."""
     name = "privatisation"
-    atomics = {model.one.name: model.one.mix.kinds.get("atomic", 0) for model in analysis.models}
+    atomics = {model.kernel.name: model.kernel.mix.kinds.get("atomic", 0) for model in analysis.models}
     if not any(atomics.values()):
         return Check(name, NOT_APPLICABLE, [Fact("no atomics", COMPILED)])
     facts = [Fact(f"{_counted(n, 'atomic instruction')} in {kernel}", COMPILED) for kernel, n in atomics.items() if n]
@@ -222,14 +222,14 @@ def privatisation(analysis: Analysis) -> Check:
     if us <= analysis.floor_us or us < LAUNCH_US:
         return Check(name, PASS, facts)
     advice = f"reduce in registers or shared memory first, then do one atomic per program on `{worst.name}`"
-    source_line = next((line for m in analysis.models for line in m.one.mix.by_line("atomic") if line), None)
+    source_line = next((line for m in analysis.models for line in m.kernel.mix.by_line("atomic") if line), None)
     return Check(name, FAIL, facts, source_line, advice)
 
 
 def coarsening(analysis: Analysis) -> Check:
     """Check that a thread does enough work for the cost of starting it."""
     name, model = "coarsening", analysis.longest
-    one = model.one
+    kernel = model.kernel
     width, loops = model.bytes_per_thread, False
     if width is not None:
         facts = [Fact(f"{width:.0f} B moved per thread", AUDITED if analysis.call.audited else CALCULATED)]
@@ -237,18 +237,18 @@ def coarsening(analysis: Analysis) -> Check:
         width = sum(i.width for i in model.instructions if i.kind in (*LOADS, "global store"))
         loops = any(i.in_loop and i.width for i in model.instructions)
         facts = [Fact(f"{width} B moved per thread" + (" and loop iteration" if loops else ""), COMPILED)]
-    if "bulk copy" in one.mix.kinds or not width:
+    if "bulk copy" in kernel.mix.kinds or not width:
         return Check(name, NOT_APPLICABLE, [Fact("global memory is not accessed by loads of threads", COMPILED)])
-    if one.launch is None:
+    if kernel.launch is None:
         return Check(name, UNKNOWN, facts, advice=NO_GRID)
-    waves = one.waves or 0.0
-    text = f"{_counted(one.launch.blocks, 'block')} of {one.compiled.threads} threads, {waves:.1f} waves"
+    waves = kernel.waves or 0.0
+    text = f"{_counted(kernel.launch.blocks, 'block')} of {kernel.compiled.threads} threads, {waves:.1f} waves"
     facts.append(Fact(text, COMPILED))
     if loops or width > THIN or waves < MANY_WAVES:
         return Check(name, PASS, facts)
     facts.append(_in_flight(analysis))
     advice = "process 8 times as many elements per program with the same threads: 16 B loads, an eighth of the blocks"
-    source_line = next((line for line in one.mix.by_line(*LOADS) if line), None)
+    source_line = next((line for line in kernel.mix.by_line(*LOADS) if line), None)
     return Check(name, FAIL, facts, source_line, advice)
 
 
@@ -257,9 +257,9 @@ def mathematics(analysis: Analysis) -> Check:
     name, audited = "better mathematics", analysis.call.audited
     for model in analysis.models:
         rates = analysis.call.ceilings.rates
-        if waste := _spills(model.one) or _accidental_fp64(model.one, rates) or _idle_tensor_cores(model):
+        if waste := _spills(model.kernel) or _accidental_fp64(model.kernel, rates) or _idle_tensor_cores(model):
             fact, kinds, advice = waste
-            source_line = next((line for line in model.one.mix.by_line(*kinds) if line), None)
+            source_line = next((line for line in model.kernel.mix.by_line(*kinds) if line), None)
             return Check(name, FAIL, [fact], source_line, advice)
     facts = [Fact("no spills, no unintended float64", COMPILED)]
     if (found := analysis.dram_passes) is None:
@@ -273,7 +273,7 @@ def mathematics(analysis: Analysis) -> Check:
         return Check(name, UNKNOWN, facts, advice="the traffic of torch's GEMMs is included, but not known separately")
     if audited:
         facts += _repeated_traffic(audited)
-    names = " and ".join(dict.fromkeys(model.one.name for model in analysis.models))
+    names = " and ".join(dict.fromkeys(model.kernel.name for model in analysis.models))
     fuse = f"fuse {names} into one launch, so that intermediate results and shared inputs stay in registers"
     one_pass = "use one pass: keep data on chip until its last use"
     return Check(name, FAIL, facts, None, fuse if len(analysis.models) > 1 else one_pass)
@@ -323,10 +323,10 @@ def _widths(models: Sequence[LaunchModel]) -> Iterator[Fact]:
     for model in models:
         widths = []
         for what, kinds in (("load", LOADS), ("store", ("global store",))):
-            if width := model.one.mix.mean_width(*kinds):
+            if width := model.kernel.mix.mean_width(*kinds):
                 widths.append(f"{width:.3g} B {what}s")
         if widths:
-            yield Fact(f"{model.one.name}: {' and '.join(widths)} per thread", COMPILED)
+            yield Fact(f"{model.kernel.name}: {' and '.join(widths)} per thread", COMPILED)
 
 
 def _worst_conflict(analysis: Analysis) -> SharedAccess | None:
@@ -335,10 +335,12 @@ def _worst_conflict(analysis: Analysis) -> SharedAccess | None:
     They matter compared with the floor or, if it is unknown, with the time to issue all instructions.
     """
     for model in analysis.models:
-        own = [a for a in model.one.shared_accesses or () if a.wavefronts and not _is_in_triton(a.source_line)]
+        own = [a for a in model.kernel.shared_accesses or () if a.wavefronts and not _is_in_triton(a.source_line)]
         waits = {a: a.count * (a.wavefronts - (a.ideal or 0)) for a in own if a.wavefronts}
         clocks, instructions = sum(waits.values()), len(model.instructions)
-        us = clocks * model.trips[1] * model.warps * model.programs / (model.one.gpu.sms * model.one.gpu.clock_mhz)
+        us = (
+            clocks * model.trips[1] * model.warps * model.programs / (model.kernel.gpu.sms * model.kernel.gpu.clock_mhz)
+        )
         if us > SIGNIFICANT * analysis.floor_us if analysis.floor_us else clocks > instructions / ISSUE_RATE:
             return max(waits, key=waits.__getitem__)
     return None
@@ -356,9 +358,9 @@ def _in_flight(analysis: Analysis) -> Fact:
 
 
 def _more_parallelism(model: LaunchModel) -> str:
-    if model.resident_blocks < model.one.occupancy.blocks:
+    if model.resident_blocks < model.kernel.occupancy.blocks:
         return "split the work over more programs: every SM has room for more blocks"
-    limiter = model.one.occupancy.limiter
+    limiter = model.kernel.occupancy.limiter
     if "registers" in limiter:
         return "use fewer elements per thread, so that registers allow more blocks per SM"
     if "shared" in limiter:
@@ -425,7 +427,7 @@ def _accidental_fp64(one: Inspection, rates: Mapping[str, float]) -> Waste | Non
 
 
 def _idle_tensor_cores(model: LaunchModel) -> Waste | None:
-    if not model.mma_flops or model.uses_tensor_cores or model.one.gpu.is_amd:
+    if not model.mma_flops or model.uses_tensor_cores or model.kernel.gpu.is_amd:
         return None
     unit, flops = max(model.mma_flops.items(), key=lambda pair: pair[1])
     text = f"{amount(flops)}FLOP of matrix multiplication run as FMAs; the {unit_name(unit)} are idle"

@@ -31,31 +31,31 @@ _WARPGROUP = 4  # warps that share one *GMMA instruction
 class LaunchModel:
     """One launch with its traffic. `mma_flops` are the FLOPs of its matrix multiplications by unit, where known."""
 
-    one: Inspection
+    kernel: Inspection
     moved: BytesMoved | None
     mma_flops: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def instructions(self) -> list[Instruction]:
-        return instructions_with_loops(self.one.compiled)
+        return instructions_with_loops(self.kernel.compiled)
 
     @cached_property
     def divergent_branches(self) -> list[DivergentBranch] | None:
-        return divergent_branches(self.one.compiled, self.one.launch.arguments if self.one.launch else ())
+        return divergent_branches(self.kernel.compiled, self.kernel.launch.arguments if self.kernel.launch else ())
 
     @property
     def programs(self) -> int:
-        return self.one.launch.programs * self.one.launch.times if self.one.launch else 1
+        return self.kernel.launch.programs * self.kernel.launch.times if self.kernel.launch else 1
 
     @property
     def warps(self) -> float:
         """Warps per program."""
-        return self.one.compiled.threads * self.one.compiled.cluster / self.one.gpu.warp
+        return self.kernel.compiled.threads * self.kernel.compiled.cluster / self.kernel.gpu.warp
 
     @property
     def bytes_per_thread(self) -> float | None:
         """Bytes that a thread requests in total; None if the traffic of the launch is unknown."""
-        return self.moved.requested / (self.programs * self.warps * self.one.gpu.warp) if self.moved else None
+        return self.moved.requested / (self.programs * self.warps * self.kernel.gpu.warp) if self.moved else None
 
     @cached_property
     def trips(self) -> tuple[float, float]:
@@ -78,14 +78,14 @@ class LaunchModel:
     def _amounts(self, in_loop: bool) -> dict[str, float]:
         """Return the bytes and MMA FLOPs of the code inside or outside of loops, per trip and program."""
         chosen = [i for i in self.instructions if i.in_loop == in_loop]
-        lanes = self.warps * self.one.gpu.warp
+        lanes = self.warps * self.kernel.gpu.warp
         moved = sum(lanes * i.width for i in chosen if i.kind in MEMORY)
         count = _mma_flops if self.uses_tensor_cores else _fma_flops
         return {"bytes": moved, "flops": sum(self.warps * count(i) for i in chosen)}
 
     @property
     def uses_tensor_cores(self) -> bool:
-        return "tensor core" in self.one.mix.kinds
+        return "tensor core" in self.kernel.mix.kinds
 
     @cached_property
     def executed(self) -> Mapping[str, float]:
@@ -97,7 +97,7 @@ class LaunchModel:
 
     def seconds(self, rates: Mapping[str, float]) -> dict[str, float]:
         """Return the time that each unit needs on its own."""
-        gpu = self.one.gpu
+        gpu = self.kernel.gpu
         lanes = {kind: count * gpu.warp for kind, count in self.executed.items()}
         found = {}
         if self.uses_tensor_cores:
@@ -111,8 +111,8 @@ class LaunchModel:
     @property
     def resident_blocks(self) -> float:
         """Resident blocks per SM: the occupancy, or fewer if the grid is small."""
-        blocks = self.one.occupancy.blocks
-        return min(blocks, self.one.launch.blocks / self.one.gpu.sms) if self.one.launch else blocks
+        blocks = self.kernel.occupancy.blocks
+        return min(blocks, self.kernel.launch.blocks / self.kernel.gpu.sms) if self.kernel.launch else blocks
 
     @property
     def in_flight(self) -> float:
@@ -121,17 +121,17 @@ class LaunchModel:
             sum(i.width for i in self.instructions if i.in_loop == inside and i.kind in LOADS)
             for inside in (False, True)
         ]
-        in_code = self.resident_blocks * self.one.compiled.threads * max(widths)
-        return min(in_code, self.one.gpu.registers_per_sm * REGISTER)
+        in_code = self.resident_blocks * self.kernel.compiled.threads * max(widths)
+        return min(in_code, self.kernel.gpu.registers_per_sm * REGISTER)
 
     @property
     def spilled(self) -> float:
         """Bytes of local memory that miss the L1; none if the stacks of all resident threads fit into it."""
-        resident = self.resident_blocks * self.one.compiled.threads * self.one.resources.stack
-        if resident <= self.one.gpu.shared_per_sm:
+        resident = self.resident_blocks * self.kernel.compiled.threads * self.kernel.resources.stack
+        if resident <= self.kernel.gpu.shared_per_sm:
             return 0.0
         local = [i for i in self.instructions if i.kind in ("local load", "local store")]
-        return sum(i.width * self._trips(i) for i in local) * self.warps * self.one.gpu.warp * self.programs
+        return sum(i.width * self._trips(i) for i in local) * self.warps * self.kernel.gpu.warp * self.programs
 
     @property
     def has_known_flops(self) -> bool:

@@ -123,15 +123,15 @@ def _predict_total(call: CallData) -> Prediction:
 
 
 def _predict_launch(call: CallData, model: LaunchModel) -> Prediction:
-    is_async = bool(model.one.mix.kinds.keys() & {"async copy", "bulk copy"})
+    is_async = bool(model.kernel.mix.kinds.keys() & {"async copy", "bulk copy"})
     moved = model.moved or BytesMoved()
     memory, unmerged = (1e6 * _memory_seconds(call, model, moved, merged) for merged in (is_async, False))
     units = {u: 1e6 * s * _tail_factor(model) for u, s in model.seconds(call.ceilings.rates).items()}
     mma = sum(us for unit, us in units.items() if unit in model.mma_flops)
     others = max((us for unit, us in units.items() if unit not in model.mma_flops), default=0.0)
     latency = 1e6 * _latency_seconds(model, moved)
-    atomics = moved.contention / model.one.gpu.clock_mhz  # one per clock
-    start = LAUNCH_US * (model.one.launch.times if model.one.launch else 1)
+    atomics = moved.contention / model.kernel.gpu.clock_mhz  # one per clock
+    start = LAUNCH_US * (model.kernel.launch.times if model.kernel.launch else 1)
     stages = ASYNC_STAGES if is_async else 1
     compute = _overlapped(mma, others, model.resident_blocks)
     overlapped = _overlapped(memory, compute, stages * model.resident_blocks)
@@ -152,8 +152,8 @@ def _overlapped(a: float, b: float, blocks: float) -> float:
 
 def _memory_seconds(call: CallData, model: LaunchModel, moved: BytesMoved, merged: bool) -> float:
     """Return the time of DRAM and L2. `merged`: the L2 serves the same tile to several SMs in one access."""
-    gpu = model.one.gpu
-    window = model.resident_blocks * gpu.sms / model.one.compiled.cluster * moved.distinct / model.programs
+    gpu = model.kernel.gpu
+    window = model.resident_blocks * gpu.sms / model.kernel.compiled.cluster * moved.distinct / model.programs
     if window <= gpu.l2:  # repeated accesses hit the L2
         port = L2_PORT * gpu.sms * gpu.clock_mhz * 1e6
         rate = max(port, call.ceilings.rates["l2"]) if merged else call.ceilings.rates["l2"]
@@ -166,13 +166,13 @@ def _latency_seconds(model: LaunchModel, moved: BytesMoved) -> float:
     """Return the time of the dependent chain: the load latency and instruction latency of one block, times waves."""
     again = moved.repeated / (moved.read + moved.repeated) if moved.read else 0.0
     waiting = model.load_waits * (DRAM_LATENCY * (1 - again) + L2_LATENCY * again)
-    block = waiting + ISSUE_CLOCKS * model.instructions_per_warp / (model.one.gpu.clock_mhz * 1e6)
-    return block * max(1.0, model.one.waves or 0.0)
+    block = waiting + ISSUE_CLOCKS * model.instructions_per_warp / (model.kernel.gpu.clock_mhz * 1e6)
+    return block * max(1.0, model.kernel.waves or 0.0)
 
 
 def _tail_factor(model: LaunchModel) -> float:
     """Return the slowdown by a partly idle last wave."""
-    waves = model.one.waves
+    waves = model.kernel.waves
     return math.ceil(waves) / waves if waves and waves > 1 else 1.0
 
 
