@@ -199,9 +199,12 @@ class _Reference:
         complete = self.with_written_arguments(baseline)
         with kernel_failures():
             _, returned = forward(complete, _copies(_tensors(requests[0].args)), [])
-        odd = [_kind(r) for r in flatten(returned) if not isinstance(r, Tensor) or r.is_complex()]
-        if odd or not flatten(returned):
-            raise KernelFailed("not checked", f"returns {odd[0] if odd else 'nothing'}: only real tensors are compared")
+        uncomparable = [_kind(r) for r in flatten(returned) if not isinstance(r, Tensor) or r.is_complex()]
+        if uncomparable or not flatten(returned):
+            raise KernelFailed(
+                "not checked",
+                f"returns {uncomparable[0] if uncomparable else 'nothing'}: only real tensors are compared",
+            )
         with kernel_failures():
             reason = unrepeatable(complete, _tensors(requests[0].args))
         if reason:

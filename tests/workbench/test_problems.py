@@ -123,3 +123,16 @@ def test_the_verdict_says_in_which_call_a_solution_began_to_replay(device):
     assert found.calls > 20
     assert int(re.search(r"in call (\d+): ", found.reason)[1]) > 20
     assert verdict_of(solution("kernelbench", "softmax_torch"), device).calls >= 38
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "reason"),
+    [
+        ("gpumode", "dropout_twice", "its reference draws random numbers"),
+        ("kernelbench", "random_forward_torch", "its reference draws random numbers"),
+        ("gpumode", "of_failing_reference", "its reference fails (RuntimeError: not on this device)"),
+    ],
+)
+def test_a_problem_whose_reference_fails_or_does_not_repeat_itself_is_refused(kind, name, reason, device):
+    with pytest.raises(TilewrightError, match=re.escape(reason)):
+        verdict_of(solution(kind, name), device)

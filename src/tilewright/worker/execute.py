@@ -99,9 +99,9 @@ class Executor:
 
     def _place(self, request: Request) -> tuple[list[GuardedTensor], list[Any]]:
         if request.reuse_memory:
-            for mine, new in zip(self._inputs, request.args, strict=True):
+            for target, new in zip(self._inputs, request.args, strict=True):
                 if isinstance(new, GuardedTensor):
-                    mine.memory.copy_(new.memory)
+                    target.memory.copy_(new.memory)
         else:
             self._inputs = [a.copy(self._device) if isinstance(a, GuardedTensor) else a for a in request.args]
         placed = [a for a in self._inputs if isinstance(a, GuardedTensor)]

@@ -49,8 +49,8 @@ def construct_model(model: Callable[..., Any], arguments: Any, seed: int, device
     if len(arguments) == 2 and isinstance(arguments[0], list) and isinstance(arguments[1], dict):
         arguments, named = arguments  # KernelBook's form
     with redirect_cuda(device):
-        made = model(*arguments, **named)
-    return made.to(device) if isinstance(made, torch.nn.Module) else made
+        instance = model(*arguments, **named)
+    return instance.to(device) if isinstance(instance, torch.nn.Module) else instance
 
 
 def unflatten_inputs(arguments: Sequence[Any]) -> Any:

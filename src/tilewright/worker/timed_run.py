@@ -67,9 +67,9 @@ class InputPool:
         not seen.
         """
         fresh = random.choice(self._requests) if values is None else self._requests[values]
-        for mine, new in zip(getattr(slot.request, part), getattr(fresh, part), strict=True):
-            if isinstance(mine, GuardedTensor) and isinstance(new, GuardedTensor):
-                _fill(mine, new, rotated=self._rotates and values is None)
+        for target, new in zip(getattr(slot.request, part), getattr(fresh, part), strict=True):
+            if isinstance(target, GuardedTensor) and isinstance(new, GuardedTensor):
+                _fill(target, new, rotated=self._rotates and values is None)
 
     def _grow(self, count: int) -> None:
         while len(self._slots) < count:
@@ -171,17 +171,17 @@ def _copy(request: Request, device: str) -> Request:
     return Request(args, request.output_specs, request.returns_tensor, grads, request.needs_grad)
 
 
-def _fill(mine: GuardedTensor, new: GuardedTensor, *, rotated: bool) -> None:
+def _fill(target: GuardedTensor, new: GuardedTensor, *, rotated: bool) -> None:
     """Copy the bytes; rotate those of floating-point tensors by a random number of steps if `rotated`."""
     inside = slice(GUARD, len(new.memory) - GUARD)
     steps = len(new.memory[inside]) // ROTATION_STEP
     if not rotated or not new.dtype.is_floating_point or steps < 2:
-        mine.memory.copy_(new.memory)
+        target.memory.copy_(new.memory)
         return
     by = ROTATION_STEP * random.randrange(1, steps)
-    to, of = mine.memory[inside], new.memory[inside]
-    to[by:].copy_(of[:-by])
-    to[:by].copy_(of[-by:])
+    destination, origin = target.memory[inside], new.memory[inside]
+    destination[by:].copy_(origin[:-by])
+    destination[:by].copy_(origin[-by:])
 
 
 _leaves, _clone = pytree.tree_leaves, Tensor.clone  # bound before a user's file can replace them

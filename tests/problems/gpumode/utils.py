@@ -1,4 +1,4 @@
-"""What the tasks of this folder share."""
+"""Helpers that the tasks in this folder share."""
 
 import os
 import random
@@ -17,21 +17,21 @@ def set_seed(seed=42):
 
 @torch.no_grad()
 def verbose_allclose(received, expected, rtol=1e-05, atol=1e-08, max_print=5) -> list[str]:
-    """Why the two are not close; nothing where they are."""
+    """Return why the tensors are not close; an empty list if they are."""
     if received.shape != expected.shape:
         return ["SIZE MISMATCH"]
     bad = (received - expected).abs() > atol + rtol * expected.abs()
     bad |= torch.isnan(received) ^ torch.isnan(expected)
     bad |= torch.isinf(received) ^ torch.isinf(expected)
-    return _told(bad, received, expected, max_print)
+    return _describe(bad, received, expected, max_print)
 
 
 @torch.no_grad()
 def verbose_allequal(received, expected, max_print=5) -> list[str]:
-    return _told(received != expected, received, expected, max_print)
+    return _describe(received != expected, received, expected, max_print)
 
 
-def _told(bad, received, expected, max_print) -> list[str]:
+def _describe(bad, received, expected, max_print) -> list[str]:
     places = torch.nonzero(bad)
     if not len(places):
         return []

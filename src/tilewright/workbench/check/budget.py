@@ -138,7 +138,7 @@ def compare(got: Tensor, expected: ExpectedTensor) -> Match | Mismatch:
         return Match(0.0, 0.0)
     got = got.to(truth.device)
     off, squared, worst = [], 0.0, Match(0.0, 1.0)
-    for g, t, budget in zip(*(_chunks(whole) for whole in (got, truth, expected.budget)), strict=True):
+    for g, t, budget in zip(*map(_chunks, (got, truth, expected.budget)), strict=True):
         error, bad = _errors(g.double(), t, budget, expected)
         off.append(bad)
         squared += float(error.square().sum())
@@ -173,8 +173,8 @@ def _errors(got: Tensor, truth: Tensor, budget: Tensor, expected: ExpectedTensor
     return error, ~same | (error > budget)
 
 
-def _chunks(whole: Tensor) -> Sequence[Tensor]:
-    return whole.reshape(-1).split(CHUNK)
+def _chunks(tensor: Tensor) -> Sequence[Tensor]:
+    return tensor.reshape(-1).split(CHUNK)
 
 
 def _abs_difference(a: Tensor, b: Tensor) -> Tensor:

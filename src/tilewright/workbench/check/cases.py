@@ -15,7 +15,7 @@ SIZES = (1, 2, 3, 7, 13, 31, 61, 127, 251, 1021)  # odd, prime and 1: no block s
 LAYOUTS = ("transposed", "sliced", "offset", "expanded")
 RANDOM_CASES = {"once": 0, "quick": 1, "default": 3, "full": 12}  # per dtype, by depth
 SMALL_ELEMENTS = 2**15  # in all inputs of a case that is checked in many variants
-# What the floating-point inputs of a third-party problem are changed to, besides its own.
+# Other values for the floating-point inputs of a third-party problem.
 PROBLEM_VALUES = ("random signs", "negated", "zeros", "permuted", "scaled up", "scaled down")
 QUICK_PROBLEM_VALUES = PROBLEM_VALUES[:3]
 
@@ -124,14 +124,14 @@ def draw_cases(op: Op, like: Case, count: int, seed: str) -> Iterator[Case]:
 
     The first is never empty: it is the only one of a quick check, and an empty output is always right.
     """
-    listed, wanted = {case.point for case in op.check}, count
+    listed, requested = {case.point for case in op.check}, count
     generator = random.Random(seed)
     for _ in range(20 * count):
         if count == 0:
             return
         point = [(name, _random_size(value, generator)) for name, value in like.point]
         case = Case(tuple(point), like.dtype)
-        is_new = case.point not in listed and (count < wanted or 0 not in dict(point).values())
+        is_new = case.point not in listed and (count < requested or 0 not in dict(point).values())
         if is_new and _is_accepted(op, case) and element_count(op, case) <= SMALL_ELEMENTS:
             count -= 1
             yield case

@@ -148,6 +148,7 @@ class Judge:
         self._spread = 0.0
         self._traced, self._fell_back = 0, 0  # cases
         self._precision = (0.0, "")
+        self._varied: set[tuple[str, str]] = set()  # cases with other inputs than the problem's own
 
     def prepare(self, cases: Sequence[CheckCase]) -> None:
         """Compute expected outputs ahead of time if they are small."""
@@ -181,6 +182,8 @@ class Judge:
             if any(other.picture for other in self._verdict.cases):
                 found.picture = ()  # one is enough
             self._verdict.cases.append(found)
+            if case.values in PROBLEM_VALUES:
+                self._varied.add((found.case, found.dtype))
             if found.verdict in ("crashed", "timeout", "tampered") or self._refusal:
                 return False
         return True
@@ -190,8 +193,7 @@ class Judge:
         bad = [case for case in verdict.cases if case.verdict in NOT_RIGHT]
         skipped = Counter(case.reason for case in verdict.cases if case.verdict == "unsupported")
         if bad:
-            is_own = not all(case.case.endswith(tuple(f"({values})" for values in PROBLEM_VALUES)) for case in bad)
-            verdict.verdict = bad[0].verdict if is_own else OWN_INPUTS_ONLY
+            verdict.verdict = OWN_INPUTS_ONLY if self._is_right_on_own_inputs(bad) else bad[0].verdict
             verdict.reason = f"{bad[0].case} {bad[0].dtype}: {bad[0].reason}".strip()
         elif self._refusal or not any(case.verdict == "right" for case in verdict.cases):
             verdict.verdict, verdict.reason = "unsupported", self._refusal or "; ".join(skipped)
@@ -208,6 +210,10 @@ class Judge:
         if self._precision[0] > LOWER_PRECISION:
             ratio, where = self._precision
             verdict.labels.append(f"lower precision: errors up to {ratio:.1f} times those of torch ({where})")
+
+    def _is_right_on_own_inputs(self, bad: Sequence[CaseVerdict]) -> bool:
+        varied = all((case.case, case.dtype) in self._varied for case in bad)
+        return varied and all(case.verdict in ("wrong", "crashed") for case in bad)
 
     def _judge_case(self, case: CheckCase) -> CaseVerdict | None:
         """Return None if there is nothing to check."""

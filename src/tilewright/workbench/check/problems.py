@@ -16,7 +16,7 @@ import shutil
 import sys
 import tempfile
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ class Problem:
         except TilewrightError:
             raise
         except Exception as error:
-            raise BadProblem(self.path, f"its inputs cannot be made ({first_line(error)})") from error
+            raise BadProblem(self.path, f"its inputs cannot be created ({first_line(error)})") from error
 
     def solution(self, device: str) -> dict[str, Any]:
         """Return what the child process needs to load a solution."""
@@ -106,7 +106,7 @@ class Problem:
         for leaf in leaves:
             if not isinstance(leaf, (Tensor, *SENDABLE)):
                 raise BadProblem(
-                    self.path, f"its inputs hold a {type(leaf).__name__}, which cannot be given to another process"
+                    self.path, f"its inputs hold a {type(leaf).__name__}, which cannot be sent to another process"
                 )
         dtypes = [str(leaf.dtype).removeprefix("torch.") if isinstance(leaf, Tensor) else None for leaf in leaves]
         about = {"tree": pytree.treespec_dumps(tree), "dtypes": dtypes, "point": draw.case.point}
@@ -115,6 +115,22 @@ class Problem:
             generator = torch.Generator(draw.device).manual_seed(draw.seed)
             moved = [_changed(leaf, draw.values, generator) if _is_varied(leaf) else leaf for leaf in moved]
         return (*moved, json.dumps(about))
+
+    def _is_too_large(self, case: Case, device: str) -> bool:
+        """Return whether the case cannot be checked on this device anyway."""
+        return (
+            device == "cpu" and sum(s.numel() for s in self._shapes(case) if isinstance(s, Tensor)) > MAX_CPU_ELEMENTS
+        )
+
+    def _require_repeatable(self, prepare: Callable[[], Callable[[], Any]]) -> None:
+        try:
+            reason = unrepeatable_calls(prepare)
+        except TilewrightError:
+            raise
+        except Exception as error:
+            raise BadProblem(self.path, f"its reference fails ({first_line(error)})") from error
+        if reason:
+            raise BadProblem(self.path, f"its reference {reason}, so that no kernel can be compared with it")
 
     def _draw_inputs(self, case: Case, seed: int, device: str) -> Any:
         with redirect_cuda(device):
@@ -169,7 +185,7 @@ class KernelBench(Problem):
         leaves, tree = pytree.tree_flatten(self._arguments(case))
         for leaf in leaves:
             if not isinstance(leaf, int | float | str | bool | None):
-                what = f"Model is constructed with a {type(leaf).__name__}, which cannot be given to another process"
+                what = f"Model is constructed with a {type(leaf).__name__}, which cannot be sent to another process"
                 raise BadProblem(self.path, what)
         return {
             "kind": self.kind,
@@ -226,8 +242,8 @@ class KernelBench(Problem):
 
     def _keeps_state(self, case: Case, device: str) -> bool:
         """Return whether a second call of one Model returns other outputs. Refuse a Model that draws random numbers."""
-        if device == "cpu" and sum(s.numel() for s in self._shapes(case) if isinstance(s, Tensor)) > MAX_CPU_ELEMENTS:
-            return False  # too large to be checked here
+        if self._is_too_large(case, device):
+            return False
         data = pytree.tree_map_only(Tensor, lambda t: t.to(device), self._draw_inputs(case, 0, device))
 
         def prepare() -> Any:
@@ -235,8 +251,7 @@ class KernelBench(Problem):
             return lambda: model(*copy.deepcopy(data))
 
         with redirect_cuda(device), torch.no_grad():
-            if reason := unrepeatable_calls(prepare):
-                raise BadProblem(self.path, f"its reference {reason}, so that no kernel can be compared with it")
+            self._require_repeatable(prepare)
             call = prepare()
             return not same_outputs(flatten(call()), flatten(call()))
 
@@ -284,6 +299,16 @@ class Task(Problem):
         self.op.mutates = self._mutated
 
     def solution(self, device: str) -> dict[str, Any]:
+        case = self.op.check[0]
+        if not self._is_too_large(case, device):
+            *leaves, structure = self.op.make(case, device)
+
+            def prepare() -> Any:
+                copies = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+                return lambda: self._run(unflatten_inputs((*copies, structure)), case, wide=False)
+
+            with redirect_cuda(device):
+                self._require_repeatable(prepare)
         return {"kind": self.kind, "folders": [str(self.folder)]}
 
     def close(self) -> None:
