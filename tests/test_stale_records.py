@@ -131,5 +131,5 @@ def test_every_fresh_gpu_record_has_a_fingerprint():
         for one in fresh
         if not one.get("fingerprint", {}).get("launches")
     ]
-    assert len(fresh) > 1000
+    assert len(fresh) > 100
     assert not lacking, "\n".join(lacking[:20])
