@@ -402,6 +402,7 @@ def test_atomics_of_different_programs_are_serialised(written):
     assert "1.0 K warp atomics per address" in facts[-1].text
 
 
+@pytest.mark.slow
 def test_a_launch_that_would_fail_has_no_prediction(written):
     for name, given, why in (("too_high", "4096:fp32", "131072"), ("too_large", "256x256:fp32", "shared memory")):
         found = written(name, given)

@@ -106,6 +106,7 @@ def machine_code():
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_the_compiler_keeps_all_arithmetic(machine_code):
     """One instruction per element and step, and no others."""
     arithmetic = {"FFMA", "FMUL", "FADD", "MUFU"}
