@@ -38,9 +38,7 @@ def test_parts_cover_the_row_at_any_alignment(N, tensors, dtype):
             continue
         part, align = rows.split(blocks, blocks * threads * VECTORS_PER_THREAD[tensors])
         assert part * rows.itemsize % CACHE_LINE == 0, "every block starts on a cache line if the first one does"
-        assert part * rows.itemsize <= threads * VECTORS_PER_THREAD[tensors] * VECTOR, (
-            "it fits the registers"
-        )
+        assert part * rows.itemsize <= threads * VECTORS_PER_THREAD[tensors] * VECTOR, "it fits the registers"
         furthest = align - (rows.itemsize if rows.has_edges else VECTOR)  # bytes before the row, at most
         assert blocks * part * rows.itemsize >= furthest + N * rows.itemsize
 

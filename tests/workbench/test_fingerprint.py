@@ -51,9 +51,9 @@ def scale(x):
 """
 CUDA = """
 import torch
-from tilewright.runtime.cuda import Source
+from tilewright.runtime.cuda import CudaSource
 
-CUDA = Source("FOLDER/scale.cu", "scale_fwd")
+CUDA = CudaSource("FOLDER/scale.cu", "scale_fwd")
 
 def scale(x):
     y = torch.empty_like(x)
