@@ -195,7 +195,7 @@ def test_an_invalid_file_is_one_line(file, text, words):
         ("check softmax -k tritn", ("did you mean 'triton'",)),
         ("check softmax missing.py", ("no file at 'missing.py'",)),
         ("check softmax --dtype float23", ("did you mean 'float32'",)),
-        ("check softmax --case M=3", ("lacks N", "--case M=")),
+        ("check softmax --case M=3", ("N is missing", "--case M=")),
         ("check softmax --case M=3,N=2,M=4", ("M is given twice",)),
         ("check softmax --case M=1000000,N=1000000", ("1000000000000 elements",)),
         ("check gelu --case N=10,approximate=foo", ("gelu does not accept it",)),
