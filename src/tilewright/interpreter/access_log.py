@@ -13,7 +13,8 @@ from triton._C.libtriton import ir
 from tilewright.interpreter.memory import ACQUIRE, RELEASE, Access, Argument, Memory
 from tilewright.interpreter.results import RACE, READ_BEFORE_WRITE, WARP, Finding, Traffic
 
-CHUNK = 2**20  # units; distinct elements are counted only in chunks with an access, not in all of a large tensor
+CHUNK_BITS = 24  # distinct elements are counted only in chunks with an access, not in all of a large tensor
+CHUNK = 1 << CHUNK_BITS  # units
 
 
 class LastAccesses:
@@ -133,7 +134,7 @@ class AccessLog:
             self._counts[argument.name] = np.zeros(units, np.uint32), np.zeros(units, np.int32), chunks
         reads, writer, chunks = self._counts[argument.name]
         index = index - argument.first_byte // argument.buffer.unit
-        chunks[index // CHUNK if len(chunks) > 1 else 0] = True
+        chunks[index >> CHUNK_BITS if len(chunks) > 1 else 0] = True
         if access.kind != "store":
             np.add.at(reads, index, np.uint32(repeats))
         if access.kind != "load":
