@@ -32,15 +32,15 @@ __global__ void __launch_bounds__(WARPS* TILE)
     const unsigned tiles_n = tiles;  // 32 bits, like the grid, for a cheap division
     const long long first_m = blockIdx.x / tiles_n * (long long)TILE, first_n = blockIdx.x % tiles_n * (long long)TILE;
     const int lane = threadIdx.x % TILE, warp = threadIdx.x / TILE;
-    T held[ROWS_PER_WARP];
+    T values[ROWS_PER_WARP];
 #pragma unroll
     for (int n = 0; n < ROWS_PER_WARP; n++) {  // all loads before the first store, so that they are in flight together
         const int row = warp + n * WARPS;
-        if (first_m + row < M && first_n + lane < N) held[n] = x[(first_m + row) * N + first_n + lane];
+        if (first_m + row < M && first_n + lane < N) values[n] = x[(first_m + row) * N + first_n + lane];
     }
 #pragma unroll
     for (int n = 0; n < ROWS_PER_WARP; n++)
-        tile[Layout<T>::offset(warp + n * WARPS, lane)] = held[n];
+        tile[Layout<T>::offset(warp + n * WARPS, lane)] = values[n];
     __syncthreads();
 #pragma unroll
     for (int n = 0; n < ROWS_PER_WARP; n++) {

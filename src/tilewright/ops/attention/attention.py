@@ -144,6 +144,18 @@ def _block_and_head(blocks, heads, heads_at_once):
 
 
 @triton.jit
+def _query_block(B, H, HKV, LQ, heads_at_once, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr):
+    """Return head (over all batches), batch, head, head of the keys and first query of this program."""
+    blocks = tl.cdiv(LQ, BLOCK_M)
+    block, head = _block_and_head(blocks, B * H, heads_at_once)
+    if CAUSAL:
+        block = blocks - 1 - block  # the longest first, so that short ones fill the last wave
+    b = (head // H).to(tl.int64)  # int64: offsets of heads may exceed 2**31
+    h = (head % H).to(tl.int64)
+    return head, b, h, h // (H // HKV), block * BLOCK_M
+
+
+@triton.jit
 def _load(ptrs, in_rows, in_columns, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr):
     """Load a tile, masked only along the dimensions that need it."""
     if MASK_ROWS and MASK_COLUMNS:
@@ -218,14 +230,7 @@ def _attention_fwd(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, HAS_TAIL: tl.constexpr,
     EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(LQ, BLOCK_M)
-    block, head = _block_and_head(blocks, B * H, heads_at_once)
-    if CAUSAL:
-        block = blocks - 1 - block  # the longest first, so that short ones fill the last wave
-    b = (head // H).to(tl.int64)  # int64: offsets of heads may exceed 2**31
-    h = (head % H).to(tl.int64)
-    h_kv = h // (H // HKV)
-    start_m = block * BLOCK_M
+    head, b, h, h_kv, start_m = _query_block(B, H, HKV, LQ, heads_at_once, BLOCK_M, CAUSAL)
     offs_m = start_m + tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
     q_ptr += b * stride_qb + h * stride_qh
@@ -394,14 +399,7 @@ def _attention_bwd_dq(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, CAUSAL: tl.constexpr, HAS_TAIL: tl.constexpr,
     EVEN_D: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    blocks = tl.cdiv(LQ, BLOCK_M)
-    block, head = _block_and_head(blocks, B * H, heads_at_once)
-    if CAUSAL:
-        block = blocks - 1 - block
-    b = (head // H).to(tl.int64)
-    h = (head % H).to(tl.int64)
-    h_kv = h // (H // HKV)
-    start_m = block * BLOCK_M
+    _, b, h, h_kv, start_m = _query_block(B, H, HKV, LQ, heads_at_once, BLOCK_M, CAUSAL)
     offs_m = start_m + tl.arange(0, BLOCK_M)
     offs_d = tl.arange(0, BLOCK_D)
     rows = offs_m.to(tl.int64)[:, None]

@@ -161,22 +161,10 @@ def _plan(
     block_m, block_n, block_k, warps, stages = _tile(M, N, precision if dtype == torch.float32 else "half")
     stages = min(stages, shared_memory(device) // ((block_m + block_n) * block_k * dtype.itemsize))
     return _launch.prepare(
-        (cdiv(M, block_m) * cdiv(N, block_n),),
-        *strides,
-        M,
-        N,
-        K,
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
-        GROUP_M=GROUP_M,
-        EVEN_K=K % block_k == 0,
-        HAS_BIAS=has_bias,
-        RELU=relu,
-        PRECISION=precision,
-        num_warps=warps,
-        num_stages=stages,
-    )
+        (cdiv(M, block_m) * cdiv(N, block_n),), *strides, M, N, K,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=GROUP_M, EVEN_K=K % block_k == 0,
+        HAS_BIAS=has_bias, RELU=relu, PRECISION=precision, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
 
 
 def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:

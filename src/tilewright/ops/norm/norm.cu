@@ -6,7 +6,7 @@ constexpr int MAX_BLOCK_THREADS = 512, MAX_CLUSTER = 8; // threads, blocks
 template <bool ONE_BLOCK> using RowExchange = Exchange<MAX_BLOCK_THREADS / WARP * MAX_CLUSTER, ONE_BLOCK>;
 
 // The elements of a thread, packed as in memory.
-template <typename T, int COUNT> struct Held {
+template <typename T, int COUNT> struct Elements {
     Words words[COUNT / VECTOR<T>];
 
     __device__ __forceinline__ float at(int n) const {
@@ -64,14 +64,14 @@ template <typename T, int VECTORS, bool ONE_BLOCK> struct Columns {
     __device__ __forceinline__ bool has(int n) const { return first(n / VECTOR<T>) < end; }
 
     // Loads a row; elements past its end keep their value.
-    __device__ __forceinline__ void load(const T* row, bool in_bounds, Held<T, COUNT>& held) const {
+    __device__ __forceinline__ void load(const T* row, bool in_bounds, Elements<T, COUNT>& elements) const {
 #pragma unroll
-        for (int e = 0; e < VECTORS; e++) load_words(row + first(e), in_bounds && first(e) < end, held.words[e]);
+        for (int e = 0; e < VECTORS; e++) load_words(row + first(e), in_bounds && first(e) < end, elements.words[e]);
     }
 
-    __device__ __forceinline__ void store(T* row, const Held<T, COUNT>& held) const {
+    __device__ __forceinline__ void store(T* row, const Elements<T, COUNT>& elements) const {
 #pragma unroll
-        for (int e = 0; e < VECTORS; e++) store(row, e, held.words[e]);
+        for (int e = 0; e < VECTORS; e++) store(row, e, elements.words[e]);
     }
 
     __device__ __forceinline__ void store(T* row, int e, const Words& pack) const {
@@ -80,13 +80,13 @@ template <typename T, int VECTORS, bool ONE_BLOCK> struct Columns {
 
     // Returns the weights of vector e; `other` without weights.
     template <typename W>
-    __device__ __forceinline__ Held<W, VECTOR<T>> weights(const W* all, int e, float other) const {
-        Held<W, VECTOR<T>> held;
-        held.fill([=](int) { return other; });
+    __device__ __forceinline__ Elements<W, VECTOR<T>> weights(const W* all, int e, float other) const {
+        Elements<W, VECTOR<T>> elements;
+        elements.fill([=](int) { return other; });
 #pragma unroll
         for (int p = 0; p < VECTOR<T> / VECTOR<W>; p++)
-            load_words<false>(all + first(e) + p * VECTOR<W>, all && first(e) < end, held.words[p]);
-        return held;
+            load_words<false>(all + first(e) + p * VECTOR<W>, all && first(e) < end, elements.words[p]);
+        return elements;
     }
 
     // Forces addresses to be recomputed; the compiler would keep them in registers, and spill.
@@ -118,13 +118,13 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<VECTORS>, (FORWARD_BLOCKS<VECTOR
     Columns<T, VECTORS, false> columns(N);
     long long row = cluster_number(), at = row * N;
     float inv_N = 1.0f / N;
-    Held<T, COUNT> xs = {}, rs = {};
+    Elements<T, COUNT> xs = {}, rs = {};
     columns.load(x + at, true, xs);
     if (ADDS) columns.load(r + at, true, rs);
     if (!w) offset = 0.0f;
     exchange.open();
     if (ADDS) {
-        Held<T, COUNT> sums;
+        Elements<T, COUNT> sums;
         sums.fill([&](int n) { return xs.at(n) + rs.at(n); });
         columns.store(s + at, xs = sums);
     }
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(FORWARD_BLOCK<VECTORS>, (FORWARD_BLOCKS<VECTOR
 #pragma unroll
     for (int e = 0; e < VECTORS; e++) {
         auto ws = columns.weights(w, e, 1.0f), bs = IS_RMS ? ws : columns.weights(b, e, 0.0f);
-        Held<T, VECTOR<T>> pack;
+        Elements<T, VECTOR<T>> pack;
         pack.fill([&](int n) {
             float normed = centered<T>(xs.at(e * VECTOR<T> + n), mean, scale);
             return IS_RMS ? normed * (ws.at(n) + offset) : normed * ws.at(n) + bs.at(n);
@@ -166,22 +166,22 @@ template <typename T, typename W, int VECTORS> struct Weights {
         for (int e = 0; e < VECTORS; e++)
 #pragma unroll
             for (int p = 0; p < PER_PACK; p++)
-                if (all) copy_words(place(e, p), all + columns.first(e) + p * VECTOR<W>, columns.first(e) < columns.end);
-                else *place(e, p) = columns.weights(all, e, other).words[p];
+                if (all) copy_words(slot(e, p), all + columns.first(e) + p * VECTOR<W>, columns.first(e) < columns.end);
+                else *slot(e, p) = columns.weights(all, e, other).words[p];
     }
 
     __device__ __forceinline__ void wait() const { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
     // Returns the weights of vector e.
-    __device__ __forceinline__ Held<W, VECTOR<T>> of(int e) const {
-        Held<W, VECTOR<T>> pack;
+    __device__ __forceinline__ Elements<W, VECTOR<T>> of(int e) const {
+        Elements<W, VECTOR<T>> pack;
 #pragma unroll
-        for (int p = 0; p < PER_PACK; p++) pack.words[p] = *place(e, p);
+        for (int p = 0; p < PER_PACK; p++) pack.words[p] = *slot(e, p);
         return pack;
     }
 
   private:
-    __device__ __forceinline__ Words* place(int e, int p) const { return memory + (e * PER_PACK + p) * blockDim.x; }
+    __device__ __forceinline__ Words* slot(int e, int p) const { return memory + (e * PER_PACK + p) * blockDim.x; }
 };
 
 // The register limit per thread: the lowest one without spills, where that raises occupancy.
@@ -210,7 +210,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<VECTORS, IS_RMS, ADDS>))
     int left = (M - Row::number() + Row::count() - 1) / Row::count();
     long long at = Row::number() * N, step = Row::count() * N;
     float inv_N = 1.0f / N, dws[COUNT] = {}, dbs[COUNT] = {};
-    Held<T, COUNT> next_x = {}, next_dy = {};
+    Elements<T, COUNT> next_x = {}, next_dy = {};
     columns.load(x + at, left, next_x);
     columns.load(dy + at, left, next_dy);
     stats += Row::number();
@@ -220,7 +220,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<VECTORS, IS_RMS, ADDS>))
     weights.wait();
     exchange.open();
     for (; left; at += step) {
-        Held<T, COUNT> xs = next_x, dys = next_dy, dss;
+        Elements<T, COUNT> xs = next_x, dys = next_dy, dss;
         float mean = IS_RMS ? 0.0f : next_stats.x, scale = next_stats.y, gh = 0.0f, gs = 0.0f;
         left--;
         columns.drop_addresses();
@@ -251,7 +251,7 @@ __global__ void __maxnreg__((BACKWARD_REGISTERS<VECTORS, IS_RMS, ADDS>))
 #pragma unroll
         for (int e = 0; e < VECTORS; e++) {
             auto ws = weights.of(e);
-            Held<T, VECTOR<T>> pack;
+            Elements<T, VECTOR<T>> pack;
             pack.fill([&](int v) {
                 int n = e * VECTOR<T> + v;
                 float g = dys.at(n) * (IS_RMS ? ws.at(v) + offset : ws.at(v)) * scale - g_mean;

@@ -35,10 +35,7 @@ from tilewright.runtime.sizes import cdiv
 GROUP = tl.constexpr(256)  # elements that share a scale
 LANES = tl.constexpr(32)
 MEAN_SHIFT, ROOT_SHIFT = tl.constexpr(20), tl.constexpr(19)  # low bits of fp32's mantissa that a code drops
-MEAN_TOP, ROOT_TOP = (
-    tl.constexpr(416.0),
-    tl.constexpr(1.875),
-)  # what a group's largest is scaled to: one step below the largest code
+MEAN_TOP, ROOT_TOP = tl.constexpr(416.0), tl.constexpr(1.875)  # a group's largest, scaled: one below the largest code
 MEAN_UNIT = tl.constexpr(2.0**120)  # the ratio of float8_e4m3fn's subnormal numbers to fp32's
 ROOT_LEAST = tl.constexpr(0x38000000)  # the bits of 2**-15, whose code is 0
 TINY = tl.constexpr(2.0**-100)  # the smallest scale, so that no quotient is infinite
