@@ -208,7 +208,7 @@ def test_a_report_names_the_source_line(capsys):
     line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("load, 4 x 4 B"))
     assert line.split()[5:7] == ["32.0", "1.0"]
     assert "transpose.cu:" in line
-    assert "tile[Tile<T>::place(lane, row)]" in line
+    assert "tile[Layout<T>::offset(lane, row)]" in line
 
 
 def test_bank_conflicts_of_amd_are_unknown(capsys):

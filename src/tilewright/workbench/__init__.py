@@ -1,1 +1,1 @@
-"""One folder a tool. Tools know Ops by what `spec` says of them, never by name."""
+"""The tools, one folder each. A tool uses an Op through `spec`, and never imports one by name."""
