@@ -131,7 +131,7 @@ def public_names() -> dict[str, str]:
     """Return the public names of the operations, each with its module: what `__all__` of every op file lists."""
     found = {}
     for path in op_files().values():
-        listed = re.search(r"^__all__ = (\[.*?\])$", path.read_text(), re.M | re.S)
+        listed = re.search(r"^__all__ = (\[.*?\])", path.read_text(), re.M | re.S)
         found |= dict.fromkeys(ast.literal_eval(listed[1]) if listed else [], module_name(path))
     return found
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.reduce._cases import reduction_op
-from tilewright.ops.reduce._operators import dispatch, reduce
+from tilewright.ops.reduce._operators import dispatch, reduce, reduce_call
 from tilewright.spec import points
 
 __all__ = ["vector_norm"]
