@@ -397,3 +397,18 @@ def test_a_gradient_that_is_lost_in_some_cases_only_is_wrong():
     found = next(check(SOFTMAX, [kernel], device="cpu", cases=cases, dtypes=["float32"], depth="once"))
     assert found.verdict == "wrong"
     assert "has no gradient here" in found.reason
+
+
+def test_bool_outputs_are_compared_exactly():
+    op = Op(
+        "positive",
+        lambda x: (x > 0, x * 2),
+        lambda x: Cost(0, 0),
+        lambda draw: (draw.randn("N"),),
+        grid(N=(7, 4096)),
+        [],
+    )
+    assert verdict(lambda x: (x.clamp(min=0) > 0, x + x), op, dtypes=["float32"]).right
+    found = verdict(lambda x: (x >= 0.01, x + x), op, dtypes=["float32"])
+    assert found.verdict == "wrong"
+    assert "output 0" in found.reason

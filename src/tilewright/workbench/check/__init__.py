@@ -79,6 +79,7 @@ def check(
                     continue
             judge = Judge(op, kernel, host, references, device, requires_gradient=requires_gradient)
             yield judge.judge(planned, on_case)
+        solution = problem.solution(device) if problem and files else None
         for path in files:
             source.require_python_file(path)
             worker = stack.enter_context(Worker(device=device))
@@ -89,10 +90,7 @@ def check(
             try:
                 worker.start()
                 judge.prepare(planned)  # while the process starts
-                if problem:
-                    worker.load(None, file=path, solution=problem.solution(device))
-                else:
-                    worker.load(op.name, file=path)
+                worker.load(None if problem else op.name, file=path, solution=solution)
             except KernelFailed as failure:
                 if failure.kind == "usage":
                     raise InvalidKernelFile(str(failure)) from None
