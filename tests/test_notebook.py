@@ -37,21 +37,21 @@ def x(device):
 
 def test_a_right_one_has_a_time_and_a_ratio_with_intervals(x):
     found = timed(in_steps, x, against=softmax)
-    mine, baseline = found.entries
+    entry_of_fn, baseline = found.entries
     assert [(e.name, e.verdict, e.reason) for e in found.entries] == [
         ("in_steps", "right", ""),
         ("softmax", "right", ""),
     ]
-    assert len(mine.samples_us) == len(baseline.samples_us) == 5
-    assert mine.interval_us[0] <= mine.us == median(mine.samples_us) <= mine.interval_us[1]
-    assert mine.ratio == baseline.us / mine.us
-    assert mine.ratio_interval[0] <= mine.ratio <= mine.ratio_interval[1]
-    assert mine.host_us > 0
+    assert len(entry_of_fn.samples_us) == len(baseline.samples_us) == 5
+    assert entry_of_fn.interval_us[0] <= entry_of_fn.us == median(entry_of_fn.samples_us) <= entry_of_fn.interval_us[1]
+    assert entry_of_fn.ratio == baseline.us / entry_of_fn.us
+    assert entry_of_fn.ratio_interval[0] <= entry_of_fn.ratio <= entry_of_fn.ratio_interval[1]
+    assert entry_of_fn.host_us > 0
     assert (found.baseline, baseline.ratio) == ("softmax", None)
 
 
 @pytest.mark.parametrize(
-    ("fn", "said"),
+    ("fn", "message"),
     [
         (torch.zeros_like, r"output\[0, 0\] is 0, expected"),
         (lambda x: softmax(x.bfloat16()).float(), "elements are off"),
@@ -62,12 +62,12 @@ def test_a_right_one_has_a_time_and_a_ratio_with_intervals(x):
         (lambda x: softmax(x.add_(0.5)), "its argument 1 was changed"),
     ],
 )
-def test_a_wrong_callable_has_no_time_and_a_reason(x, fn, said):
+def test_a_wrong_callable_has_no_time_and_a_reason(x, fn, message):
     found = timed(fn, x, against={"right": softmax})
     wrong, baseline = found.entries
     assert (wrong.verdict, wrong.us, wrong.samples_us, wrong.ratio) == ("wrong", None, (), None)
     assert baseline.us
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         raise AssertionError(wrong.reason)
     assert f"{wrong.name}: wrong, {wrong.reason}" in str(found)
 
@@ -81,8 +81,8 @@ def test_the_first_of_several_baselines_is_the_reference(x):
         ("zeros", "wrong"),
     ]
     assert [e.ratio is not None for e in found.entries] == [True, False, True, False]
-    other_way = timed(softmax, x, against={"zeros": torch.zeros_like, "torch": softmax})
-    assert [e.verdict for e in other_way.entries] == ["wrong", "right", "wrong"]
+    swapped = timed(softmax, x, against={"zeros": torch.zeros_like, "torch": softmax})
+    assert [e.verdict for e in swapped.entries] == ["wrong", "right", "wrong"]
 
 
 def test_equal_names_are_distinguished(x):
@@ -126,9 +126,9 @@ def test_an_exception_is_a_verdict(x, against):
     crashed, _ = found.entries
     assert (crashed.verdict, crashed.reason, crashed.us) == ("crashed", "ValueError: no rows", None)
     found = timed(softmax, x, against=against)
-    mine, baseline = found.entries
+    entry_of_fn, baseline = found.entries
     assert (baseline.verdict, baseline.reason, baseline.us) == ("crashed", "ValueError: no rows", None)
-    assert (mine.verdict, mine.ratio) == ("not checked", None)
+    assert (entry_of_fn.verdict, entry_of_fn.ratio) == ("not checked", None)
     assert "broken cannot be the reference: ValueError: no rows" in str(found)
     assert timed(broken, x).entries[0].verdict == "crashed"
 
@@ -140,9 +140,9 @@ def test_a_callable_that_is_right_only_when_checked_is_wrong(x):
         calls.append(x)
         return softmax(x) if len(calls) < 3 else x.clone()
 
-    mine, baseline = timed(tires, x, against=softmax).entries
-    assert (mine.verdict, mine.us, mine.ratio) == ("wrong", None, None)
-    assert mine.reason.startswith("right when it was checked, ")
+    entry_of_fn, baseline = timed(tires, x, against=softmax).entries
+    assert (entry_of_fn.verdict, entry_of_fn.us, entry_of_fn.ratio) == ("wrong", None, None)
+    assert entry_of_fn.reason.startswith("right when it was checked, ")
     assert baseline.us
 
 
@@ -156,8 +156,8 @@ def test_a_crash_while_timed_does_not_affect_the_others(x, monkeypatch):
             raise RuntimeError("enough")
         return softmax(x)
 
-    mine, baseline = timed(breaks, x, against=softmax, samples=60).entries
-    assert (mine.verdict, mine.reason) == ("crashed", "RuntimeError: enough")
+    entry_of_fn, baseline = timed(breaks, x, against=softmax, samples=60).entries
+    assert (entry_of_fn.verdict, entry_of_fn.reason) == ("crashed", "RuntimeError: enough")
     assert len(baseline.samples_us) == 60
 
 
@@ -168,8 +168,8 @@ def test_a_callable_that_replays_its_last_result_is_wrong(x):
         kept.append(softmax(x) if not kept else kept[0])
         return kept[0].clone()
 
-    (mine, _) = timed(remembers, x, against=softmax).entries
-    assert (mine.verdict, mine.reason[:18]) == ("wrong", "with other values,")
+    (entry_of_fn, _) = timed(remembers, x, against=softmax).entries
+    assert (entry_of_fn.verdict, entry_of_fn.reason[:18]) == ("wrong", "with other values,")
 
 
 @pytest.mark.parametrize("view", [lambda t: t, lambda t: t.t(), lambda t: t[1:, ::2], lambda t: t[:1].expand(8, 33)])
@@ -276,14 +276,14 @@ def test_html_is_an_escaped_table():
     html = TABLE._repr_html_()
     assert "<img" not in html
     assert "<b>" not in html
-    for said in (
+    for message in (
         "&lt;img onerror=alert(1)&gt;",
         "slow &amp; late",
         "&lt;b&gt;1&lt;/b&gt;",
         "vs &quot;torch&quot;",
         "tie",
     ):
-        assert said in html
+        assert message in html
     assert html.count("<tr>") == 5
     assert html.count("<th>") == html.count("<td>") / 4 == 7
 
@@ -399,8 +399,8 @@ def test_a_time_below_the_datasheet_minimum_is_implausible():
     if hardware.current_gpu()["gpu"] not in hardware.DATASHEETS:
         pytest.skip("needs a GPU with a datasheet")
     x = torch.randn(64, 64, device="cuda")
-    mine, baseline = timed(in_steps, x, against=softmax, cost=Cost(10**15, 0)).entries
-    assert (mine.verdict, mine.us, mine.ratio) == ("implausible", None, None)
+    entry_of_fn, baseline = timed(in_steps, x, against=softmax, cost=Cost(10**15, 0)).entries
+    assert (entry_of_fn.verdict, entry_of_fn.us, entry_of_fn.ratio) == ("implausible", None, None)
     assert "by its datasheet" in baseline.reason
     assert timed(softmax, x, against=softmax, cost=Cost(x.nbytes, x.nbytes)).entries[0].verdict == "right"
 

@@ -39,7 +39,7 @@ def test_several_outputs_and_outputs_without_gradient():
 
 
 @pytest.mark.parametrize(
-    ("fn", "said"),
+    ("fn", "message"),
     [
         (lambda x: x.bfloat16().softmax(-1).float(), "elements are off"),
         (lambda x: x.detach().softmax(-1) + 0 * x, "gradient of x"),
@@ -47,8 +47,8 @@ def test_several_outputs_and_outputs_without_gradient():
         (lambda x: x.softmax(-1) * 0, "elements are off"),
     ],
 )
-def test_a_wrong_function_fails_with_the_reason(fn, said):
-    with pytest.raises(AssertionError, match=said):
+def test_a_wrong_function_fails_with_the_reason(fn, message):
+    with pytest.raises(AssertionError, match=message):
         assert_kernel(fn, reference=lambda x: x.softmax(-1), inputs=(torch.randn(50, 70),))
 
 

@@ -308,12 +308,12 @@ def test_a_case_many_times_as_long_is_compared_block_by_block(fn, expected):
 def test_a_case_that_cannot_be_traced_keeps_its_verdict(monkeypatch, why):
     """Tracing comes after everything else, and not for cases that fill the memory."""
     kernel = Kernel("mine", lambda x: torch.softmax(x, -1), "python", lambda *_: True, False, origin="user")
-    asked = []
+    traced = []
 
     class Scarce(InProcess):
         def call(self, request):
             if request.mode == execute.TRACED:
-                asked.append(request)
+                traced.append(request)
                 if why == "no memory":
                     raise torch.cuda.OutOfMemoryError("no")
             return super().call(request)
@@ -323,7 +323,7 @@ def test_a_case_that_cannot_be_traced_keeps_its_verdict(monkeypatch, why):
     judge = Judge(SOFTMAX, kernel, Scarce(kernel.fn, "cpu"), references, "cpu")
     found = judge.judge([CheckCase(SOFTMAX.check[4].with_dtype("float32"))], lambda: None)
     assert found.verdict == "right"
-    assert len(asked) == (why != "too large")
+    assert len(traced) == (why != "too large")
     assert ("falls back to torch" in found.labels) == (why in (None, "large but cached"))
 
 

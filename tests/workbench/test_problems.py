@@ -81,11 +81,11 @@ def test_bad_problems_are_reported_in_one_line(tmp_path):
     assert_one_line(run("check", "--problem", softmax, "none.py"), 2, "no file at")
     (tmp_path / "task.yml").write_text("files: [\n")
     assert_one_line(run("check", "--problem", str(tmp_path), path), 2, "no task with files and tests")
-    for options, said in ((["--kernel", "triton"], "--kernel"), ([], "--problem needs a FILE")):
+    for options, message in ((["--kernel", "triton"], "--kernel"), ([], "--problem needs a FILE")):
         files = [path] if options else []
         done = run("check", "--problem", softmax, *files, *options)
         assert done.returncode == 2
-        assert said in done.stderr
+        assert message in done.stderr
 
 
 def test_a_problem_whose_reference_is_constant_is_named(device):

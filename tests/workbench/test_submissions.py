@@ -110,8 +110,8 @@ def test_a_submission_gets_its_verdict(path, device, tmp_path, monkeypatch):
     with _time_limit(LIMIT), socket.create_server(("127.0.0.1", 0)) as server:
         (tmp_path / "port.txt").write_text(str(server.getsockname()[1]))
         try:
-            asked = {"dtypes": DTYPES, "seed": SEED, "depth": named["DEPTH"]}
-            (found,) = checking.check(op, [], [tmp_path / path.name], device=device, **asked)
+            options = {"dtypes": DTYPES, "seed": SEED, "depth": named["DEPTH"]}
+            (found,) = checking.check(op, [], [tmp_path / path.name], device=device, **options)
             verdict, labels, reason = found.verdict, found.labels, found.reason
         except InvalidKernelFile as unusable:
             verdict, labels, reason = "unusable", [], str(unusable)

@@ -70,10 +70,10 @@ def constant_inputs(value: float) -> list[Request]:
     ]
 
 
-def expected(asked: Request, direction: str) -> list[torch.Tensor]:
-    leaf = asked.args[0].tensor().requires_grad_()
+def expected(request: Request, direction: str) -> list[torch.Tensor]:
+    leaf = request.args[0].tensor().requires_grad_()
     y = torch.softmax(leaf, -1)
-    gradients = torch.autograd.grad(y, leaf, asked.grads[0].tensor()) if asked.grads else ()
+    gradients = torch.autograd.grad(y, leaf, request.grads[0].tensor()) if request.grads else ()
     return {"forward": [y], "backward": [*gradients], "both": [y, *gradients]}[direction]
 
 
