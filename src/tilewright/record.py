@@ -21,7 +21,7 @@ from tilewright.errors import CannotRead, CannotWrite
 SCHEMA = 2  # 1: timings without intervals, host time, memory and the GPU's state
 SWEEP = Path(__file__).parent / "workbench" / "bench" / "sweep.py"  # the program of a record of kind "sweep"
 CHECK = "check"  # the call of a verdict: all of its cases
-FINGERPRINTS = "fingerprints.jsonl"  # of the current code, in the folder of each GPU
+FINGERPRINTS = "fingerprints.jsonl"  # the current code's, in the folder of each GPU
 REQUIRED = ("schema", "kind", "op", "kernel", "date", "source")
 OF_A_TIMING = (
     *("case", "dtype", "direction", "cost", "verdict", "reason", "samples_us", "median_us"),
@@ -64,7 +64,7 @@ def append(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def replace_file(path: Path, records: list[dict[str, Any]]) -> None:
-    """Write a file anew: whole, or not at all."""
+    """Rewrite a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -89,8 +89,10 @@ def add_fields(path: Path, fields: Mapping[str, dict[str, Any]], identity: Calla
 
 
 def require_writable(path: Path) -> None:
-    """Raise before work starts rather than lose its result at the end. A missing file is not created, since removing it
-    again could remove what another writer has put there."""
+    """Raise before work starts rather than lose its result at the end.
+
+    A missing file is not created, since removing it again could remove what another writer has put there.
+    """
     if path.exists():
         append(path, [])
         return
@@ -104,8 +106,10 @@ def require_writable(path: Path) -> None:
 
 @dataclass
 class Read:
-    """The records of one file, and the numbers of its other lines: `torn` ones were cut off by a killed writer, `newer`
-    ones written by a later version, `corrupt` ones are no records."""
+    """The records of one file, and the numbers of its other lines.
+
+    `torn` lines were cut off by a killed writer, `newer` ones written by a later version; `corrupt` ones are no records.
+    """
 
     path: Path
     records: list[dict[str, Any]] = field(default_factory=list)

@@ -40,8 +40,10 @@ def load(name: str) -> Op:
 
 
 def pick(op: Op, names: list[str]) -> list[Kernel]:
-    """Return the named kernels, or all of the op's own. The public function, the searched kernel and peers must be
-    named."""
+    """Return the named kernels, or all of the op's own.
+
+    The public function, the searched kernel and peers must be named.
+    """
     known = named(op)
     for name in names:
         if name not in known:
@@ -60,8 +62,10 @@ def shipped(op: Op) -> dict[str, Kernel]:
 
 
 def searched(op: Op) -> Kernel:
-    """Return the reference compiled in mode "max-autotune", without CUDA graphs, since a replay overwrites the previous
-    result."""
+    """Return the reference compiled in mode "max-autotune".
+
+    Without CUDA graphs, since a replay overwrites the previous result.
+    """
     options = {"max_autotune": True, "coordinate_descent_tuning": True, "autotune_num_choices_displayed": 0}
     fn = compiled(op.reference, **options)
     return replace(op.kernels["compile"], name=SEARCHED, fn=fn)
@@ -151,7 +155,7 @@ def _find(module: object, path: Path, op: Op) -> Callable[..., Any] | None:
     marked = [fn for fn in vars(module).values() if getattr(fn, "__tilewright_op__", None) == op.name]
     if len(marked) > 1:
         raise FileBroken(
-            path, None, f"{len(marked)} functions are marked as kernels of {op.name}, which takes one a file"
+            path, None, f"{len(marked)} functions are marked as kernels of {op.name}, which takes one per file"
         )
     named = getattr(module, op.name, None)
     return marked[0] if marked else named if callable(named) else None

@@ -162,8 +162,10 @@ def file_hash(path: Path) -> str:
 
 
 def code_hash(path: Path, only: str = "") -> str:
-    """Return a hash of the module-level definitions whose name contains `only`: without imports, comments, docstrings,
-    formatting and the function `main`."""
+    """Return a hash of the module-level definitions whose name contains `only`.
+
+    Imports, comments, docstrings, formatting and the function `main` do not count.
+    """
     kept = []
     for statement in ast.parse(path.read_text()).body:
         names = [name for name in _names_bound(statement) if name]

@@ -1,1 +1,1 @@
-"""One operation a file, told whole: mathematics, cost, cases, kernels, gradients, and the function users call."""
+"""One file per operation, in its family's folder: mathematics, cost, cases, kernels and the public function."""

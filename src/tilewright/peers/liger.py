@@ -92,7 +92,7 @@ def cross_entropy(
     z_loss: float,
     softcap: float | None,
 ) -> Tensor:
-    """With the options its users choose: the gradient overwrites x."""
+    """RMS norm with the options its users choose: the gradient overwrites x."""
     from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
 
     args = (x, target, weight, ignore_index, z_loss, label_smoothing, reduction, softcap)

@@ -15,7 +15,7 @@ VECTOR, CACHE_LINE = 16, 128  # bytes of one access, and of an L2 cache line
 MAX_BLOCKS = 16  # per cluster
 THREADS = (128, 256, 512, 1024)  # per block
 VECTORS_PER_THREAD = {1: 8, 2: 4}  # held in registers, by the number of tensors whose rows are held at once
-MAX_VECTORS_ONE_BLOCK = 4096  # of a row that one block takes
+MAX_VECTORS_ONE_BLOCK = 4096  # per row that one block takes
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,10 @@ class Rows:
         return self.is_aligned and self.vectors <= max_vectors_per_block(tensors) * max_cluster(self.device)
 
     def split(self, blocks: int, capacity: int) -> tuple[int, int]:
-        """Return the elements per block, whole cache lines, and the alignment of the first block's part: a cache line
-        where the capacity of the cluster, in vectors, allows it."""
+        """Return the elements per block, whole cache lines, and the alignment of the first block's part.
+
+        The alignment is a cache line where the capacity of the cluster, in vectors, allows it.
+        """
         unit = self.itemsize if self.has_edges else VECTOR
         align = CACHE_LINE if self.N * self.itemsize + CACHE_LINE - unit <= capacity * VECTOR else VECTOR
         part = cdiv(cdiv(self.N * self.itemsize + align - unit, blocks), CACHE_LINE) * CACHE_LINE

@@ -66,8 +66,10 @@ class CudaSource:
         shared: int = 0,
         cluster: int = 1,
     ) -> CudaLaunch:
-        """Return a launch that needs only its tensors, the kernel's first parameters. Ints among the numbers are passed
-        as int64, floats as float. The grid of a cluster launch counts clusters."""
+        """Return a launch that needs only its tensors, the kernel's first parameters.
+
+        Ints among the numbers are passed as int64, floats as float. The grid of a cluster launch counts clusters.
+        """
         return CudaLaunch(self, kernel, dtype, device, grid, block, numbers, shared, cluster)
 
     @functools.cache  # noqa: B019  sources are module-level constants
@@ -145,7 +147,7 @@ class CudaLaunch:
 class _BoundLaunch:
     """A launch of one thread on one stream, with an argument buffer of its own for the driver to read.
 
-    It costs a third of `cuda.core.launch`, which builds the configuration and the arguments anew each time.
+    It costs a third of `cuda.core.launch`, which builds the configuration and the arguments each time.
     """
 
     def __init__(self, of: CudaLaunch, kernel: int, stream: int, tensors: int):

@@ -18,11 +18,11 @@ ALIGNMENT = 16  # bytes: any vector access may start at such an address
 STRIDED = torch.strided
 
 TensorKey = tuple[torch.Size, torch.dtype, int]  # shape, dtype and GPU of a contiguous, aligned tensor
-Plan = Callable[..., "Callable[..., Any] | None"]  # of options and a TensorKey per tensor
+Plan = Callable[..., "Callable[..., Any] | None"]  # takes options and a TensorKey per tensor
 
 
 class Dispatch:
-    """Answers for one family of operations: may our kernels take this call, and do they win?
+    """The decision for one family of operations whether our kernels may take a call, and win.
 
     A call whose arguments alone decide what happens (contiguous, aligned tensors without autograd; nothing traces,
     casts or transforms the call) is looked up in `plan(options, *keys)`, which is cached and returns a function of the

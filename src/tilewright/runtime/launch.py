@@ -52,8 +52,10 @@ class Launcher:
         return self._compiled[key]
 
     def prepare(self, grid: tuple[int, ...], *sizes: Any, **config: Any) -> PreparedLaunch:
-        """Return a launch that needs only its tensors: the kernel's first parameters, always of the same dtypes and on
-        the same GPU. An optional tensor is always a tensor or always None."""
+        """Return a launch that needs only its tensors, the kernel's first parameters.
+
+        They always have the same dtypes and are on the same GPU. An optional tensor is always a tensor or always None.
+        """
         return PreparedLaunch(self, _grid3(grid), sizes, config)
 
 

@@ -147,8 +147,10 @@ def is_observed() -> bool:
 def operator(
     name: str, fake: Callable[..., Any], *, mutates: tuple[str, ...] = ()
 ) -> Callable[[Callable[..., Any]], Operator]:
-    """Make an Operator of a function. `fake` returns outputs of the right shape and dtype; `mutates` names the
-    arguments that the function writes to."""
+    """Make an Operator of a function.
+
+    `fake` returns outputs of the right shape and dtype; `mutates` names the arguments that the function writes to.
+    """
     return lambda function: Operator(name, function, fake, mutates)
 
 

@@ -32,7 +32,7 @@ FORMULAS = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
 }
 GELUS = {"none": "gelu", "tanh": "gelu_tanh"}  # by torch's name for the approximation
-FLOPS = {  # of the fp32 and the special function unit per element: forward, backward
+FLOPS = {  # (fp32, special function) per element: forward, backward
     "relu": ((1, 0), (2, 0)),
     "relu_squared": ((2, 0), (4, 0)),
     "silu": ((4, 1), (7, 1)),
@@ -204,8 +204,10 @@ def _bias_activation_bwd(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A program strides over the rows of its columns, so that all programs move through memory together, and writes the
-    sum of their gradients to partials [programs, N]."""
+    """Write dx, and the sum of a program's rows of it to partials [programs, N].
+
+    A program strides over the rows of its columns, so that all programs move through memory together.
+    """
     launch_dependents(PDL)
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
     columns = None if EVEN else offs_n < N

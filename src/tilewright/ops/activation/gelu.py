@@ -1,6 +1,6 @@
 """GELU: y = x P(Z < x) for a normal Z, or its approximation by tanh.
 
-Memory binds it only if an element costs few instructions, so both forms are built around one exponential.
+It is memory-bound only if an element takes few instructions, so both forms need one exponential.
 
 none: P(Z < -|x|) = exp(-x^2 / 2) p(1 / (1 + 0.336 |x|)), p the polynomial of degree 7 nearest to the scaled erfc. It is
 shorter than erf and keeps its precision in the left tail, where 1 + erf cancels.
@@ -63,7 +63,7 @@ def manual(x: Tensor, approximate: str) -> Tensor:
 
 CUDA = CudaSource("activation/gelu.cu", "gelu_none_fwd", "gelu_tanh_fwd", "gelu_none_bwd", "gelu_tanh_bwd")
 CUDA_THREADS = 256
-CUDA_BYTES = 32  # of each input per thread
+CUDA_BYTES = 32  # per input and thread
 
 
 def _cuda(kernel: str, *tensors: Tensor) -> None:

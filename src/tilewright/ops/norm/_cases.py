@@ -50,6 +50,9 @@ def draw_affine(draw: Draw) -> tuple[Tensor | None, Tensor | None]:
 
 
 def without_infinities(draw: Draw, x: Tensor) -> Tensor:
-    """Return x with NaN for infinities, for rms_norm: there torch itself returns zeros and one NaN on a CPU, and on a
-    GPU that or a row of NaN, depending on columns and dtype."""
+    """Return x with NaN for infinities, for rms_norm.
+
+    With an infinity torch itself returns zeros and one NaN on a CPU, and on a GPU that or a row of NaN, depending on
+    columns and dtype.
+    """
     return x.masked_fill(x.isinf(), math.nan) if draw.values == "special" else x

@@ -54,8 +54,11 @@ def _cluster_choices(op: str, direction: str, size: int, vectors: int) -> list[C
 
 
 def _cluster_default(op: str, direction: str, size: int, vectors: int) -> Config:
-    """Return few blocks with as many vectors per thread as registers hold for forward, medium-sized blocks, which hide
-    each other's latency, for backward."""
+    """Return the split that wins on average.
+
+    Forward: few blocks, with as many vectors per thread as registers hold. Backward: medium-sized blocks, which hide
+    each other's latency.
+    """
     wanted = (
         2 if direction == "cuda-backward" or op.startswith("add_") or vectors < 256 else 4 if vectors <= 1024 else 8
     )

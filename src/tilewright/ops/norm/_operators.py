@@ -143,8 +143,10 @@ def _plan_backward(
     M: int,
     wanted: tuple[bool, bool],
 ) -> Callable[..., None]:
-    """Return the function that takes x, weight, stats, dy, dsum (of the given dtypes), dx and the wanted gradients of
-    weight and bias."""
+    """Return the function that takes x, weight, stats, dy, dsum, dx and the wanted gradients of weight and bias.
+
+    `dtypes` are those of the first five.
+    """
     x, weight, *_, dsum = dtypes
     N, adds = options.N, dsum is not None
     launch = _plan_cluster(options, adds, "backward", (x, weight, bias_dtype), is_aligned, device, M)

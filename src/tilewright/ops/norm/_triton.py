@@ -425,8 +425,10 @@ def plan_triton_forward(
 def plan_triton_backward(
     op: str, dtype: torch.dtype, device: int, M: int, N: int, offset: float
 ) -> tuple[PreparedLaunch, int]:
-    """Return the launch that takes x, weight, stats, dy, dsum, dx and the partial sums of dw and db, and the number of
-    partial sums."""
+    """Return the launch and the number of partial sums.
+
+    The launch takes x, weight, stats, dy, dsum, dx and the partial sums of dw and db.
+    """
     config = _config(op, "backward", dtype, device, N)
     programs = min(config.pop("PROGRAMS"), cdiv(M, config.get("BLOCK_M", 1)))
     if "CHUNK" in config:

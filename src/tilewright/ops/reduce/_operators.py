@@ -29,7 +29,7 @@ MAX_PROGRAMS = 4224  # 32 per multiprocessor of an H200
 MANY_ROWS = 1056  # 8 per multiprocessor: enough to fill the GPU; fewer rows are split
 MAX_TILE = 8192  # elements of a row that one program takes at once
 UNLIMITED = 2**31 - 1  # programs: one per tile
-MAX_PARTS, PARTS_PER_STEP = 16896, 256  # of a row that one program combines; more are first combined in steps of these
+MAX_PARTS, PARTS_PER_STEP = 16896, 256  # one program combines the parts of a row; more are first combined in steps
 COLUMN_TILE = 8192  # elements of the columns that one program takes at a time
 MAX_KEY = 65536  # elements: longer rows share a configuration
 GROUPED = ("index", "logsumexp")  # whose steps cost more than a load unless they take neighbors together
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
     """A reduction as its kernels know it."""
 
     combine: str  # how terms are combined: sum, prod, max, index, logsumexp, var, count, zeros
-    term: str = "x"  # of each element
+    term: str = "x"  # each element's
     finish: str = "x"  # applied to the result
 
     @property
@@ -162,7 +162,7 @@ _long_launch = Launcher(_reduce_long)
 _columns_launch = Launcher(_reduce_columns)
 _combine_launch = Launcher(_combine_parts)
 _bwd_launch = Launcher(_reduce_bwd)
-Launch = Callable[..., None]  # of x, y, index and what is kept for backward
+Launch = Callable[..., None]  # takes x, y, index and what is kept for backward
 
 
 class Reduce(NamedTuple):
@@ -173,7 +173,7 @@ class Reduce(NamedTuple):
     keepdim: bool
     kind: str
     p: float = 0.0  # the exponent of a norm, or the correction of a variance
-    dtype: torch.dtype | None = None  # of the result
+    dtype: torch.dtype | None = None  # the result's
 
     def result_shape(self, shape: Sequence[int], *, keepdim: bool | None = None) -> tuple[int, ...]:
         kept = self.keepdim if keepdim is None else keepdim
@@ -185,8 +185,10 @@ class Reduce(NamedTuple):
 def _plan(
     options: Reduce, shape: tuple[int, ...], dtype: torch.dtype, out: torch.dtype, device: int, keeps: bool = False
 ) -> tuple[tuple[int, ...], tuple[int, ...], Launch]:
-    """Return size and strides of the result, and the launch that takes x, y (of dtype `out`), the index where there is
-    one, and what is kept for backward, if anything is."""
+    """Return size and strides of the result, and the launch.
+
+    The launch takes x, y (of dtype `out`), the index where there is one, and what is kept for backward, if anything is.
+    """
     like = torch.empty(options.result_shape(shape), device="meta")
     kind = KINDS[options.kind]
     kind = kind._replace(combine=KEPT_FOR_BACKWARD[options.kind]) if keeps else kind

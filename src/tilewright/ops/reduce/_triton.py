@@ -119,8 +119,11 @@ def _step_by_groups(a, b, c, x, index, in_bounds, COMBINE: tl.constexpr, MASKED:
 
 @triton.jit
 def _combine_lanes(a, b, c, COMBINE: tl.constexpr, MAX_INDEX: tl.constexpr = 2**31 - 1):
-    """Combine the lanes of each row [BLOCK_M, BLOCK_N]. b is the index for index; c is the count for parts of var, for
-    zeros the product of all elements, which is not zero times the other product if that one overflows."""
+    """Combine the lanes of each row [BLOCK_M, BLOCK_N].
+
+    For index b is the index. For parts of var c is the count. For zeros c is the product of all elements, which is not
+    zero times the other product if that one overflows.
+    """
     if COMBINE == "sum":
         a = tl.sum(a, axis=1)
         b = a
@@ -433,7 +436,7 @@ def _reduce_bwd(
         slope = tl.where(y == 0.0, 0.0, dy / libdevice.pow(y, p - 1.0))
         dx = tl.where(x == 0.0, 0.0, sign * libdevice.pow(tl.abs(x), p - 1.0) * slope)
     elif KIND == "prod":
-        product = tl.load(k_ptr + offs_m * 2, mask=is_row, other=0.0)[:, None]  # of the nonzero elements
+        product = tl.load(k_ptr + offs_m * 2, mask=is_row, other=0.0)[:, None]  # the nonzero elements'
         zeros = tl.load(k_ptr + offs_m * 2 + 1, mask=is_row, other=0.0)[:, None]
         only = tl.where((zeros == 1.0) & (x == 0.0), product, 0.0)
         dx = dy * tl.where(zeros == 0.0, product / tl.where(x == 0.0, 1.0, x), only)

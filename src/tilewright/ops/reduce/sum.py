@@ -120,7 +120,7 @@ def sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.d
     y = dispatch(SMALLEST, reduce_call(dims, keepdim, "sum", dtype=dtype), input)
     if y is not None:
         return y
-    if dim is None and not keepdim:  # of the two overloads, some tensor subclasses have only this one
+    if dim is None and not keepdim:  # some tensor subclasses have only this overload
         return torch.sum(input, dtype=dtype)
     return torch.sum(input, dim, keepdim, dtype=dtype)
 

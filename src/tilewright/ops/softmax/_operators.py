@@ -45,7 +45,7 @@ MAX_COLUMN_TILE = 16384  # elements of the columns that one program holds
 TWO_PASS = {"BLOCK_N": 16384, "num_warps": 16}  # backward of rows that are read twice
 TENSORS = {"fwd": 1, "bwd": 2}  # whose rows a cluster holds
 
-Launch = Callable[..., None]  # of the tensors
+Launch = Callable[..., None]  # takes the tensors
 
 
 class Softmax(NamedTuple):

@@ -92,8 +92,10 @@ def _scores(
     x_ptr, mask_ptr, row, offs_n, inside, N, Q, H, scale, stride_b, stride_h, stride_q, stride_k,
     HAS_MASK: tl.constexpr, CAUSAL: tl.constexpr, VECTOR: tl.constexpr, EVICT: tl.constexpr,
 ):  # fmt: skip
-    """Return the scores of these rows, -inf where hidden, and which keys are visible. A vector of VECTOR neighbours is
-    loaded if one of them may be visible, since it is one access."""
+    """Return the scores of these rows, -inf where hidden, and which keys are visible.
+
+    A vector of VECTOR neighbors is loaded if one of them may be visible, since it is one access.
+    """
     q = row % Q
     loaded = inside
     seen = inside
