@@ -108,7 +108,7 @@ def require_writable(path: Path) -> None:
 class Read:
     """The records of one file, and the numbers of its other lines.
 
-    `torn` lines were cut off by a killed writer, `newer` ones written by a later version; `corrupt` ones are no records.
+    `torn` lines were cut off by a killed writer, `newer` ones written by a later version, `corrupt` ones are neither.
     """
 
     path: Path

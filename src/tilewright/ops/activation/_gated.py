@@ -247,7 +247,7 @@ def _plan_call(act: str, gate: TensorKey, up: TensorKey | None) -> Callable[...,
 
         def run(gate: Tensor, up: Tensor | None) -> Tensor:
             y = gate.new_empty(*outer, N)
-            launch(gate, gate.view(-1)[N:], y)
+            launch(gate, gate.narrow(-1, N, N), y)
             return y
 
     else:
