@@ -78,10 +78,10 @@ def add_fields(path: Path, fields: Mapping[str, dict[str, Any]], identity: Calla
     for line in lines:
         try:
             found = json.loads(line)
-            more = fields.get(identity(found)) if isinstance(found, dict) else None
-        except ValueError:  # a torn line: `read` tells
-            more = None
-        changed.append(json.dumps(found | more) + "\n" if more else line)
+        except ValueError:  # a torn line, which `read` reports
+            found = None
+        more = fields.get(identity(found)) if isinstance(found, dict) else None
+        changed.append(json.dumps(found | more) + "\n" if found and more else line)
     if changed != lines:
         part = path.with_suffix(".part")
         part.write_text("".join(changed))

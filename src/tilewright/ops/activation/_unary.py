@@ -16,7 +16,7 @@ from triton.language.extra import libdevice
 
 from tilewright.runtime.configs import ConfigTable, cached_plan
 from tilewright.runtime.elementwise import can_write_in_place, eligible_elementwise, size_bucket, tile_grid, tile_start
-from tilewright.runtime.eligibility import FLOATS, Dispatch, TensorKey, eligible, empty_like_options
+from tilewright.runtime.eligibility import FLOATS, Dispatch, TensorKey, eligible, empty_like_options, unary
 from tilewright.runtime.launch import Launcher, PreparedLaunch
 from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.partial_sums import sum_partials
@@ -417,20 +417,13 @@ def _plan_call(act: str, x: TensorKey, bias: TensorKey | None = None) -> Callabl
     if not elements or dtype not in FLOATS or (bias is not None and bias[1:] != (dtype, device)):
         return None
     if bias is None:
-        launch = _plan("fwd", act, elements, device, dtype)
+        return unary(_plan("fwd", act, elements, device, dtype), shape)
+    launch = _plan_bias(act, elements // shape[-1], shape[-1], device, dtype, dtype)
 
-        def run(x: Tensor) -> Tensor:
-            y = torch.empty_like(x, **options)
-            launch(x, y)
-            return y
-
-    else:
-        launch = _plan_bias(act, elements // shape[-1], shape[-1], device, dtype, dtype)
-
-        def run(x: Tensor, bias: Tensor) -> Tensor:
-            y = torch.empty_like(x, **options)
-            launch(x, bias, y)
-            return y
+    def run(x: Tensor, bias: Tensor) -> Tensor:
+        y = torch.empty_like(x, **options)
+        launch(x, bias, y)
+        return y
 
     return run
 
