@@ -219,6 +219,7 @@ def samples(page: Path) -> Iterator[tuple[str, list[str]]]:
 SAMPLES = [(page, *sample) for page in PAGES for sample in samples(page)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "command", "shown"), SAMPLES, ids=[command for _, command, _ in SAMPLES])
 def test_output_shown_is_what_a_command_prints(page, command, shown):
     """A line "…" stands for any lines, and a line that ends so for any rest."""

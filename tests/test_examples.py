@@ -66,6 +66,7 @@ def cells(notebook: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in content["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 def test_the_notebook_finds_the_bug_and_proves_the_fixed_kernel(tmp_path, capsys):
     namespace: dict[str, Any] = {"__name__": "notebook"}
     for number, code in enumerate(cells(EXAMPLES / "prove_a_kernel.ipynb")):
@@ -91,6 +92,7 @@ def test_the_readme_lists_every_example():
             assert f"({path.relative_to(EXAMPLES)})" in page, f"examples/README.md does not link {path.name}"
 
 
+@pytest.mark.slow
 def test_the_scripts_run(tmp_path):
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "transformer.py")],

@@ -444,6 +444,7 @@ def run(x):
 """
 
 
+@pytest.mark.slow
 def test_kernels_run_in_the_sandbox(run):
     pytest.importorskip("numba")
     program = """

@@ -122,6 +122,7 @@ def test_a_users_file_is_stale_when_its_code_changes(results, tmp_path):
     assert record.stale_reason(one) == f"{path} changed"
 
 
+@pytest.mark.slow
 def test_every_fresh_gpu_record_has_a_fingerprint():
     """The newest record of each call that can be traced offline."""
     records = [one for path in settings.record_files() for one in record.read(path).records]

@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 SMALL = ("--case", "M=3,N=500")
 
 
+@pytest.mark.slow
 def test_an_op_shows_the_traffic_of_its_kernels():
     done = run("audit", "softmax", *SMALL)
     assert done.returncode == 0, done.stderr
@@ -63,6 +64,7 @@ def test_an_aborted_kernel_is_one_line(tmp_path):
     assert "Traceback" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_case_that_is_too_large_is_refused_with_a_smaller_one():
     done = run("audit", "softmax", "-k", "triton-online", "--case", "M=1000000,N=8192")
     assert_one_line(done, 2, "try --case M=")
@@ -72,6 +74,7 @@ def test_a_case_that_is_too_large_is_refused_with_a_smaller_one():
     )
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(tmp_path):
     assert_one_line(run("audit", "softmaks"), 2, "did you mean 'softmax'?")
     assert_one_line(run("audit", tmp_path / "no.py"), 2, "no file at")

@@ -86,6 +86,7 @@ def timing(kernel="triton", us=10.0, verdict="right", reason="", **more):
     return made
 
 
+@pytest.mark.slow
 def test_on_a_gpu_it_times_prints_and_records(command, gpu, monkeypatch, tmp_path):
     """The whole command, on the CPU with the host's clock."""
     monkeypatch.setattr(tool, "bench", functools.partial(tool.bench, device="cpu"))

@@ -46,6 +46,7 @@ def file(tmp_path):
     return write
 
 
+@pytest.mark.slow
 def test_unusual_but_valid_files_are_loaded(tmp_path):
     folder = tmp_path / "with space ü"
     folder.mkdir()
@@ -240,6 +241,7 @@ def test_a_kernel_that_cannot_run_here_is_not_a_success(file, tmp_path):
     assert not (tmp_path / "r.jsonl").exists()
 
 
+@pytest.mark.slow
 @without_gpu
 def test_a_missing_package_is_not_a_success(tmp_path):
     (tmp_path / "numba.py").write_text("raise ImportError\n")
@@ -268,6 +270,7 @@ def test_bench_without_a_gpu_checks_and_shows_records(recorded):
     assert "stale" not in done.stdout
 
 
+@pytest.mark.slow
 @without_gpu
 def test_stale_timings_are_marked_and_broken_lines_are_reported(recorded):
     record.append(recorded, [timing_record("eager", 170.0) | {"source": "0" * 16}])

@@ -30,6 +30,7 @@ def softmax(x):
     return torch.softmax(x, -1)
 
 
+@pytest.mark.slow
 def test_only_correct_kernels_have_a_time(tmp_path):
     files = [tmp_path / "whole.py", tmp_path / "partly.py", tmp_path / "zeros.py"]
     files[0].write_text("import torch\n\ndef softmax(x):\n    return torch.softmax(x, -1)\n")

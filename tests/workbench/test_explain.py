@@ -345,6 +345,7 @@ def written(tmp_path_factory):
     )
 
 
+@pytest.mark.slow
 def test_a_function_of_a_file_is_audited_at_full_size(written):
     """A sample of its programs runs, with the masks, loops and repeated reads of the full call."""
     found = written("normed", "512x32768:fp32")
@@ -450,6 +451,7 @@ def test_bank_conflicts_are_excluded_from_a_prediction():
     assert ["bank conflicts of shared memory" in one for one in excludes] == [True, False]
 
 
+@pytest.mark.slow
 def test_small_tensors_of_one_name_count_together():
     op = registry.load("adamw")
     found = diagnose(collect_op(op, op.kernels["triton"], op.bench[0].with_dtype("bfloat16"), H200, MEASURED))

@@ -20,6 +20,7 @@ def test_the_interval_of_a_median_covers_it_95_percent_of_the_time():
     assert 0.91 < held / TRIALS < 0.99
 
 
+@pytest.mark.slow
 def test_the_interval_of_a_ratio_covers_it_95_percent_of_the_time():
     generator = np.random.default_rng(2)
     held = 0

@@ -64,6 +64,7 @@ def test_a_case_sets_the_sizes_of_a_kernelbench_file():
     assert (found["verdict"], found["cases"][0]["case"]) == ("right", "batch_size=2,dim=3000")
 
 
+@pytest.mark.slow
 def test_parameters_follow_the_sizes_of_a_case():
     problem = FOLDER / "kernelbench" / "level1_linear_relu.py"
     like = problems.load(problem).op.check[0]
@@ -88,6 +89,7 @@ def test_bad_problems_are_reported_in_one_line(tmp_path):
         assert message in done.stderr
 
 
+@pytest.mark.slow
 def test_a_problem_whose_reference_is_constant_is_named(device):
     found = verdict_of(solution("kernelbench", "always_zero_zeros"), device)
     assert "the problem's reference always returns 0, whatever its inputs are" in found.labels

@@ -42,6 +42,7 @@ for k in (1, 64, 512, 1024):
 """
 
 
+@pytest.mark.slow
 def test_the_compiler_keeps_every_multiplication():
     """The H200 code has k multiplications per element, and no other arithmetic."""
     done = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=False)

@@ -161,6 +161,7 @@ def offered(table: ConfigTable, key: list) -> list:
         return []
 
 
+@pytest.mark.slow
 def test_only_the_default_and_the_finalists_are_timed(tables, monkeypatch):
     op, table = toy(tables)
     many = [{"how": "slow", "number": n} for n in range(FINALISTS + 4)]

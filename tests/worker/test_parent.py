@@ -104,6 +104,7 @@ def test_empty_outputs_are_returned(worker):
     assert request(worker, 9, shape=(0, 3)).outputs[0].shape == (0, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
 def test_a_busy_worker_ends_with_its_parent_however_that_ends(tmp_path):
     path = tmp_path / "mine.py"

@@ -88,6 +88,7 @@ def test_every_kind_of_tile(smallest_grid, dtype, device, monkeypatch):
     assert_right(run("triton", x, weight, bias, relu), module.reference, x, weight, bias, relu)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", OWN)
 @few_examples
 @given(shape=shapes, N=st.integers(1, 9), layout=layouts, has_bias=st.booleans())

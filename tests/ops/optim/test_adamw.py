@@ -344,6 +344,7 @@ def trained(kind, device: str, steps: int = 40, **options) -> float:
     return loss.item()
 
 
+@pytest.mark.slow
 def test_8_bit_training_matches_fp32_training(device, monkeypatch):
     monkeypatch.setattr(module, "SMALLEST", 512)
     theirs, start = trained(torch.optim.AdamW, device), trained(torch.optim.AdamW, device, 1)

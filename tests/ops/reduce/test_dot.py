@@ -131,6 +131,7 @@ def test_cuda_tree_with_any_number_of_threads(threads, N, device, monkeypatch):
     same(module.dot_forward(x, y, "cuda"), (x * y).sum())
 
 
+@pytest.mark.slow
 @few_examples
 @given(N=st.integers(1, 300), first=layouts, second=layouts)
 def test_any_length_and_layout(N, first, second, device, fast_path):

@@ -137,6 +137,7 @@ def test_many_programs_and_copies(dtype, counts, device, monkeypatch):
         same(tw.unique(wide, **ALL), torch.unique(wide, **ALL))
 
 
+@pytest.mark.slow
 @few_examples
 @given(shape=shapes | st.just(()), layout=layouts, dtype=st.sampled_from(KINDS), options=st.sampled_from(OPTIONS))
 def test_any_shape_and_layout(shape, layout, dtype, options, device):
