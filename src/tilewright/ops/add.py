@@ -82,7 +82,7 @@ def _triton(x: Tensor, y: Tensor, out: Tensor) -> None:
 
 CUDA = CudaSource("add.cu", "add_fwd")
 CUDA_THREADS = 256
-CUDA_BYTES = 32  # of each input, per thread and step
+CUDA_BYTES = 32  # per thread, step and input
 
 
 def _cuda(x: Tensor, y: Tensor, out: Tensor) -> None:

@@ -125,7 +125,7 @@ def _linear_matmul(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(offs_m < M)[:, None] & (offs_n < N)[None, :])
 
 
-SMS = 132  # of an H200
+SMS = 132  # multiprocessors of an H200
 GROUP_M = 8
 # BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages: the first that gives every SM a tile, else the last. Shared memory
 # limits the stages.

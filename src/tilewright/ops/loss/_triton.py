@@ -93,8 +93,10 @@ def torch_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None, o
 def eligible_loss(
     smallest: int, shape: torch.Size, floats: Sequence[Tensor], target: Any, weight: Any, options: CrossEntropy
 ) -> bool:
-    """Return whether our kernels can take logits of this shape, computed from `floats`, as torch would: rows of
-    classes, with a class index or probabilities for each row."""
+    """Return whether our kernels can take logits of this shape, computed from `floats`, as torch would.
+
+    The logits are rows of classes, with a class index or probabilities for each row.
+    """
     if not isinstance(target, Tensor) or len(shape) not in (1, 2):
         return False
     if shape.numel() < max(1, smallest) or shape[-1] > MAX_INT32:
@@ -503,8 +505,7 @@ def launch_rows(
 
 
 def mean_divisor(target: Tensor, weight: Tensor | None, M: int, N: int, options: CrossEntropy) -> Tensor | None:
-    """Return what the mean divides by, in device memory, where gradients need it before the host could know it; None
-    for another reduction."""
+    """Return what the mean divides by, in device memory; None for another reduction."""
     if options.reduction != "mean":
         return None
     if target.is_floating_point():

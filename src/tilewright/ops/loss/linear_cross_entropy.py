@@ -118,7 +118,7 @@ class _Inputs(NamedTuple):
         return self.x.shape[0], self.linear_weight.shape[0]
 
 
-NO_GRADIENTS = (False, False, False)  # of input, linear weight and bias
+NO_GRADIENTS = (False, False, False)  # for input, linear weight and bias
 
 
 def _chunked(

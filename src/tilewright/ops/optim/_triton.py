@@ -40,7 +40,7 @@ MEAN_UNIT = tl.constexpr(2.0**120)  # the ratio of float8_e4m3fn's subnormal num
 ROOT_LEAST = tl.constexpr(0x38000000)  # the bits of 2**-15, whose code is 0
 TINY = tl.constexpr(2.0**-100)  # the smallest scale, so that no quotient is infinite
 ODD, SQUARE = tl.constexpr(0x735A2D97), tl.constexpr(0x735A2D97**2 % 2**32)  # multipliers of the hash
-COLUMNS = tl.constexpr(8)  # of the table: param, both moments, both scales, size, padding
+COLUMNS = tl.constexpr(8)  # in the table: param, both moments, both scales, size, padding
 PART = tl.constexpr(32768)  # elements whose squares one program sums
 
 
@@ -54,7 +54,7 @@ class Step(NamedTuple):
     alpha1: float  # 1 - beta1
     beta2: float
     alpha2: float  # 1 - beta2
-    seed: int  # of the stochastic rounding; odd and not 1, so that Triton compiles one kernel for all
+    seed: int  # for stochastic rounding; odd and not 1, so that Triton compiles one kernel for all
 
     @classmethod
     def of(cls, step: float, lr: float, betas: tuple[float, float], eps: float, weight_decay: float) -> Step:
@@ -396,8 +396,11 @@ def _chunk_table(sizes: tuple[int, ...], chunk: int, device: torch.device, strea
 
 
 class Batch:
-    """Tensors of one kind, which one launch updates: params and gradients of one dtype, moments in fp32 or codes with
-    their scales, all on one device, dense and not empty. Gradients are not kept alive."""
+    """Tensors of one kind, which one launch updates.
+
+    Params and gradients have one dtype, moments are fp32 or codes with their scales, all are on one device, dense and
+    not empty. Gradients are not kept alive.
+    """
 
     def __init__(self, params: list[Tensor], grads: list[Tensor], states: list[tuple[Tensor, ...]]):
         self.params, self.states = params, states
@@ -471,8 +474,10 @@ def clip_factor(batches: Sequence[tuple[Batch, list[Tensor]]], max_norm: float) 
 def make_batches(
     params: list[Tensor], grads: list[Tensor], states: list[tuple[Tensor, ...]]
 ) -> list[tuple[Batch, list[int]]]:
-    """Return tensors of one kind as batches, aligned ones and others, each with the indices of its tensors. Scales need
-    no alignment, since a warp loads few."""
+    """Return tensors of one kind as batches, aligned ones and others, each with the indices of its tensors.
+
+    Scales need no alignment, since a warp loads few.
+    """
     kinds: dict[bool, list[int]] = {}
     for n, (p, g, (m, v, *_)) in enumerate(zip(params, grads, states, strict=True)):
         if p.numel():

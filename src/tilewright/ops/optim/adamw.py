@@ -36,7 +36,7 @@ from tilewright.spec import Case, Cost, Draw, Op, points
 
 __all__ = ["AdamW"]
 
-MAX_NORM = 1.0  # of the gradients, where the Op clips
+MAX_NORM = 1.0  # to which the Op clips gradients
 STEP = Step.of(10, 1e-3, (0.9, 0.999), 1e-8, 1e-2)
 GRAIN, LARGE = 512, 2**22  # elements: the tensors of a large case are aligned to cache lines, as torch allocates them
 
@@ -216,7 +216,7 @@ class AdamW(torch.optim.AdamW):
         super().__init__(params, lr, betas, eps, weight_decay, maximize=maximize)
         self.max_grad_norm = max_grad_norm
         self.state_bits = state_bits
-        self.grad_norm: Tensor | None = None  # of the last step that clipped
+        self.grad_norm: Tensor | None = None  # in the last step that clipped
         self._plan: _Plan | None = None
 
     @torch.no_grad()
@@ -350,13 +350,13 @@ Members = tuple[list[int], list[int], list[bool]]  # sizes of the groups; for al
 
 @dataclass
 class _PlanKey:
-    """What a plan depends on. Computed at every step, so without a Python loop over the tensors."""
+    """The cache key of a plan. Computed at every step, so without a Python loop over the tensors."""
 
     members: Members
     dtypes: list[torch.dtype]
     params: list[int]  # addresses
-    is_contiguous: list[bool]  # of gradients
-    strides: list[tuple[int, ...]]  # of gradients that are not contiguous
+    is_contiguous: list[bool]  # for gradients
+    strides: list[tuple[int, ...]]  # for gradients that are not contiguous
     grads: list[int] = field(compare=False)  # addresses
 
     @staticmethod
@@ -378,8 +378,11 @@ class _PlanKey:
 
 
 class _Plan:
-    """The launches of a step. A new one is needed when parameters or gradients change, but not when only the addresses
-    of gradients do. Gradients are not kept alive."""
+    """The launches of a step.
+
+    A new plan is needed when parameters or gradients change, but not when only the addresses of gradients do. Gradients
+    are not kept alive.
+    """
 
     def __init__(self, optimizer: AdamW, grads: list[Tensor], key: _PlanKey | None):
         if any(g.layout is not torch.strided for g in grads):

@@ -31,7 +31,7 @@ BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.bool: tor
 INFINITIES = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00}  # as bits; larger magnitudes are NaN
 MAX_BINS = 2**22  # 16 MiB: they stay in L2
 TILE = 8192  # bins that one program sums per step, over all copies
-MAX_COPIES = 64  # of the bins, in one tile
+MAX_COPIES = 64  # per tile
 
 
 def reference(x: Tensor, inverse: bool) -> tuple[Tensor, ...]:
@@ -41,7 +41,7 @@ def reference(x: Tensor, inverse: bool) -> tuple[Tensor, ...]:
 
 
 def cost(x: Tensor, inverse: bool) -> Cost:
-    """Without the values and counts, whose number depends on the data."""
+    """Return the cost without values and counts, whose number depends on the data."""
     written = x.numel() * torch.int64.itemsize if inverse else 0
     return Cost(read=x.nbytes, written=written)
 
