@@ -239,6 +239,7 @@ def test_output_shown_is_what_a_command_prints(page, command, shown):
         assert found, f"{name_of(page)} shows a line that the command does not print (or not there): {line}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "printed", "code"),
     [

@@ -21,6 +21,7 @@ def test_an_op_shows_the_traffic_of_its_kernels():
     assert "Next: tilewright audit softmax --case M=3,N=500 --html audit.html" in done.stdout
 
 
+@pytest.mark.slow
 def test_json_and_records_agree(tmp_path):
     path = tmp_path / "audit.jsonl"
     done = run("audit", "softmax", "-k", "triton", *SMALL, "--json", "--record", path)
@@ -31,6 +32,7 @@ def test_json_and_records_agree(tmp_path):
     assert recorded["source"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs", [("transpose.py", "70x90:bf16"), ("rms_norm.py", "70x90:bf16", "90:fp32")])
 def test_examples(inputs):
     file, *given = inputs

@@ -64,6 +64,7 @@ def test_unusual_but_valid_files_are_loaded(tmp_path):
     assert f"'{path}'" in done.stdout, "the path in the next command is quoted"
 
 
+@pytest.mark.slow
 def test_a_kernel_that_changes_its_input_is_wrong(file):
     text = "import torch\ndef softmax(x):\n    y = torch.softmax(x, -1)\n    x.data.zero_()\n    return y\n"
     done = run("check", "softmax", file(text), *ONE_CASE)
@@ -230,6 +231,7 @@ def recorded(tmp_path):
 without_gpu = pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="for machines without a GPU")
 
 
+@pytest.mark.slow
 @without_gpu
 def test_a_kernel_that_cannot_run_here_is_not_a_success(file, tmp_path):
     assert_one_line(

@@ -166,6 +166,7 @@ def test_the_seed_repeats_a_run():
     assert not torch.equal(seen[2], seen[3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", source.op_files())
 def test_every_registered_kernel_that_can_run_here_is_right(name, device):
     op = registry.load(name)

@@ -117,6 +117,7 @@ def test_the_compiler_keeps_all_arithmetic(machine_code):
         assert arithmetic & found.keys() == {unit}
 
 
+@pytest.mark.slow
 def test_the_compiler_keeps_every_access(machine_code):
     copy, write, read = machine_code[6:9]
     assert (copy["LDG"], copy["STG"]) == (2, 2), "four elements at a time"
@@ -125,6 +126,7 @@ def test_the_compiler_keeps_every_access(machine_code):
     assert read["LDG"] * 4 <= read["FADD"], "each element is used"
 
 
+@pytest.mark.slow
 def test_the_matmul_uses_tensor_cores_without_spills(machine_code):
     product = machine_code[9]
     assert product["IGMMA"] > 0

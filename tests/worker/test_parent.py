@@ -166,6 +166,7 @@ def test_a_file_has_no_pipes_and_sockets_of_other_processes(worker):
     assert len([file for file in open_here.values() if file.startswith("pipe")]) == 2
 
 
+@pytest.mark.slow
 def test_a_killed_fork_server_is_replaced(worker):
     request(worker, 0)
     child = Path("/proc", str(worker._process.pid))

@@ -103,6 +103,7 @@ def test_every_dtype(reduction, dtype, columns, device):
     torch.testing.assert_close(dx.double(), true_dx, rtol=4 * eps, atol=1e-6)
 
 
+@pytest.mark.slow
 @few_examples
 @given(M=st.integers(1, 9), N=st.integers(1, 70), layout=st.sampled_from(LAYOUTS))
 def test_any_shape_and_layout(M, N, layout, device):
