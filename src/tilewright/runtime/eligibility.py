@@ -37,14 +37,14 @@ class Dispatch:
         """Return the result of our kernel, or None where torch must compute it or wins.
 
         torch wins below `smallest` elements, where it takes less time than our call costs the host. The checks are
-        written out here, since a function call for each would be a large part of that cost. `options` is hashable; a
-        cached constructor makes it at no cost.
+        written out here, since a function call for each would be a large part of that cost. For the
+        same reason `options` is a plain tuple.
         """
         if not isinstance(first, Tensor) or first.numel() < smallest:
             return None
-        kind, with_gradients = type(first), is_grad_enabled()
+        kind = type(first)
         if (
-            (with_gradients and first.requires_grad)
+            (first.requires_grad and is_grad_enabled())
             or torch.compiler.is_compiling()
             or _len_torch_dispatch_stack()
             or _is_any_autocast_enabled()
@@ -70,7 +70,7 @@ class Dispatch:
             kind = type(tensor)
             if (
                 not (kind is Tensor or kind is Parameter)
-                or (with_gradients and tensor.requires_grad)
+                or (tensor.requires_grad and is_grad_enabled())
                 or tensor.layout is not STRIDED
                 or tensor.is_nested
                 or not (tensor.is_cuda or is_interpreted(tensor))

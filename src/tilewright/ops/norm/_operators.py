@@ -18,7 +18,6 @@ Form "triton" (`_triton.py`) is that. Form "cuda" (`_cuda.py`) has a thread bloc
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -51,9 +50,6 @@ class Norm(NamedTuple):
 
     def op(self, adds: bool) -> str:
         return ("add_" if adds else "") + ("rms_norm" if self.is_rms else "layer_norm")
-
-
-norm_options = functools.lru_cache(Norm)  # cheaper than a new one per call
 
 
 def torch_rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None, offset: float) -> Tensor:
@@ -309,26 +305,26 @@ def apply_norm(options: Norm, x: Tensor, residual: Tensor | None, weight: Tensor
     if not keeps and not is_observed():
         y, total = _forward(x, residual, weight, bias, None, options)
         return y if residual is None else (y, total)
-    options = norm_options(*options[:-1], keeps)
+    options = Norm(*options[:-1], keeps)
     if residual is None:
         return normalize(x, weight, bias, options)[0]
     return add_normalize(x, residual, weight, bias, options)[:2]
 
 
-Call = tuple[Norm, tuple[int, ...] | None]  # the normalized shape, which decides N: here it is 0
+Call = tuple[float, bool, float, tuple[int, ...] | None]  # eps, is_rms, offset and the normalized shape
 
 
 @cached_plan
 def _plan_call(
     call: Call, x: TensorKey, residual: TensorKey | None, weight: TensorKey | None, bias: TensorKey | None
 ) -> Callable[..., Any] | None:
-    (options, size), (shape, dtype, device) = call, x
+    (eps, is_rms, offset, size), (shape, dtype, device) = call, x
     weights = [w for w in (weight, bias) if w]
     weight_dtypes = {w[1] for w in weights} or {dtype}
     fit = all(w[0] == size and w[2] == device for w in weights) and residual in (None, x)
     if (
         not size
-        or not isinstance(options.eps, float)
+        or not isinstance(eps, float)
         or not fit
         or len(weight_dtypes) > 1
         or not weight_dtypes <= {dtype, torch.float32}
@@ -338,7 +334,7 @@ def _plan_call(
         return None
     N = math.prod(size)
     dtypes = dtype, residual and dtype, *(w and w[1] for w in (weight, bias))
-    launch = _plan_forward(options._replace(N=N), dtypes, True, device, math.prod(shape) // N)
+    launch = _plan_forward(Norm(N, eps, is_rms, offset), dtypes, True, device, math.prod(shape) // N)
     empty = empty_like_options(shape)
 
     def norm(x: Tensor, residual: None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -355,9 +351,9 @@ def _plan_call(
 
 
 def _call(call: Call, x: Tensor, residual: Tensor | None, weight: Any, bias: Any) -> Any:
-    options, size = call
+    eps, is_rms, offset, size = call
     weights = [w for w in (weight, bias) if w is not None]
-    if not size or not isinstance(options.eps, float) or x.shape[-len(size) :] != size:
+    if not size or not isinstance(eps, float) or x.shape[-len(size) :] != size:
         return None
     if not all(isinstance(w, Tensor) and w.shape == size for w in weights):
         return None
@@ -369,7 +365,7 @@ def _call(call: Call, x: Tensor, residual: Tensor | None, weight: Any, bias: Any
         is_eligible = is_wide and eligible(*inputs) and eligible(*weights)
     if not is_eligible:
         return None
-    return apply_norm(norm_options(math.prod(size), *options[1:]), x, residual, weight, bias)
+    return apply_norm(Norm(math.prod(size), eps, is_rms, offset), x, residual, weight, bias)
 
 
 dispatch = Dispatch(_plan_call, _call)

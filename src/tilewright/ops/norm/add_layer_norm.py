@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tilewright.ops.norm._cases import bench_cases, check_cases, draw_affine, parameter_bytes
 from tilewright.ops.norm._cuda import fits_cluster
-from tilewright.ops.norm._operators import Norm, apply_norm, dispatch, norm_options, require_addable, torch_layer_norm
+from tilewright.ops.norm._operators import Norm, apply_norm, dispatch, require_addable, torch_layer_norm
 from tilewright.spec import Cost, Op
 
 __all__ = ["add_layer_norm"]
@@ -68,7 +68,7 @@ def add_layer_norm(
     """`layer_norm(input + residual, …)` and that sum, in one pass over memory."""
     require_addable(input, residual)
     shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else None
-    found = dispatch(SMALLEST, (norm_options(0, eps, False), shape), input, residual, weight, bias)
+    found = dispatch(SMALLEST, (eps, False, 0.0, shape), input, residual, weight, bias)
     if found is not None:
         return found
     total = input + residual

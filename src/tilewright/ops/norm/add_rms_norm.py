@@ -13,7 +13,6 @@ from tilewright.ops.norm._operators import (
     Norm,
     apply_norm,
     dispatch,
-    norm_options,
     require_addable,
     torch_rms_norm,
 )
@@ -85,9 +84,10 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """`rms_norm(input + residual, …)` and that sum, in one pass over memory."""
     require_addable(input, residual)
-    options = norm_options(0, RMS_EPS if eps is None else eps, True, weight_offset)
     shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else None
-    found = dispatch(SMALLEST, (options, shape), input, residual, weight, None)
+    found = dispatch(
+        SMALLEST, (RMS_EPS if eps is None else eps, True, weight_offset, shape), input, residual, weight, None
+    )
     if found is not None:
         return found
     total = input + residual

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tilewright.ops.norm._cases import bench_cases, check_cases, draw_affine, parameter_bytes
 from tilewright.ops.norm._cuda import fits_cluster
-from tilewright.ops.norm._operators import Norm, apply_norm, dispatch, norm_options, torch_layer_norm
+from tilewright.ops.norm._operators import Norm, apply_norm, dispatch, torch_layer_norm
 from tilewright.spec import Cost, Op
 
 __all__ = ["layer_norm"]
@@ -66,7 +66,7 @@ def layer_norm(
     Weight and bias may be fp32 where the input is not.
     """
     shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else None
-    y = dispatch(SMALLEST, (norm_options(0, eps, False), shape), input, None, weight, bias)
+    y = dispatch(SMALLEST, (eps, False, 0.0, shape), input, None, weight, bias)
     return torch_layer_norm(input, normalized_shape, weight, bias, eps) if y is None else y
 
 

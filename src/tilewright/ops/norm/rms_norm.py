@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tilewright.ops.norm._cases import bench_cases, check_cases, draw_weight, parameter_bytes, without_infinities
 from tilewright.ops.norm._cuda import fits_cluster
-from tilewright.ops.norm._operators import RMS_EPS, Norm, apply_norm, dispatch, norm_options, torch_rms_norm
+from tilewright.ops.norm._operators import RMS_EPS, Norm, apply_norm, dispatch, torch_rms_norm
 from tilewright.spec import Cost, Draw, Op
 
 __all__ = ["rms_norm"]
@@ -73,9 +73,8 @@ def rms_norm(
 
     `weight_offset` is added to the weight: 1 in Gemma models. A weight may be fp32 where the input is not.
     """
-    options = norm_options(0, RMS_EPS if eps is None else eps, True, weight_offset)
     shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else None
-    y = dispatch(SMALLEST, (options, shape), input, None, weight, None)
+    y = dispatch(SMALLEST, (RMS_EPS if eps is None else eps, True, weight_offset, shape), input, None, weight, None)
     return torch_rms_norm(input, normalized_shape, weight, eps, weight_offset) if y is None else y
 
 

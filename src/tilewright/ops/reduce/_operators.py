@@ -9,7 +9,6 @@ without a copy. There are no atomics and shapes alone fix the order, so results 
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -515,7 +514,7 @@ def reduce(
 
 
 class ReduceCall(NamedTuple):
-    """The options of a public call."""
+    """The options of a public call, which passes them to `dispatch` as a plain tuple: that is cheaper."""
 
     dim: Any  # an int, a tuple, or None for all
     keepdim: bool
@@ -524,12 +523,9 @@ class ReduceCall(NamedTuple):
     dtype: torch.dtype | None = None
 
 
-reduce_call = functools.lru_cache(ReduceCall)  # cheaper than a new one per call
-
-
 @cached_plan
-def _plan_call(call: ReduceCall, x: TensorKey) -> Callable[[Tensor], Tensor] | None:
-    shape, dtype, device = x
+def _plan_call(args: tuple[Any, ...], x: TensorKey) -> Callable[[Tensor], Tensor] | None:
+    call, (shape, dtype, device) = ReduceCall(*args), x
     dims = reduced_dims(len(shape), call.dim)
     if not dims or not has_elements(shape, dtype, dims[0]) or call.dtype not in (None, dtype, torch.float32):
         return None
@@ -550,7 +546,8 @@ def _plan_call(call: ReduceCall, x: TensorKey) -> Callable[[Tensor], Tensor] | N
     return run
 
 
-def _call(call: ReduceCall, x: Tensor) -> Tensor | None:
+def _call(args: tuple[Any, ...], x: Tensor) -> Tensor | None:
+    call = ReduceCall(*args)
     if not eligible_reduction(x, call.dtype) or not (dims := reduced_dims(x.dim(), call.dim)):
         return None
     if _has_no_variance(call, x.shape, dims):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.reduce._cases import reduction_op
-from tilewright.ops.reduce._operators import dispatch, eligible_reduction, extreme_with_index, reduce, reduce_call
+from tilewright.ops.reduce._operators import dispatch, eligible_reduction, extreme_with_index, reduce
 
 __all__ = ["amax", "max"]
 
@@ -34,7 +34,7 @@ SMALLEST = 2**20  # elements, below which torch takes less time than our call co
 def amax(input: Tensor, dim: Any = (), keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
     """Largest element over dimensions, with the arguments of `torch.amax`."""
     dims = None if dim == () else tuple(dim) if type(dim) is list else dim
-    y = dispatch(SMALLEST, reduce_call(dims, keepdim, "amax"), input) if out is None else None
+    y = dispatch(SMALLEST, (dims, keepdim, "amax"), input) if out is None else None
     return torch.amax(input, dim, keepdim, out=out) if y is None else y
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.reduce._cases import index_cost, reduction_op
-from tilewright.ops.reduce._operators import Reduce, dispatch, reduce_call, reduce_index
+from tilewright.ops.reduce._operators import Reduce, dispatch, reduce_index
 
 __all__ = ["argmax"]
 
@@ -31,7 +31,7 @@ SMALLEST = 2**20  # elements, below which torch takes less time than our call co
 
 def argmax(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Index of the largest element, with the arguments of `torch.argmax`."""
-    y = dispatch(SMALLEST, reduce_call(dim, keepdim, "argmax"), input) if dim is None or type(dim) is int else None
+    y = dispatch(SMALLEST, (dim, keepdim, "argmax"), input) if dim is None or type(dim) is int else None
     return torch.argmax(input, dim, keepdim) if y is None else y
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.reduce._cases import index_cost, reduction_op
-from tilewright.ops.reduce._operators import Reduce, dispatch, reduce_call, reduce_index
+from tilewright.ops.reduce._operators import Reduce, dispatch, reduce_index
 
 __all__ = ["argmin"]
 
@@ -31,7 +31,7 @@ SMALLEST = 2**20  # elements, below which torch takes less time than our call co
 
 def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Index of the smallest element, with the arguments of `torch.argmin`."""
-    y = dispatch(SMALLEST, reduce_call(dim, keepdim, "argmin"), input) if dim is None or type(dim) is int else None
+    y = dispatch(SMALLEST, (dim, keepdim, "argmin"), input) if dim is None or type(dim) is int else None
     return torch.argmin(input, dim, keepdim) if y is None else y
 
 

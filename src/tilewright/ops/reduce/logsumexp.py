@@ -14,7 +14,7 @@ from torch import Tensor
 from tilewright.ops.reduce._cases import backward_cost as plain_backward_cost
 from tilewright.ops.reduce._cases import cost as plain_cost
 from tilewright.ops.reduce._cases import reduction_op
-from tilewright.ops.reduce._operators import dispatch, reduce, reduce_call
+from tilewright.ops.reduce._operators import dispatch, reduce
 from tilewright.spec import Cost
 
 __all__ = ["logsumexp"]
@@ -54,7 +54,7 @@ def logsumexp(input: Tensor, dim: Any, keepdim: bool = False, *, out: Tensor | N
     y = None
     if dim is not None and out is None:
         dims = tuple(dim) if type(dim) is list else dim
-        y = dispatch(SMALLEST, reduce_call(dims, keepdim, "logsumexp"), input)
+        y = dispatch(SMALLEST, (dims, keepdim, "logsumexp"), input)
     return torch.logsumexp(input, dim, keepdim, out=out) if y is None else y
 
 

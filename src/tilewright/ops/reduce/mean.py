@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.reduce._cases import expanded_cost, reduction_op
-from tilewright.ops.reduce._operators import dispatch, reduce, reduce_call
+from tilewright.ops.reduce._operators import dispatch, reduce
 
 __all__ = ["mean"]
 
@@ -38,7 +38,7 @@ def mean(
 ) -> Tensor:
     """Mean over dimensions, with the arguments of `torch.mean`."""
     dims = tuple(dim) if type(dim) is list else dim
-    y = dispatch(SMALLEST, reduce_call(dims, keepdim, "mean", dtype=dtype), input) if out is None else None
+    y = dispatch(SMALLEST, (dims, keepdim, "mean", 0.0, dtype), input) if out is None else None
     return torch.mean(input, dim, keepdim, dtype=dtype, out=out) if y is None else y
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.reduce._cases import reduction_op
-from tilewright.ops.reduce._operators import dispatch, reduce, reduce_call
+from tilewright.ops.reduce._operators import dispatch, reduce
 
 __all__ = ["prod"]
 
@@ -37,7 +37,7 @@ def prod(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.
     """Product over dimensions, with the arguments of `torch.prod`."""
     over_all = dim is None and keepdim is False
     if over_all or type(dim) is int:
-        y = dispatch(SMALLEST, reduce_call(dim, keepdim, "prod", dtype=dtype), input)
+        y = dispatch(SMALLEST, (dim, keepdim, "prod", 0.0, dtype), input)
         if y is not None:
             return y
     return torch.prod(input, dtype=dtype) if over_all else torch.prod(input, dim, keepdim, dtype=dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tilewright.ops.reduce._cases import expanded_cost, reduction_op
 from tilewright.ops.reduce._numba import NUMBA_THREADS, numba_sum_chunks
-from tilewright.ops.reduce._operators import dispatch, reduce, reduce_call, split
+from tilewright.ops.reduce._operators import dispatch, reduce, split
 from tilewright.runtime.cuda import CudaSource
 from tilewright.runtime.numba import launch
 from tilewright.runtime.operator import operator
@@ -117,7 +117,7 @@ SMALLEST = 2**20  # elements, below which torch takes less time than our call co
 def sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Sum over dimensions, with the arguments of `torch.sum`."""
     dims = tuple(dim) if type(dim) is list else dim
-    y = dispatch(SMALLEST, reduce_call(dims, keepdim, "sum", dtype=dtype), input)
+    y = dispatch(SMALLEST, (dims, keepdim, "sum", 0.0, dtype), input)
     if y is not None:
         return y
     if dim is None and not keepdim:  # some tensor subclasses have only this overload

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.reduce._cases import reduction_op
-from tilewright.ops.reduce._operators import dispatch, reduce, reduce_call
+from tilewright.ops.reduce._operators import dispatch, reduce
 
 __all__ = ["var"]
 
@@ -39,7 +39,7 @@ def var(
     """Variance over dimensions, with the arguments of `torch.var`."""
     if out is None and type(correction) in (int, float):
         dims = tuple(dim) if type(dim) is list else dim
-        y = dispatch(SMALLEST, reduce_call(dims, keepdim, "var", float(correction)), input)
+        y = dispatch(SMALLEST, (dims, keepdim, "var", float(correction)), input)
         if y is not None:
             return y
     return torch.var(input, dim, correction=correction, keepdim=keepdim, out=out)

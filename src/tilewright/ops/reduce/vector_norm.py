@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.reduce._cases import reduction_op
-from tilewright.ops.reduce._operators import dispatch, reduce, reduce_call
+from tilewright.ops.reduce._operators import dispatch, reduce
 from tilewright.spec import points
 
 __all__ = ["vector_norm"]
@@ -60,7 +60,7 @@ def vector_norm(
     """Norm over dimensions, with the arguments of `torch.linalg.vector_norm`."""
     if out is None and type(ord) in (int, float) and ord == ord:
         dims = tuple(dim) if type(dim) is list else dim
-        y = dispatch(SMALLEST, reduce_call(dims, keepdim, _kind(ord), float(ord), dtype), x)
+        y = dispatch(SMALLEST, (dims, keepdim, _kind(ord), float(ord), dtype), x)
         if y is not None:
             return y
     return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype, out=out)

@@ -6,7 +6,6 @@ where the GPU has clusters, and read twice elsewhere. A dimension that is not th
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -54,9 +53,6 @@ class Softmax(NamedTuple):
     dim: int
     log: bool = False
     form: str = "best"  # tile, online, cluster, or the fastest of them
-
-
-softmax_options = functools.lru_cache(Softmax)  # cheaper than a new one per call
 
 
 def _tile_default(direction: str, itemsize: int, block: int) -> Config:
@@ -232,14 +228,15 @@ def fits_cluster(x: Tensor) -> bool:
 
 
 @cached_plan
-def _plan_call(options: Softmax, x: TensorKey) -> Callable[[Tensor], Tensor] | None:
-    shape, dtype, device = x
+def _plan_call(args: tuple[int, bool], x: TensorKey) -> Callable[[Tensor], Tensor] | None:
+    options, (shape, dtype, device) = Softmax(*args), x
     if not has_elements(shape, dtype, options.dim):
         return None
     return unary(_plan_forward(options, shape, dtype, device, True), shape)
 
 
-def _call(options: Softmax, x: Tensor) -> Tensor | None:
+def _call(args: tuple[int, bool], x: Tensor) -> Tensor | None:
+    options = Softmax(*args)
     return softmax_forward(x, options) if -x.dim() <= options.dim < x.dim() and eligible(x) else None
 
 

@@ -14,7 +14,6 @@ from tilewright.ops.softmax._operators import (
     dispatch,
     fits_cluster,
     softmax_forward,
-    softmax_options,
 )
 from tilewright.spec import Cost, Op, grid, points
 
@@ -73,7 +72,7 @@ SMALLEST = 2**21  # elements, below which torch takes less time than our call co
 def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Logarithm of softmax over a dimension, with the arguments of `torch.nn.functional.log_softmax`."""
     same_dtype = dtype is None or dtype == getattr(input, "dtype", None)
-    y = dispatch(SMALLEST, softmax_options(dim, True), input) if same_dtype and type(dim) is int else None
+    y = dispatch(SMALLEST, (dim, True), input) if same_dtype and type(dim) is int else None
     return torch.nn.functional.log_softmax(input, dim=dim, dtype=dtype) if y is None else y
 
 

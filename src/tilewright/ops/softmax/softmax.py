@@ -21,7 +21,6 @@ from tilewright.ops.softmax._operators import (
     gradient_formula,
     softmax_backward,
     softmax_forward,
-    softmax_options,
 )
 from tilewright.runtime.configs import cached_plan
 from tilewright.runtime.launch import Launcher, PreparedLaunch
@@ -158,7 +157,7 @@ SMALLEST = 2**21  # elements, below which torch takes less time than our call co
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Softmax over a dimension, with the arguments of `torch.nn.functional.softmax`."""
     same_dtype = dtype is None or dtype == getattr(input, "dtype", None)
-    y = dispatch(SMALLEST, softmax_options(dim), input) if same_dtype and type(dim) is int else None
+    y = dispatch(SMALLEST, (dim, False), input) if same_dtype and type(dim) is int else None
     return torch.nn.functional.softmax(input, dim=dim, dtype=dtype) if y is None else y
 
 
