@@ -17,6 +17,7 @@ from tilewright.ops.norm.add_layer_norm import add_layer_norm as add_layer_norm
 from tilewright.ops.norm.add_rms_norm import add_rms_norm as add_rms_norm
 from tilewright.ops.norm.layer_norm import layer_norm as layer_norm
 from tilewright.ops.norm.rms_norm import rms_norm as rms_norm
+from tilewright.ops.optim.adamw import AdamW as AdamW
 from tilewright.ops.reduce.amax import amax as amax
 from tilewright.ops.reduce.amax import max as max
 from tilewright.ops.reduce.amin import amin as amin
