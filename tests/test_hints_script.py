@@ -25,7 +25,7 @@ def test_the_copy_differs_only_in_the_hints(script, tmp_path):
     before, after = sources(package), sources(copy)
     changed = {str(path.parent) for path in before if before[path] != after[path]}
     assert {"ops/activation", "ops/include", "ops/norm", "ops/softmax"} <= changed
-    assert not [path for path, text in after.items() if "\"evict_last" in text or "L2::evict_last" in text]
+    assert not [path for path, text in after.items() if '"evict_last' in text or "L2::evict_last" in text]
     assert all(before[path].count("\n") == after[path].count("\n") for path in before)
 
 
