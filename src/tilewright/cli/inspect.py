@@ -150,7 +150,7 @@ def _inspect_everywhere(path: Path | None, as_json: bool) -> None:
     records = [
         stamp(
             "resources",
-            file.stem,
+            source.module_name(file).removeprefix("tilewright."),
             name,
             source.file_hash(file),
             file=f"src/tilewright/{file.relative_to(source.PACKAGE)}",
