@@ -224,6 +224,11 @@ class LauncherFailed(TilewrightError):
         super().__init__(f"{name} fails before it launches a kernel ({why}); its tensors have shapes but no values")
 
 
+class IncompleteTrace(TilewrightError):
+    def __init__(self, name: str, why: str):
+        super().__init__(f"{name} cannot be fingerprinted: {why}; measure its records again after a change")
+
+
 class CompilationFailed(TilewrightError):
     """A kernel that does not compile for a target, with the source line and the compiler's message."""
 

@@ -9,6 +9,7 @@ import torch
 
 from tilewright import spec
 from tilewright.cost import Cost
+from tilewright.errors import IncompleteTrace, LauncherFailed
 from tilewright.hardware import datasheet
 from tilewright.runtime import cuda
 from tilewright.workbench.inspect.fingerprint import fingerprint, toolchain
@@ -181,3 +182,17 @@ def test_the_toolchain_names_compilers_and_torch():
     found = toolchain()
     assert found["torch"] == torch.__version__.partition("+")[0]
     assert {"triton", "nvrtc"} <= found.keys()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error"),
+    [
+        ("    return y\n", "    return y * y.max().item()\n", IncompleteTrace),
+        ("    y = torch.empty_like(x)\n", "    y = x * x.max().item()\n", LauncherFailed),
+    ],
+    ids=("after the launch", "before it"),
+)
+def test_a_kernel_that_reads_values_has_no_fingerprint(trace, old, new, error):
+    """What follows the read is not traced, so that equal beginnings would hide a change."""
+    with pytest.raises(error):
+        trace("triton", (old, new))

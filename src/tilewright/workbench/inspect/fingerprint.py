@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 import triton
 
-from tilewright.errors import LauncherFailed
+from tilewright.errors import IncompleteTrace, LauncherFailed
 from tilewright.hardware import GPU
 from tilewright.runtime.cuda import compiler_version
 from tilewright.spec import Case, Kernel, Op
@@ -41,10 +41,12 @@ def fingerprint(op: Op, kernel: Kernel, case: Case, gpu: GPU, direction: str = "
     computed: list[str] = []
     try:
         launches = kernel_launches(op, traced, case, gpu, DIRECTIONS[direction], reads=0, computed=computed)
-    except LauncherFailed:  # a torch function that needs values ends the trace
-        if not computed:
+    except LauncherFailed:  # a torch function that needs values ends the trace; our kernels must launch
+        if not computed or (kernel.origin == "ours" and kernel is not op.shipped):
             raise
         launches = []
+    if incomplete := next((one for one in launches if not one.is_complete), None):
+        raise IncompleteTrace(kernel.name, incomplete.note)  # equal beginnings prove nothing
     by_torch = [f"torch {len(computed)} functions {_digest(repr(computed).encode())}"] if computed else []
     return [*map(_launch, launches), *by_torch]
 
