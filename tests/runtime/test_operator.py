@@ -1,5 +1,7 @@
 """Registered operators: called through the dispatcher if something observes it, directly otherwise."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import Tensor
@@ -104,3 +106,41 @@ def test_mutated_arguments_are_declared():
     torch.compile(lambda x: zero(x), fullgraph=True, backend="aot_eager")(x.fill_(1))
     assert (x == 0).all()
     assert x._version > version
+
+
+class Scale(NamedTuple):
+    power: int
+    negate: bool = False
+
+
+@operator("test_scale", fake=contiguous_like)
+def scale(x: Tensor, bias: Tensor | None, options: Scale) -> Tensor:
+    y = x * 2**options.power
+    return -y if options.negate else y
+
+
+def _save_scale(ctx, inputs, output) -> None:
+    ctx.options = inputs[2]
+
+
+def _backward_scale(ctx, dy: Tensor) -> Tensor:
+    return scale(dy, None, ctx.options)
+
+
+scale.differentiate(_save_scale, _backward_scale)
+
+
+@pytest.mark.parametrize("how", ["plain", "observed", "compiled"])
+def test_options_travel_as_one_argument_and_missing_gradients_are_none(how):
+    x, bias = torch.randn(5, requires_grad=True), torch.zeros(5, requires_grad=True)
+    call = lambda x, bias: scale(x, bias, Scale(2, negate=True))
+    if how == "observed":
+        with DispatchLog():
+            y = call(x, bias)
+    else:
+        y = (torch.compile(call, fullgraph=True, backend="aot_eager") if how == "compiled" else call)(x, bias)
+    torch.testing.assert_close(y, -4 * x)
+    gradients = torch.autograd.grad(y.sum(), (x, bias), allow_unused=True)
+    torch.testing.assert_close(gradients[0], torch.full((5,), -4.0))
+    assert gradients[1] is None or not gradients[1].any()  # a compiled graph gives zeros
+    torch.library.opcheck(scale.registered, (torch.randn(3, requires_grad=True), None, 1, True))
