@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "worker.process": {"settings"},
     "runtime": {"errors", "hardware", "runtime", "settings"},
     "ops": {"errors", "ops", "runtime", "spec"},
+    "models": {"models", "ops"},
     "peers": set(),
     "workbench": set(),
     "workbench.fingerprints": {"hardware", "record", "registry", "settings", "source", "spec", "workbench.inspect"},

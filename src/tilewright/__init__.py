@@ -7,11 +7,13 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# The workbench's public names; those of the operations are in the `__all__` of their files.
+# The public names of the workbench and of `models`; those of the operations are in the `__all__` of their files.
 _WORKBENCH = {
+    "apply": "tilewright.models",
     "audit": "tilewright.workbench.audit",
     "benchmark": "tilewright.notebook",
     "check": "tilewright.testing",
+    "diff": "tilewright.models",
     "do_bench": "tilewright.notebook",
     "interpret": "tilewright.interpreter",
     "kernel": "tilewright.spec",
