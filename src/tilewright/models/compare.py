@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +71,8 @@ def diff(
 
     `inputs` are a tensor, positional arguments or keyword arguments. `loss` maps the model's output to a number; by
     default it is the output's `loss` attribute or else the mean square of its first tensor. Other options are those of
-    `apply`. The model itself, its gradients and the random state are left as they are. Layers that the fused head does
-    not compute, such as the logits, have no row.
+    `apply`. The model itself, its gradients and the random state do not change. Layers that are fused into others have
+    no row.
     """
     args, kwargs = _arguments(inputs)
     reduce = loss or _loss
@@ -84,10 +83,12 @@ def diff(
             made, moved = made.to(truth), _moved((args, kwargs), truth)
         else:
             moved = args, kwargs
-        patched = apply(made, **options) if name == "ours" else contextlib.nullcontext()
-        with patched, torch.random.fork_rng():
+        fused: set[nn.Module] = set()
+        if name == "ours":
+            fused = {module for site in apply(made, **options).sites for module in site.fused}
+        with torch.random.fork_rng():
             torch.manual_seed(0)
-            runs[name] = _run(made, *moved, reduce)
+            runs[name] = _run(made, *moved, reduce, fused)
     rows = [
         Row(name, what, _error(runs["original"][name, what], value), _error(runs["ours"][name, what], value))
         for (name, what), value in runs["truth"].items()
@@ -108,34 +109,32 @@ def _moved(tree: Any, dtype: torch.dtype) -> Any:
     )
 
 
-def _run(model: nn.Module, args: Any, kwargs: Any, reduce: Callable[[Any], Tensor]) -> dict[tuple[str, str], Tensor]:
-    """Return the output of every module by name in the order of their calls, then every parameter's gradient."""
+def _run(
+    model: nn.Module, args: Any, kwargs: Any, reduce: Callable[[Any], Tensor], fused: Collection[nn.Module]
+) -> dict[tuple[str, str], Tensor]:
+    """Return the output of every module by name in the order of their calls, then every parameter's gradient.
+
+    A module that is fused into another is not captured: a hook on it would undo the fusion.
+    """
     found: dict[tuple[str, str], Tensor] = {}
     model.zero_grad(set_to_none=True)
-    with _captured(model, found):
-        reduce(model(*args, **kwargs)).backward()
+    for name, module in model.named_modules():
+        if name and module not in fused:
+            module.register_forward_hook(_keep(found, name))
+    reduce(model(*args, **kwargs)).backward()
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             found[name, "gradient"] = parameter.grad.detach()
     return found
 
 
-@contextlib.contextmanager
-def _captured(model: nn.Module, found: dict[tuple[str, str], Tensor]) -> Iterator[None]:
-    def keep(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, __: Any, output: Any) -> None:
-            first = _first_tensor(output)
-            if first is not None:
-                found[name, "output"] = first.detach()
+def _keep(found: dict[tuple[str, str], Tensor], name: str) -> Callable[..., None]:
+    def hook(_: nn.Module, __: Any, output: Any) -> None:
+        first = _first_tensor(output)
+        if first is not None:
+            found[name, "output"] = first.detach()
 
-        return hook
-
-    handles = [m.register_forward_hook(keep(name)) for name, m in model.named_modules() if name]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    return hook
 
 
 def _first_tensor(output: Any) -> Tensor | None:

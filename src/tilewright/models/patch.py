@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import pkgutil
 import types
 from collections.abc import Collection, Iterator
@@ -20,6 +21,14 @@ from tilewright.models.optimizer import SwappedOptimizer
 KINDS = tuple(sorted(info.name for info in pkgutil.iter_modules(replacements.__path__)))
 
 
+class Forward(functools.partial):
+    """A replacement bound to its module, with the signature of the original, which trainers and `generate` read."""
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(functools.partial(type(self.args[0]).forward, self.args[0]))
+
+
 @dataclass(frozen=True)
 class Site:
     """A module whose forward function was replaced."""
@@ -28,7 +37,8 @@ class Site:
     module: nn.Module
     kind: str
     kernel: str
-    forward: functools.partial
+    forward: Forward
+    fused: tuple[nn.Module, ...]  # children whose calls are part of the kernel
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,8 @@ def apply(
     _require_model(model)
     _require_kinds([*(include or ()), *exclude])
     kinds = [kind for kind in KINDS if (include is None or kind in include) and kind not in exclude]
-    sites, skipped = _search(model, kinds)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # where stand-ins run
+        sites, skipped = _search(model, kinds)
     swapped = None if optimizer is None else SwappedOptimizer(optimizer)
     for site in sites:
         vars(site.module)["forward"] = site.forward
@@ -129,8 +140,9 @@ def _search(model: nn.Module, kinds: list[str]) -> tuple[list[Site], list[Skippe
             if reason is not None:
                 skipped.append(Skipped(name, kind, reason))
             elif module not in sites:
-                sites[module] = Site(name, module, kind, found.kernel, functools.partial(found.forward, module))
-                covered |= {module._modules[child] for child in found.covers}  # type: ignore[misc]
+                fused = tuple(module.get_submodule(child) for child in found.fuses)
+                sites[module] = Site(name, module, kind, found.kernel, Forward(found.forward, module), fused)
+                covered |= {module.get_submodule(child) for child in found.covers}
     return [*sites.values()], skipped
 
 
@@ -164,8 +176,7 @@ def _require_model(model: Any) -> None:
 
 def is_replaced(module: nn.Module) -> bool:
     """Return whether this module's forward function is one of ours."""
-    own = vars(module).get("forward")
-    return isinstance(own, functools.partial) and own.func.__module__.startswith(replacements.__name__)
+    return isinstance(vars(module).get("forward"), Forward)
 
 
 def _require_kinds(kinds: Collection[str]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 SEED = 0
-TOLERANCE = 1e-4  # relative to the largest element: both sides compute in float32
+TOLERANCE = 1e-5  # relative to the largest element: float32 rounding, but less than the two forms of GELU differ by
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -25,7 +25,7 @@ def stand_in(
 ) -> Any:
     """Return a copy of a module that shares no parameters, children or hooks with it, in training mode."""
     made = object.__new__(type(module))
-    made.__dict__ = dict(module.__dict__)
+    made.__dict__ = {name: value for name, value in module.__dict__.items() if name != "forward"}
     made.__dict__.update({name: type(module.__dict__[name])() for name in _HOOKS if name in module.__dict__})
     made.__dict__["_parameters"] = {name: nn.Parameter(value) for name, value in (parameters or {}).items()}
     made.__dict__["_modules"] = {**dict.fromkeys(module._modules), **(children or {})}
@@ -45,12 +45,8 @@ class Stub(nn.Module):
 
 
 def agree(theirs: Callable[[], Any], ours: Callable[[], Any]) -> bool:
-    """Return whether two calls return the same tensor. A call that fails agrees with nothing.
-
-    The global random state is left as it was.
-    """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(SEED)
+    """Return whether two calls return the same tensor. A call that fails agrees with nothing."""
+    with torch.no_grad():
         try:
             expected, result = theirs(), ours()
         except Exception:  # a user's module may raise anything when it is called in a way it does not expect

@@ -111,7 +111,7 @@ def find(module: Any) -> Replacement | str | None:
         if output := _computes(module, head):
             kept = tuple(f.name for f in dataclasses.fields(output) if f.name not in ("loss", "logits"))
             head = dataclasses.replace(head, output=output, kept=kept)
-            return Replacement(partial(forward, head=head), "linear_cross_entropy")
+            return Replacement(partial(forward, head=head), "linear_cross_entropy", fuses=(name,))
     return "its loss is not the cross entropy of a linear layer over shifted labels"
 
 

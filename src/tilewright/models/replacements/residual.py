@@ -80,7 +80,8 @@ def find(module: nn.Module) -> Replacement | str | None:
         layer = Layer(*order, *chosen)
         if _computes(module, layer, named):
             norm = norms[layer.before_mlp]
-            return Replacement(partial(forward, layer=layer, norm=norm, named=named), f"add_{norm.kernel}")
+            ours = partial(forward, layer=layer, norm=norm, named=named)
+            return Replacement(ours, f"add_{norm.kernel}", fuses=(layer.before_mlp,))
     return "its residual connections are not those of a pre-norm layer"
 
 
