@@ -166,7 +166,7 @@ def stated_thresholds() -> Iterator[tuple[str, str]]:
 
 
 def test_the_table_of_thresholds_names_every_function():
-    tools = {"audit", "benchmark", "check", "do_bench", "interpret", "kernel"}
+    tools = {"apply", "audit", "benchmark", "check", "diff", "do_bench", "interpret", "kernel"}
     assert {name for name, _ in stated_thresholds()} == set(tw.__all__) - tools
     assert {name for name, _ in stated_thresholds()} == set(CALLS) | ELSEWHERE
 

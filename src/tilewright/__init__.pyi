@@ -1,4 +1,6 @@
 from tilewright.interpreter import interpret as interpret
+from tilewright.models import apply as apply
+from tilewright.models import diff as diff
 from tilewright.notebook import benchmark as benchmark
 from tilewright.notebook import do_bench as do_bench
 from tilewright.ops.activation.geglu import geglu as geglu

@@ -175,7 +175,7 @@ def _require_model(model: Any) -> None:
 
 
 def is_replaced(module: nn.Module) -> bool:
-    """Return whether this module's forward function is one of ours."""
+    """Return whether this module has a replaced forward function."""
     return isinstance(vars(module).get("forward"), Forward)
 
 

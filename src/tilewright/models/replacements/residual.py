@@ -21,7 +21,7 @@ HIDDEN = 6
 
 
 class Layer(NamedTuple):
-    """The names of a layer's children."""
+    """The names of a layer's children, and how it calls its attention."""
 
     attention: str
     mlp: str
@@ -29,9 +29,12 @@ class Layer(NamedTuple):
     before_mlp: str
     after_attention: str | None = None
     after_mlp: str | None = None
+    by_keyword: bool = True  # attention(hidden_states=x) instead of attention(x)
 
     def attend(self, module: nn.Module, x: Tensor, options: dict[str, Any]) -> Tensor:
-        found = _call(module, self.attention, hidden_states=_call(module, self.before_attention, x), **options)
+        normed = _call(module, self.before_attention, x)
+        args, given = ((), {"hidden_states": normed}) if self.by_keyword else ((normed,), {})
+        found = _call(module, self.attention, *args, **given, **options)
         return self._normed(module, self.after_attention, found[0] if isinstance(found, tuple) else found)
 
     def feed_forward(self, module: nn.Module, x: Tensor) -> Tensor:
@@ -77,24 +80,35 @@ def find(module: nn.Module) -> Replacement | str | None:
         return None
     named = tuple(p.name for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD)
     for order, chosen in itertools.product(itertools.permutations(blocks), itertools.permutations(norms)):
-        layer = Layer(*order, *chosen)
-        if _computes(module, layer, named):
+        layer = _as_called(module, Layer(*order, *chosen), named)
+        if layer is not None:
             norm = norms[layer.before_mlp]
             ours = partial(forward, layer=layer, norm=norm, named=named)
             return Replacement(ours, f"add_{norm.kernel}", fuses=(layer.before_mlp,))
     return "its residual connections are not those of a pre-norm layer"
 
 
-def _computes(module: nn.Module, layer: Layer, named: tuple[str, ...]) -> bool:
+def _as_called(module: nn.Module, layer: Layer, named: tuple[str, ...]) -> Layer | None:
+    """Return the layer, with the way it calls its attention, if that is what the module computes."""
+    for returns_tuple, by_keyword in itertools.product((True, False), repeat=2):
+        called = layer._replace(by_keyword=by_keyword)
+        if _computes(module, called, named, returns_tuple):
+            return called
+    return None
+
+
+def _computes(module: nn.Module, layer: Layer, named: tuple[str, ...], returns_tuple: bool) -> bool:
     """Return whether a module computes this layer, and calls its attention with the options it is called with."""
     seen = []
 
-    def attend(hidden_states: Tensor, **options: Any) -> tuple[Tensor, None]:
-        seen.append({name: value for name, value in options.items() if value is not None and value is not False})
-        return hidden_states.sin() + 0.1, None
+    def attend(*args: Tensor, **options: Any) -> Any:
+        passed = {name: value for name, value in options.items() if value is not None and value is not False}
+        x = args[0] if args else passed.pop("hidden_states")
+        seen.append((len(args), passed))
+        return (x.sin() + 0.1, None) if returns_tuple else x.sin() + 0.1
 
-    norms = [name for name in layer[2:] if name is not None]
-    stubs = {name: Stub(lambda x, place=place: (place + 2) * x + 1) for place, name in enumerate(norms)}
+    norms = (layer.before_attention, layer.before_mlp, layer.after_attention, layer.after_mlp)
+    stubs = {name: Stub(lambda x, place=place: (place + 2) * x + 1) for place, name in enumerate(norms) if name}
     stubs |= {layer.attention: Stub(attend), layer.mlp: Stub(lambda x: x.cos())}
     copy = stand_in(module, children=stubs)
     x, options = random(2, 3, HIDDEN), {name: f"value of {name}" for name in named}

@@ -76,7 +76,7 @@ class CrossEntropy(NamedTuple):
 def torch_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None, options: CrossEntropy) -> Tensor:
     """Cross entropy of soft-capped logits by torch, plus the z-loss."""
     cap, reduction = options.softcap, options.reduction
-    logits = logits.to(options.loss_dtype(logits.dtype))
+    logits = logits.float() if options.is_wide else logits
     z = logits if cap is None else cap * torch.tanh(logits / cap)
     given = {"ignore_index": options.ignore_index, "label_smoothing": options.label_smoothing}
     loss = torch.nn.functional.cross_entropy(z, target, weight, reduction=reduction, **given)
