@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from tilewright.models.patch import apply
 
@@ -79,16 +80,15 @@ def diff(
     runs = {}
     for name in ("truth", "original", "ours"):
         made = copy.deepcopy(model)
+        given = args, kwargs
         if name == "truth":
-            made, moved = made.to(truth), _moved((args, kwargs), truth)
-        else:
-            moved = args, kwargs
+            made, given = made.to(truth), _moved(given, truth)
         fused: set[nn.Module] = set()
         if name == "ours":
             fused = {module for site in apply(made, **options).sites for module in site.fused}
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            runs[name] = _run(made, *moved, reduce, fused)
+            runs[name] = _run(made, given, reduce, fused)
     rows = [
         Row(name, what, _error(runs["original"][name, what], value), _error(runs["ours"][name, what], value))
         for (name, what), value in runs["truth"].items()
@@ -104,13 +104,16 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _moved(tree: Any, dtype: torch.dtype) -> Any:
-    return torch.utils._pytree.tree_map(
+    return pytree.tree_map(
         lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree
     )
 
 
 def _run(
-    model: nn.Module, args: Any, kwargs: Any, reduce: Callable[[Any], Tensor], fused: Collection[nn.Module]
+    model: nn.Module,
+    given: tuple[tuple[Any, ...], dict[str, Any]],
+    reduce: Callable[[Any], Tensor],
+    fused: Collection[nn.Module],
 ) -> dict[tuple[str, str], Tensor]:
     """Return the output of every module by name in the order of their calls, then every parameter's gradient.
 
@@ -121,6 +124,7 @@ def _run(
     for name, module in model.named_modules():
         if name and module not in fused:
             module.register_forward_hook(_keep(found, name))
+    args, kwargs = given
     reduce(model(*args, **kwargs)).backward()
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
@@ -138,7 +142,7 @@ def _keep(found: dict[tuple[str, str], Tensor], name: str) -> Callable[..., None
 
 
 def _first_tensor(output: Any) -> Tensor | None:
-    leaves = torch.utils._pytree.tree_leaves(output)
+    leaves = pytree.tree_leaves(output)
     return next((leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()), None)
 
 

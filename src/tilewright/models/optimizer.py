@@ -33,7 +33,7 @@ class SwappedOptimizer:
         if type(self.optimizer) is not AdamW:
             return
         state = self.optimizer.state_dict()
-        self.optimizer.__class__ = torch.optim.AdamW
+        self.optimizer.__class__ = torch.optim.AdamW  # type: ignore[assignment]
         for name in OURS:
             del vars(self.optimizer)[name]
         self.optimizer.load_state_dict(state)

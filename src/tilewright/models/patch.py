@@ -136,9 +136,9 @@ def _search(model: nn.Module, kinds: list[str]) -> tuple[list[Site], list[Skippe
             found = find(module) if module not in covered else None
             if found is None:
                 continue
-            reason = found if isinstance(found, str) else _obstacle(module)
-            if reason is not None:
-                skipped.append(Skipped(name, kind, reason))
+            found = found if isinstance(found, str) else _obstacle(module) or found
+            if isinstance(found, str):
+                skipped.append(Skipped(name, kind, found))
             elif module not in sites:
                 fused = tuple(module.get_submodule(child) for child in found.fuses)
                 sites[module] = Site(name, module, kind, found.kernel, Forward(found.forward, module), fused)

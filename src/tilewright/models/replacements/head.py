@@ -102,7 +102,7 @@ def find(module: Any) -> Replacement | str | None:
         return None
     linear = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
     name = next((name for name, child in module._modules.items() if child is linear and child is not None), None)
-    body = getattr(module, "base_model_prefix", None)
+    body = getattr(module, "base_model_prefix", "")
     if name is None or body not in module._modules:
         return "it has no linear head beside its body"
     named = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)[1:]
@@ -129,9 +129,11 @@ class _Outputs(tuple):
     """The outputs of a stand-in's body: the hidden states, and None under every other name."""
 
     def __new__(cls, hidden: Tensor) -> _Outputs:
-        made = super().__new__(cls, (hidden,))
-        made.last_hidden_state = hidden
-        return made
+        return super().__new__(cls, (hidden,))
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        return self[0]
 
     def __getattr__(self, name: str) -> None:
         return None
@@ -146,7 +148,7 @@ def _computes(module: Any, head: Head) -> type | None:
         linear.bias.data = random(VOCABULARY)
     config = copy.copy(module.config)
     config.vocab_size = VOCABULARY
-    sizes = {"vocab_size": VOCABULARY} if hasattr(module, "vocab_size") else {}
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY} if hasattr(module, "vocab_size") else {}
     body = Stub(lambda *_, **__: _Outputs(hidden))
     stand = stand_in(module, children={head.body: body, head.linear: linear}, config=config, **sizes)
     outputs: list[Any] = []

@@ -80,7 +80,7 @@ def find(module: nn.Module) -> Replacement | str | None:
         return None
     named = tuple(p.name for p in parameters[1:] if p.kind is p.POSITIONAL_OR_KEYWORD)
     for order, chosen in itertools.product(itertools.permutations(blocks), itertools.permutations(norms)):
-        layer = _as_called(module, Layer(*order, *chosen), named)
+        layer = _as_called(module, Layer._make((*order, *chosen, *[None] * (4 - len(chosen)), True)), named)
         if layer is not None:
             norm = norms[layer.before_mlp]
             ours = partial(forward, layer=layer, norm=norm, named=named)
