@@ -12,13 +12,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from triton.compiler import CompiledKernel
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from tilewright.driver import stand_in
 from tilewright.errors import KernelAborted, KernelFault
 from tilewright.interpreter import executor
-from tilewright.interpreter.exceptions import LaunchError
+from tilewright.interpreter.exceptions import (
+    KernelRejected,
+    LaunchError,
+    OptionsRejected,
+    RejectedKernel,
+    RejectedOptions,
+)
 from tilewright.interpreter.results import NEVER_WRITTEN, Finding, Launch, Traffic, tensors
 
 __all__ = ["Finding", "Launch", "Run", "Traffic", "interpret"]
@@ -28,6 +36,7 @@ MAX_TRACKED_BYTES = 2**29  # larger tensors from torch.empty are not tracked: mo
 POISON = np.array([0xB7, 0xFF], np.uint8)
 _ALLOCATORS = ("empty", "empty_like", "empty_strided", "empty_permuted")
 _INHERITED = object()
+_COMPILE = JITFunction.run
 _LOCK = threading.RLock()  # the builder is a global
 
 
@@ -82,6 +91,10 @@ class Run:
             try:
                 options = {"steps": self._steps, "maps": self._maps, "lanes": self._lanes}
                 launch = executor.run(function, args, kwargs, grid, initialized=self._initialized(), **options)
+            except RejectedKernel as error:
+                raise KernelRejected(str(error)) from error.__cause__
+            except RejectedOptions as error:
+                raise OptionsRejected(str(error)) from error.__cause__
             except LaunchError as error:
                 raise KernelAborted(str(error), error.kind) from error.__cause__
             self.launches.append(launch)
@@ -151,11 +164,16 @@ def interpret(
         raise ValueError(f'faults must be "raise" or "collect", not {faults!r}')
     run = Run(faults, steps, maps, lanes)
 
-    def interpreted(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-        if not warmup:
-            for hook in self.pre_run_hooks:
-                hook(*args, **kwargs)
-            run._launch(self, args, kwargs, grid)
+    def interpreted(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        if warmup:
+            return _COMPILE(self, *args, grid=grid, warmup=True, **kwargs) if isinstance(self, JITFunction) else None
+        for hook in self.pre_run_hooks:
+            hook(*args, **kwargs)
+        return run._launch(self, args, kwargs, grid)
+
+    def compiled_launcher(self: Any, grid: Any) -> Any:
+        options = {name: getattr(self.metadata, name) for name in ("num_warps", "num_stages", "num_ctas")}
+        return lambda *args, stream=None: self.src.fn.run(*args, grid=grid, **options)
 
     launcher: Any = _not_compiled(interpreted)
     launcher.takes_cpu_tensors = True  # ops check for it
@@ -166,15 +184,16 @@ def interpret(
         if config.pre_hook is not None:
             config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
         result = self.fn.run(*args, **kwargs, **config.all_kwargs())
-        self.nargs = None
+        self.best_config, self.nargs = config, None
         return result
 
     allocators = [*((torch, name) for name in _ALLOCATORS), (Tensor, "new_empty")] if memory else []
-    with contextlib.ExitStack() as stack:
+    with stand_in(), contextlib.ExitStack() as stack:
         for owner, name, replacement in (
             (JITFunction, "run", launcher),
             (InterpretedFunction, "run", launcher),
             (Autotuner, "run", untuned),
+            (CompiledKernel, "__getitem__", compiled_launcher),
             *((owner, name, _tracking(getattr(owner, name), run)) for owner, name in allocators),
         ):
             stack.enter_context(patched(owner, name, replacement))

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.compiler.code_generator import get_jit_fn_file_line
 from triton.language import core, standard, target_info
 from triton.language.extra import cuda
 from triton.runtime.interpreter import InterpretedFunction
@@ -26,7 +27,7 @@ from triton.runtime.jit import JITCallable, JITFunction
 
 from tilewright.interpreter import numerics
 from tilewright.interpreter.builder import BUILDER, SEMANTIC, TARGET, Handle, same_batch
-from tilewright.interpreter.exceptions import IS_KERNEL, Diverged, UnsupportedFeature
+from tilewright.interpreter.exceptions import IS_KERNEL, DeviceError, Diverged, UnsupportedFeature
 
 _LIBDEVICE: Any = cuda.libdevice
 
@@ -168,6 +169,8 @@ def _combined(combine_fn: Any, a: list[np.ndarray], b: list[np.ndarray], dtypes:
     if ufunc is not None and len(a) == 1 and getattr(combine_fn, "origin", None) is getattr(standard, name, None):
         dtype = dtypes[0]
         x, y = (numerics.unsigned(a[0]), numerics.unsigned(b[0])) if dtype.is_int_unsigned() else (a[0], b[0])
+        if dtype.is_bool() and ufunc is np.add:
+            ufunc = np.logical_xor  # one bit wraps around
         BUILDER.tick()
         out = ufunc(x, y)
         return [numerics.rounded(out, dtype) if dtype.is_floating() else numerics.signed(out)]
@@ -242,7 +245,7 @@ def _range(*bounds: Any, **_options: Any) -> Iterator[Any]:
     start, stop, step = _bounds(bounds)
     if len(bounds) > 2 and isinstance(unwrap(bounds[2]), tl.tensor) and (step < 0).any():
         if ((step < 0) & (start < stop)).any():
-            raise ValueError("the loop never ends: its step is negative and not a constexpr")
+            raise DeviceError("the loop never ends: its step is negative and not a constexpr")
         stop = np.where(step < 0, start, stop)  # a compiled loop counts up unless its step is a negative constexpr
     trips = np.maximum(-((start - stop) // step), 0)
     if len(trips) > 1 and (trips != trips[0]).any():
@@ -372,7 +375,7 @@ class Executable:
         self.origin = function
         self.fn = function.fn
         self.__name__ = self.fn.__name__
-        self._code = _rewritten(self.fn)
+        self._code = _rewritten(function)
         self._names = _names(self._code) - _HELPERS.keys()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -407,9 +410,10 @@ _EXECUTABLES: dict[Any, Executable] = {}
 
 
 def executable(function: Any) -> Executable:
-    if function.fn not in _EXECUTABLES:
-        _EXECUTABLES[function.fn] = Executable(function)
-    return _EXECUTABLES[function.fn]
+    key = function.fn, getattr(function, "src", None)  # programs may replace the source
+    if key not in _EXECUTABLES:
+        _EXECUTABLES[key] = Executable(function)
+    return _EXECUTABLES[key]
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -571,9 +575,14 @@ def _lambda(body: ast.expr) -> ast.Lambda:
     return ast.Lambda(ast.arguments([], [], None, [], [], None, []), body)
 
 
-def _rewritten(fn: Callable[..., Any]) -> types.CodeType:
-    lines, first = inspect.getsourcelines(fn)
-    tree = ast.parse(textwrap.dedent("".join(lines)))
+def _rewritten(function: Any) -> types.CodeType:
+    fn = function.fn
+    if isinstance(function, JITCallable):
+        text, first = function.src, get_jit_fn_file_line(function)[1]
+    else:
+        lines, first = inspect.getsourcelines(fn)
+        text = textwrap.dedent("".join(lines))
+    tree = ast.parse(text)
     tree = ast.fix_missing_locations(_Rewriter().visit(tree))
     ast.increment_lineno(tree, first - 1)
     module = compile(tree, inspect.getsourcefile(fn) or "<kernel>", "exec")

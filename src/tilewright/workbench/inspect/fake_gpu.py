@@ -19,21 +19,14 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from tilewright.driver import device_properties, target
 from tilewright.hardware import DATASHEETS, GPU
 
 META = torch.device("meta")
 FIRST_INDEX = 64  # above the indices of real GPUs, so that per-device caches never mix them up
 _INDICES = {name: FIRST_INDEX + n for n, name in enumerate(DATASHEETS)}
-
-
-def target(gpu: GPU) -> GPUTarget:
-    """Return the Triton compile target of a GPU."""
-    if gpu.is_amd:
-        return GPUTarget("hip", gpu.arch, gpu.warp)
-    return GPUTarget("cuda", int(gpu.arch.removeprefix("sm_")), gpu.warp)
 
 
 @contextmanager
@@ -194,18 +187,11 @@ def _cuda_queries(gpu: GPU, device: torch.device) -> dict[str, Any]:
 
 def _driver(gpu: GPU, device: torch.device) -> Any:
     """Return a fake Triton driver with what launchers use."""
-    properties = {
-        "multiprocessor_count": gpu.sms,
-        "max_shared_mem": gpu.shared_per_block,
-        "max_num_regs": gpu.registers_per_sm,
-        "warpSize": gpu.warp,
-        "sm_clock_rate": gpu.clock_mhz * 1000,
-    }
     return SimpleNamespace(
         get_current_target=lambda: target(gpu),
         get_current_device=lambda: device.index,
         get_active_torch_device=lambda: device,
         get_device_interface=lambda: torch.cuda,
         get_current_stream=lambda *_: 0,
-        utils=SimpleNamespace(get_device_properties=lambda *_: properties),
+        utils=SimpleNamespace(get_device_properties=lambda *_: device_properties(gpu)),
     )
