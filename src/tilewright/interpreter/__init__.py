@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from triton.compiler import CompiledKernel
+from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
@@ -119,6 +120,23 @@ class Run:
         return {address: memory.written for address, memory in self._uninitialized.items()}
 
 
+class _CompiledOnDemand:
+    """The compiled kernel that a launch returns; most callers ignore it, so it is compiled when one looks at it."""
+
+    def __init__(self, compile_kernel: Callable[[], Any]):
+        self._compile = compile_kernel
+
+    @functools.cached_property
+    def _kernel(self) -> Any:
+        return self._compile()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self._kernel[grid]
+
+
 class _Uninitialized:
     """Memory from torch.empty, tracked until torch writes to it or the tensor is freed."""
 
@@ -165,13 +183,18 @@ def interpret(
     run = Run(faults, steps, maps, lanes)
 
     def interpreted(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
-        if warmup:
-            return _COMPILE(self, *args, grid=grid, warmup=True, **kwargs) if isinstance(self, JITFunction) else None
-        for hook in self.pre_run_hooks:
-            hook(*args, **kwargs)
-        return run._launch(self, args, kwargs, grid)
+        compiled = None
+        if isinstance(self, JITFunction):
+            compiled = _CompiledOnDemand(lambda: _COMPILE(self, *args, grid=grid, warmup=True, **kwargs))
+        if not warmup:
+            for hook in self.pre_run_hooks:
+                hook(*args, **kwargs)
+            run._launch(self, args, kwargs, grid)
+        return compiled
 
     def compiled_launcher(self: Any, grid: Any) -> Any:
+        if not isinstance(self.src, ASTSource):
+            raise KernelAborted(f"{self.name} was compiled from IR, which the interpreter cannot run", "unsupported")
         options = {name: getattr(self.metadata, name) for name in ("num_warps", "num_stages", "num_ctas")}
         return lambda *args, stream=None: self.src.fn.run(*args, grid=grid, **options)
 

@@ -66,6 +66,10 @@ def run(
         raise UnsupportedKernel(f"{file}:{line}: {name} uses Gluon, which the interpreter cannot run")
     BUILDER.operations, BUILDER.operations_left = 0, steps
     params = _params(function)
+    for param in params:
+        if param.is_constexpr and param.do_not_specialize:
+            what = f"{param.name} marked as constexpr and listed in do_not_specialize"
+            raise RejectedKernel(f"{file}:{line}: {name} fails: {what}")
     given, meta = _bound(function, params, args, kwargs)
     debug = bool(meta.get("debug") or getattr(function, "debug", None) or knobs.runtime.debug)
     try:

@@ -229,11 +229,15 @@ def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: bool
 
 
 def _map_elementwise(scalar_fn: Any, *args: Any, pack: int = 1, **_: Any) -> Any:
-    if unwrap(pack) != 1:
-        raise UnsupportedFeature("tl.map_elementwise with pack > 1")
-    args = SEMANTIC.broadcast_tensors(*args)
-    out = _lanewise(scalar_fn, [t.handle.data for t in args], [t.type.scalar for t in args])
-    results = [tensor(data, dtype) for data, dtype in out]
+    args, pack = SEMANTIC.broadcast_tensors(*args), unwrap(pack)
+    shape = args[0].handle.data.shape[1:]
+    arrays = [t.handle.data.reshape(t.handle.data.shape[0], -1, pack) for t in args]
+    dtypes = [t.type.scalar for t in args for _ in range(pack)]
+    out = _lanewise(scalar_fn, [a[..., i] for a in arrays for i in range(pack)], dtypes)  # `pack` neighbours per call
+    results = [
+        tensor(np.stack([x for x, _ in out[n : n + pack]], axis=-1).reshape(-1, *shape), out[n][1])
+        for n in range(0, len(out), pack)
+    ]
     return tuple(results) if len(results) > 1 else results[0]
 
 
@@ -476,7 +480,14 @@ def _value_of(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | tl.dtype | type(None)) else value.value
 
 
+def _type_of(value: Any) -> Any:
+    """Evaluate `.type`, which constexprs have too."""
+    is_constant = isinstance(value, bool | int | float | str | tuple | type(None))
+    return tl.constexpr_type(value) if is_constant else value.type
+
+
 _HELPERS: dict[str, Any] = {
+    "__type_of__": _type_of,
     "__assigned__": _assigned,
     "__unwrapped__": unwrap,
     "__and__": _and,
@@ -490,6 +501,7 @@ _HELPERS: dict[str, Any] = {
 
 
 _SHAPES = ("shape", "strides", "numel")
+_ATTRIBUTES = {"value": "__value_of__", "type": "__type_of__"}
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -556,10 +568,11 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
-        if not isinstance(node.ctx, ast.Load) or node.attr not in ("value", *_SHAPES):
+        if not isinstance(node.ctx, ast.Load):
             return node
-        call = _call("__value_of__", node.value) if node.attr == "value" else _call("__plain__", node)
-        return ast.copy_location(call, node)
+        if node.attr in _ATTRIBUTES:
+            return ast.copy_location(_call(_ATTRIBUTES[node.attr], node.value), node)
+        return ast.copy_location(_call("__plain__", node), node) if node.attr in _SHAPES else node
 
     def visit_While(self, node: ast.While) -> Any:
         self.generic_visit(node)
