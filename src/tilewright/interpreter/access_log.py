@@ -66,7 +66,7 @@ class AccessLog:
         self._findings: dict[tuple[Any, ...], Finding] = {}
         self._last: dict[int, LastAccesses] = {}
         self._counts: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # reads, writer, chunks accessed
-        self._totals: dict[str, Traffic] = {a.name: Traffic(a.name, a.tensor) for a in memory.arguments}
+        self._totals: dict[str, Traffic] = {}
         self._clock = 0
         # Synchronizing atomics by address, as (time, program, acquires, releases), and acquires by program.
         self._synchronized: dict[tuple[int, int], list[tuple[int, int, bool, bool]]] = defaultdict(list)
@@ -93,7 +93,7 @@ class AccessLog:
     def traffic(self, maps: bool) -> dict[str, Traffic]:
         """Return the traffic per argument; `maps` adds the readers and the writer of each element."""
         for argument in self._memory.arguments:
-            total = self._totals[argument.name]
+            total = self._total(argument)
             if argument.name in self._counts:
                 step = argument.itemsize // argument.buffer.unit
                 reads, writer, chunks = self._counts[argument.name]
@@ -103,7 +103,10 @@ class AccessLog:
                     total.distinct_written += int(np.count_nonzero(writer[part])) * argument.itemsize
                 if maps:
                     total.reads, total.writer = argument.shaped(reads[::step]), argument.shaped(writer[::step])
-        return self._totals
+        return {argument.name: self._total(argument) for argument in self._memory.arguments}
+
+    def _total(self, argument: Argument) -> Traffic:
+        return self._totals.setdefault(argument.name, Traffic(argument.name, argument.tensor))
 
     def _add(self, finding: Finding) -> None:
         key = (finding.kind, finding.argument, finding.file, finding.line)
@@ -113,7 +116,7 @@ class AccessLog:
         self._findings[key] = finding
 
     def _count(self, access: Access, index: np.ndarray, programs: np.ndarray) -> None:
-        argument, total = access.argument, self._totals[access.argument.name]
+        argument, total = access.argument, self._total(access.argument)
         batch = len(self._memory.programs)
         repeats = batch if access.programs is None else 1
         lanes = len(access.offsets) * repeats

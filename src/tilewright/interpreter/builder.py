@@ -214,11 +214,11 @@ class Builder:
     def create_bitcast(self, value: Handle, ty: tl.dtype) -> Handle:
         ty = ty.scalar
         if ty.is_ptr() or value.dtype.is_ptr():
-            return self._make(value.data, ty)
+            return self._make(self.memory.resolve(value.data) if ty.is_ptr() else value.data, ty)
         return self._make(numerics.unpack(numerics.pack(value.data, value.dtype), ty), ty)
 
     def create_int_to_ptr(self, value: Handle, ty: tl.dtype) -> Handle:
-        return self._make(value.data.astype(np.int64), ty.scalar)
+        return self._make(self.memory.resolve(value.data.astype(np.int64)), ty.scalar)
 
     def create_ptr_to_int(self, value: Handle, ty: tl.dtype) -> Handle:
         return self._make(value.data.astype(numerics.numpy_type(ty)), ty.scalar)
@@ -403,7 +403,7 @@ class Builder:
         data = self.memory.load(pointer, mask.data if mask is not None else None, ty, volatile=bool(policy[-1]))
         if mask is not None:
             data = np.where(mask.data, data, other.data if other is not None else data.dtype.type(0))
-        return self._make(data, _signless(ty))
+        return self._make(self.memory.resolve(data) if ty.is_ptr() else data, _signless(ty))
 
     def create_store(self, pointer: Handle, value: Handle, *policy: Any) -> None:
         self.create_masked_store(pointer, value, None, *policy)
