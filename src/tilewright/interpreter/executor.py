@@ -143,6 +143,7 @@ class _Scheduler:
         self._waiting: list[np.ndarray] = []
         self._finished_since_retry = 0
         self._splits = 0
+        self._lone_splits = 0  # consecutive splits into one program and the others
         self._merges = 0
         self.may_spin = False  # no other program can run, so a program that spins never stops
 
@@ -183,8 +184,11 @@ class _Scheduler:
 
     def split(self, programs: np.ndarray, keys: np.ndarray) -> None:
         self._splits += 1
-        if self._splits > 32 and len(programs) <= 64:  # they diverge at every step, as around a lock
-            keys = np.arange(len(programs))
+        if len(programs) > 2:
+            is_lone = np.sort(np.unique(keys, return_counts=True)[1])[:-1].tolist() == [1]
+            self._lone_splits = self._lone_splits + 1 if is_lone else 0
+        if self._lone_splits > 8 or (self._splits > 32 and len(programs) <= 64):
+            keys = np.arange(len(programs))  # they part at every step, as around a lock
         _, first, group = np.unique(keys, return_index=True, return_inverse=True)
         self._pending.extend(programs[group == g] for g in np.argsort(first)[::-1])
 
