@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -45,13 +46,44 @@ def device_properties(gpu: GPU) -> dict[str, int]:
     }
 
 
+def cuda_queries(gpu: GPU) -> dict[str, Any]:
+    """Return functions of torch.cuda, by name, that describe a GPU."""
+    digits = gpu.arch.removeprefix("sm_").removeprefix("gfx")
+    major, minor = (digits[0], digits[1]) if gpu.is_amd else (digits[:-1], digits[-1])
+    properties = SimpleNamespace(
+        name=gpu.matches[0],
+        major=int(major),
+        minor=int(minor),
+        gcnArchName=gpu.arch,
+        multi_processor_count=gpu.sms,
+        total_memory=gpu.memory,
+        L2_cache_size=gpu.l2,
+        regs_per_multiprocessor=gpu.registers_per_sm,
+        shared_memory_per_multiprocessor=gpu.shared_per_sm,
+        shared_memory_per_block_optin=gpu.shared_per_block,
+        max_threads_per_multi_processor=gpu.warps_per_sm * gpu.warp,
+        warp_size=gpu.warp,
+    )
+    return {
+        "get_device_name": lambda *_, **__: properties.name,
+        "get_device_capability": lambda *_, **__: (properties.major, properties.minor),
+        "get_device_properties": lambda *_, **__: properties,
+    }
+
+
 @contextlib.contextmanager
 def stand_in() -> Iterator[None]:
-    """Make a driver active for the duration of the context, unless there is one."""
+    """Make a driver active for the duration of the context, unless there is one; torch.cuda describes its GPU too.
+
+    `torch.cuda.is_available()` still says no, so programs that ask keep their tensors on the CPU.
+    """
     if driver._active is not None or any(backend.driver.is_active() for backend in backends.values()):
         yield
         return
-    with patch.object(driver, "_active", StandIn()):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(driver, "_active", StandIn()))
+        for name, query in cuda_queries(MODEL).items():
+            stack.enter_context(patch.object(torch.cuda, name, query))
         yield
 
 

@@ -195,7 +195,8 @@ def interpret(
     def compiled_launcher(self: Any, grid: Any) -> Any:
         if not isinstance(self.src, ASTSource):
             raise KernelAborted(f"{self.name} was compiled from IR, which the interpreter cannot run", "unsupported")
-        options = {name: getattr(self.metadata, name) for name in ("num_warps", "num_stages", "num_ctas")}
+        names = {"num_warps", "num_stages", "num_ctas"} - set(self.src.fn.arg_names)
+        options = {name: getattr(self.metadata, name) for name in names}
         return lambda *args, stream=None: self.src.fn.run(*args, grid=grid, **options)
 
     launcher: Any = _not_compiled(interpreted)
