@@ -183,14 +183,16 @@ def interpret(
     run = Run(faults, steps, maps, lanes)
 
     def interpreted(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
-        compiled = None
-        if isinstance(self, JITFunction):
-            compiled = _CompiledOnDemand(lambda: _COMPILE(self, *args, grid=grid, warmup=True, **kwargs))
-        if not warmup:
-            for hook in self.pre_run_hooks:
-                hook(*args, **kwargs)
-            run._launch(self, args, kwargs, grid)
-        return compiled
+        def compiled() -> Any:
+            return _COMPILE(self, *args, grid=grid, warmup=True, **kwargs)
+
+        is_compilable = isinstance(self, JITFunction)
+        if warmup:
+            return compiled() if is_compilable else None
+        for hook in self.pre_run_hooks:
+            hook(*args, **kwargs)
+        run._launch(self, args, kwargs, grid)
+        return _CompiledOnDemand(compiled) if is_compilable else None
 
     def compiled_launcher(self: Any, grid: Any) -> Any:
         if not isinstance(self.src, ASTSource):

@@ -32,10 +32,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from triton.compiler import ASTSource, make_backend
 
 from tilewright import settings
-from tilewright.driver import target
 from tilewright.hardware import GPU
 from tilewright.workbench.inspect.code import TritonCode
-from tilewright.workbench.inspect.fake_gpu import fake_cuda_queries
+from tilewright.workbench.inspect.fake_gpu import fake_cuda_queries, target
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.triton\('\w+', '''(.*?)'''", re.M | re.S)
 _CALL = re.compile(r"^\s+(\w+)\.run\((.*), stream=", re.M)

@@ -18,14 +18,13 @@ from triton.compiler import make_backend
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
-from tilewright.driver import target
 from tilewright.errors import LauncherFailed, TilewrightError, UnknownSetting, WrongInputs, first_line
 from tilewright.hardware import GPU
 from tilewright.runtime.cuda import CudaLaunch, CudaSource, cpp_name
 from tilewright.spec import Case, Kernel, Op
 from tilewright.workbench.inspect.code import CudaCode, TritonCode
 from tilewright.workbench.inspect.compiler import compile_kernel
-from tilewright.workbench.inspect.fake_gpu import fake_gpu
+from tilewright.workbench.inspect.fake_gpu import fake_gpu, target
 from tilewright.workbench.inspect.occupancy import occupancy
 from tilewright.workbench.inspect.resources import resources
 from tilewright.worker.execute import backward, flatten, forward
