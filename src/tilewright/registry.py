@@ -15,7 +15,7 @@ from typing import Any
 
 from triton.runtime.jit import KernelInterface
 
-from tilewright import source
+from tilewright import driver, source
 from tilewright.errors import (
     AmbiguousFunction,
     FileBroken,
@@ -123,7 +123,8 @@ def load_module(path: Path) -> types.ModuleType:
     sys.modules[spec.name] = module  # dataclasses look themselves up there
     sys.path.append(str(path.parent))  # last: a file named triton.py must not hide the real one
     try:
-        spec.loader.exec_module(module)
+        with driver.stand_in():  # device properties are often read when a file is imported
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         line = error.__traceback__ and _last_line_in(error.__traceback__, path)
         missing = error.name if isinstance(error, ModuleNotFoundError) else None

@@ -103,6 +103,7 @@ def test_a_function_that_raises_exits_or_launches_nothing(tmp_path):
     done = run("audit", "softmax", file, *SMALL)
     assert done.returncode == 1
     assert "mine.py fails: ValueError: no" in done.stdout
+    assert "--html" not in done.stdout + done.stderr  # there is nothing to draw
     done = run("audit", file, "-f", "leave")
     assert done.returncode == 1
     assert "leave fails: SystemExit: 3" in done.stdout

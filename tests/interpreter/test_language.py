@@ -412,20 +412,9 @@ def in_gluon(x):
     gluon.language.store(x, 1)
 
 
-@triton.jit
-def by_two(x, y):
-    return x, y
-
-
-@triton.jit
-def packed(x):
-    i = tl.arange(0, 32)
-    tl.store(x + i, tl.map_elementwise(by_two, tl.load(x + i), pack=2))
-
-
 @pytest.mark.parametrize(
     ("kernel", "construct"),
-    [(assembly, "tl.inline_asm_elementwise"), (in_gluon, "Gluon"), (packed, "tl.map_elementwise with pack > 1")],
+    [(assembly, "tl.inline_asm_elementwise"), (in_gluon, "Gluon")],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_unsupported_features_are_named(kernel, construct):

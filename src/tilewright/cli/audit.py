@@ -78,7 +78,7 @@ def audit(
         _write_page(html, done)
     if not jobs or (done and not aborted and not any(found.launches for found in done)):
         raise NothingAudited(target)
-    if not as_json:
+    if done and not as_json:
         arguments = [word for word in sys.argv[1:] if not word.startswith("--html")]
         say_next(f"open {html}" if html else shlex.join(["tilewright", *arguments, "--html", "audit.html"]))
     if aborted or any(found.findings for found in done):

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from tilewright.driver import stand_in
 from tilewright.errors import KernelAborted, KernelFault
 from tilewright.interpreter import executor
-from tilewright.interpreter.exceptions import LaunchError
+from tilewright.interpreter.exceptions import (
+    KernelRejected,
+    LaunchError,
+    OptionsRejected,
+    RejectedKernel,
+    RejectedOptions,
+)
 from tilewright.interpreter.results import NEVER_WRITTEN, Finding, Launch, Traffic, tensors
 
 __all__ = ["Finding", "Launch", "Run", "Traffic", "interpret"]
@@ -28,6 +37,7 @@ MAX_TRACKED_BYTES = 2**29  # larger tensors from torch.empty are not tracked: mo
 POISON = np.array([0xB7, 0xFF], np.uint8)
 _ALLOCATORS = ("empty", "empty_like", "empty_strided", "empty_permuted")
 _INHERITED = object()
+_COMPILE = JITFunction.run
 _LOCK = threading.RLock()  # the builder is a global
 
 
@@ -82,6 +92,10 @@ class Run:
             try:
                 options = {"steps": self._steps, "maps": self._maps, "lanes": self._lanes}
                 launch = executor.run(function, args, kwargs, grid, initialized=self._initialized(), **options)
+            except RejectedKernel as error:
+                raise KernelRejected(str(error)) from error.__cause__
+            except RejectedOptions as error:
+                raise OptionsRejected(str(error)) from error.__cause__
             except LaunchError as error:
                 raise KernelAborted(str(error), error.kind) from error.__cause__
             self.launches.append(launch)
@@ -104,6 +118,23 @@ class Run:
         """Return masks of the bytes written, by address, of the memory that only kernels have written so far."""
         self._uninitialized = {a: memory for a, memory in self._uninitialized.items() if memory.is_tracked()}
         return {address: memory.written for address, memory in self._uninitialized.items()}
+
+
+class _CompiledOnDemand:
+    """The compiled kernel that a launch returns; most callers ignore it, so it is compiled when one looks at it."""
+
+    def __init__(self, compile_kernel: Callable[[], Any]):
+        self._compile = compile_kernel
+
+    @functools.cached_property
+    def _kernel(self) -> Any:
+        return self._compile()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def __getitem__(self, grid: Any) -> Any:
+        return self._kernel[grid]
 
 
 class _Uninitialized:
@@ -151,11 +182,24 @@ def interpret(
         raise ValueError(f'faults must be "raise" or "collect", not {faults!r}')
     run = Run(faults, steps, maps, lanes)
 
-    def interpreted(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-        if not warmup:
-            for hook in self.pre_run_hooks:
-                hook(*args, **kwargs)
-            run._launch(self, args, kwargs, grid)
+    def interpreted(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> Any:
+        def compiled() -> Any:
+            return _COMPILE(self, *args, grid=grid, warmup=True, **kwargs)
+
+        is_compilable = isinstance(self, JITFunction)
+        if warmup:
+            return compiled() if is_compilable else None
+        for hook in self.pre_run_hooks:
+            hook(*args, **kwargs)
+        run._launch(self, args, kwargs, grid)
+        return _CompiledOnDemand(compiled) if is_compilable else None
+
+    def compiled_launcher(self: Any, grid: Any) -> Any:
+        if not isinstance(self.src, ASTSource):
+            raise KernelAborted(f"{self.name} was compiled from IR, which the interpreter cannot run", "unsupported")
+        names = {"num_warps", "num_stages", "num_ctas"} - set(self.src.fn.arg_names)
+        options = {name: getattr(self.metadata, name) for name in names}
+        return lambda *args, stream=None: self.src.fn.run(*args, grid=grid, **options)
 
     launcher: Any = _not_compiled(interpreted)
     launcher.takes_cpu_tensors = True  # ops check for it
@@ -166,15 +210,16 @@ def interpret(
         if config.pre_hook is not None:
             config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
         result = self.fn.run(*args, **kwargs, **config.all_kwargs())
-        self.nargs = None
+        self.best_config, self.nargs = config, None
         return result
 
     allocators = [*((torch, name) for name in _ALLOCATORS), (Tensor, "new_empty")] if memory else []
-    with contextlib.ExitStack() as stack:
+    with stand_in(), contextlib.ExitStack() as stack:
         for owner, name, replacement in (
             (JITFunction, "run", launcher),
             (InterpretedFunction, "run", launcher),
             (Autotuner, "run", untuned),
+            (CompiledKernel, "__getitem__", compiled_launcher),
             *((owner, name, _tracking(getattr(owner, name), run)) for owner, name in allocators),
         ):
             stack.enter_context(patched(owner, name, replacement))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -66,12 +68,12 @@ class AccessLog:
         self._findings: dict[tuple[Any, ...], Finding] = {}
         self._last: dict[int, LastAccesses] = {}
         self._counts: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # reads, writer, chunks accessed
-        self._totals: dict[str, Traffic] = {a.name: Traffic(a.name, a.tensor) for a in memory.arguments}
+        self._totals: dict[str, Traffic] = {}
         self._clock = 0
         # Synchronizing atomics by address, as (time, program, acquires, releases), and acquires by program.
         self._synchronized: dict[tuple[int, int], list[tuple[int, int, bool, bool]]] = defaultdict(list)
         self._acquired: dict[int, list[tuple[int, tuple[int, int]]]] = defaultdict(list)
-        self._visible: dict[tuple[Any, ...], dict[int, int]] = {}  # cache of `_visible_to`
+        self._visible: dict[tuple[Any, ...], tuple[dict[int, int], Iterator[tuple[int, int]]]] = {}  # `_visible_to`
 
     def commit(self) -> None:
         """Add the accesses of the current batch and clear its log."""
@@ -93,7 +95,7 @@ class AccessLog:
     def traffic(self, maps: bool) -> dict[str, Traffic]:
         """Return the traffic per argument; `maps` adds the readers and the writer of each element."""
         for argument in self._memory.arguments:
-            total = self._totals[argument.name]
+            total = self._total(argument)
             if argument.name in self._counts:
                 step = argument.itemsize // argument.buffer.unit
                 reads, writer, chunks = self._counts[argument.name]
@@ -103,7 +105,10 @@ class AccessLog:
                     total.distinct_written += int(np.count_nonzero(writer[part])) * argument.itemsize
                 if maps:
                     total.reads, total.writer = argument.shaped(reads[::step]), argument.shaped(writer[::step])
-        return self._totals
+        return {argument.name: self._total(argument) for argument in self._memory.arguments}
+
+    def _total(self, argument: Argument) -> Traffic:
+        return self._totals.setdefault(argument.name, Traffic(argument.name, argument.tensor))
 
     def _add(self, finding: Finding) -> None:
         key = (finding.kind, finding.argument, finding.file, finding.line)
@@ -113,7 +118,7 @@ class AccessLog:
         self._findings[key] = finding
 
     def _count(self, access: Access, index: np.ndarray, programs: np.ndarray) -> None:
-        argument, total = access.argument, self._totals[access.argument.name]
+        argument, total = access.argument, self._total(access.argument)
         batch = len(self._memory.programs)
         repeats = batch if access.programs is None else 1
         lanes = len(access.offsets) * repeats
@@ -288,29 +293,42 @@ class AccessLog:
         """
         key = program, address if address in self._synchronized else None
         if key not in self._visible:
-            self._visible[key] = self._visible_to(*key)
-        return self._visible[key].get(other, -1) > time
+            self._visible[key] = {}, self._visible_to(*key)
+        known, search = self._visible[key]
+        while known.get(other, -1) <= time:
+            by, released = next(search, (0, 0))
+            if not by:
+                return False
+            known[by] = max(released, known.get(by, -1))
+        return True
 
-    def _visible_to(self, program: int, ignored: tuple[int, int] | None) -> dict[int, int]:
-        """Return the time per program before which its accesses are visible to `program` now.
+    def _visible_to(self, program: int, ignored: tuple[int, int] | None) -> Iterator[tuple[int, int]]:
+        """Yield the releases that are visible to `program` now, as (program, time), roughly the latest first.
 
         Accesses before a release are visible to the program that acquires it and, transitively, to those that
         synchronize with that program.
         """
-        visible: dict[int, int] = {}
-        pending = [(program, self._clock + 1)]
+        searched: dict[tuple[int, int], int] = {}  # by address: the number of its atomics yielded so far
+        reached: dict[int, int] = {}  # by program: the time up to which its acquires have been followed
+        pending = deque([(program, self._clock + 1)])
         while pending:
-            acquirer, until = pending.pop()
-            for acquired, address in self._acquired[acquirer]:
-                if acquired >= until:
+            acquirer, until = pending.popleft()
+            since = reached.get(acquirer, -1)
+            if until <= since:
+                continue
+            reached[acquirer] = until
+            for acquired, address in reversed(self._acquired[acquirer]):
+                if acquired < since:
                     break
-                for released, by, _, releases in self._synchronized[address] if address != ignored else ():
-                    if released >= acquired:
-                        break
-                    if releases and by != program and visible.get(by, -1) < released:
-                        visible[by] = released
+                if acquired >= until or address == ignored:
+                    continue
+                atomics = self._synchronized[address]
+                start, stop = searched.get(address, 0), bisect_left(atomics, (acquired,))
+                searched[address] = max(start, stop)
+                for released, by, _, releases in reversed(atomics[start:stop]):
+                    if releases and by != program:
+                        yield by, released
                         pending.append((by, released))
-        return visible
 
     def _report(self, kind: str, access: Access, program: Any, element: int, lanes: int, detail: str) -> None:
         index = int(program) - 1

@@ -22,7 +22,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.language.semantic import TritonSemantic
 
 from tilewright.interpreter import libdevice, numerics
-from tilewright.interpreter.exceptions import Location, StepLimitExceeded, UnsupportedFeature, current_line
+from tilewright.interpreter.exceptions import DeviceError, Location, StepLimitExceeded, UnsupportedFeature, current_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,9 +97,15 @@ class DescriptorHandle:
 
 TARGET = GPUTarget("cuda", 90, 32)
 _NVIDIA = CUDABackend(TARGET)
-_OPTIONS = SimpleNamespace(
-    **{**vars(_NVIDIA.parse_options({"enable_fp_fusion": False})), "sanitize_overflow": False, "debug": False}
-)
+
+
+def parse_options(given: dict[str, Any]) -> SimpleNamespace:
+    """Return the launch options with Triton's defaults; Triton raises AssertionError for invalid ones."""
+    parsed = vars(_NVIDIA.parse_options({"enable_fp_fusion": False, **given}))
+    return SimpleNamespace(**{**parsed, "sanitize_overflow": False})
+
+
+_OPTIONS = parse_options({"debug": False})
 
 
 def _signless(ty: tl.dtype) -> tl.dtype:
@@ -208,11 +214,11 @@ class Builder:
     def create_bitcast(self, value: Handle, ty: tl.dtype) -> Handle:
         ty = ty.scalar
         if ty.is_ptr() or value.dtype.is_ptr():
-            return self._make(value.data, ty)
+            return self._make(self.memory.resolve(value.data) if ty.is_ptr() else value.data, ty)
         return self._make(numerics.unpack(numerics.pack(value.data, value.dtype), ty), ty)
 
     def create_int_to_ptr(self, value: Handle, ty: tl.dtype) -> Handle:
-        return self._make(value.data.astype(np.int64), ty.scalar)
+        return self._make(self.memory.resolve(value.data.astype(np.int64)), ty.scalar)
 
     def create_ptr_to_int(self, value: Handle, ty: tl.dtype) -> Handle:
         return self._make(value.data.astype(numerics.numpy_type(ty)), ty.scalar)
@@ -354,7 +360,7 @@ class Builder:
     def create_gather(self, source: Handle, index: Handle, axis: int) -> Handle:
         data, where = same_batch(source.data, index.data)
         if where.size and (where.min() < 0 or where.max() >= data.shape[axis + 1]):
-            raise ValueError(f"tl.gather: an index is not in 0 to {data.shape[axis + 1] - 1}")
+            raise DeviceError(f"tl.gather: an index is not in 0 to {data.shape[axis + 1] - 1}")
         return self._make(np.take_along_axis(data, where.astype(np.int64), axis + 1), source)
 
     def create_histogram(self, value: Handle, bins: int, mask: Handle | None) -> Handle:
@@ -397,7 +403,7 @@ class Builder:
         data = self.memory.load(pointer, mask.data if mask is not None else None, ty, volatile=bool(policy[-1]))
         if mask is not None:
             data = np.where(mask.data, data, other.data if other is not None else data.dtype.type(0))
-        return self._make(data, _signless(ty))
+        return self._make(self.memory.resolve(data) if ty.is_ptr() else data, _signless(ty))
 
     def create_store(self, pointer: Handle, value: Handle, *policy: Any) -> None:
         self.create_masked_store(pointer, value, None, *policy)
@@ -446,9 +452,9 @@ class Builder:
     def create_make_tensor_descriptor(self, base, shape, strides, block, is_signed, padding) -> DescriptorHandle:
         size = numerics.itemsize(base.dtype.element_ty)
         if (base.data % 16).any():
-            raise ValueError("the base of a tensor descriptor must be aligned to 16 bytes")
+            raise DeviceError("the base of a tensor descriptor must be aligned to 16 bytes")
         if any((stride.data * size % 16).any() for stride in strides[:-1]):
-            raise ValueError("the strides of a tensor descriptor must be multiples of 16 bytes")
+            raise DeviceError("the strides of a tensor descriptor must be multiples of 16 bytes")
         return DescriptorHandle(base, shape, strides, [int(b) for b in block], padding)
 
     def create_descriptor_load(self, descriptor: DescriptorHandle, offsets: list[Handle], *policy: Any) -> Handle:
@@ -511,11 +517,11 @@ class Builder:
 
     def create_assert(self, condition: Handle, message: str) -> None:
         if not condition.data.all():
-            raise AssertionError(message)
+            raise DeviceError(f"tl.device_assert: {message}")
 
     def create_assume(self, condition: Handle) -> None:
         if not condition.data.all():
-            raise ValueError("the condition of tl.assume is false")
+            raise DeviceError("the condition of tl.assume is false")
 
     def create_barrier(self) -> None:
         self.tick()

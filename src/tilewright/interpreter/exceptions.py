@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from triton.compiler.errors import CompilationError
+
+from tilewright.errors import KernelAborted
 
 Location = tuple[str, int]  # file and line
 IS_KERNEL = "__tilewright_kernel__"  # in the globals of interpreted code: True in the user's, False in Triton's own
@@ -24,6 +27,34 @@ class StepLimitExceeded(LaunchError):
 
 class UnsupportedKernel(LaunchError):
     kind = "unsupported"
+
+
+class RejectedKernel(LaunchError):
+    """Triton's compiler rejects the kernel too."""
+
+
+class RejectedOptions(LaunchError):
+    """Triton's compiler rejects the launch options too."""
+
+
+class KernelRejected(KernelAborted, CompilationError):
+    """A kernel that Triton's compiler rejects; tests written for the compiler catch it."""
+
+    def __init__(self, message: str):
+        Exception.__init__(self, message)  # neither parent takes what the other needs
+        self.kind = LaunchError.kind
+        self.src, self.node, self.error_message, self.message = None, None, message, message
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.message,)
+
+
+class OptionsRejected(KernelAborted, AssertionError):
+    """Launch options that Triton's compiler rejects, with the type of its exception."""
+
+
+class DeviceError(Exception):
+    """A fault at run time, in a kernel that compiles."""
 
 
 class UnsupportedFeature(Exception):

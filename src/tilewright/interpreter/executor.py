@@ -15,10 +15,13 @@ from triton.runtime.jit import KernelParam, TensorWrapper
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewright.interpreter.access_log import AccessLog
-from tilewright.interpreter.builder import BUILDER, SEMANTIC, Handle
+from tilewright.interpreter.builder import BUILDER, SEMANTIC, Handle, parse_options
 from tilewright.interpreter.exceptions import (
+    DeviceError,
     Diverged,
     LaunchError,
+    RejectedKernel,
+    RejectedOptions,
     SpinWait,
     UnsupportedFeature,
     UnsupportedKernel,
@@ -63,8 +66,16 @@ def run(
         raise UnsupportedKernel(f"{file}:{line}: {name} uses Gluon, which the interpreter cannot run")
     BUILDER.operations, BUILDER.operations_left = 0, steps
     params = _params(function)
+    for param in params:
+        if param.is_constexpr and param.do_not_specialize:
+            what = f"{param.name} marked as constexpr and listed in do_not_specialize"
+            raise RejectedKernel(f"{file}:{line}: {name} fails: {what}")
     given, meta = _bound(function, params, args, kwargs)
-    BUILDER.options.debug = bool(meta.get("debug") or getattr(function, "debug", None) or knobs.runtime.debug)
+    debug = bool(meta.get("debug") or getattr(function, "debug", None) or knobs.runtime.debug)
+    try:
+        BUILDER.options = parse_options({**meta, "debug": debug})
+    except AssertionError as error:
+        raise RejectedOptions(f"{file}:{line}: {name} cannot be launched: {error}") from error
     grid = _three_dimensional(grid({**given, **meta}) if callable(grid) else grid, name)
     total = math.prod(grid)
     memory = Memory(name, grid)
@@ -82,13 +93,15 @@ def run(
         raise UnsupportedKernel(f"{file}:{line}: {name} uses {error}, which the interpreter cannot run") from None
     except LaunchError as error:
         raise type(error)(f"{error} (kernel {name})") from None
+    except DeviceError as error:
+        raise LaunchError(f"{':'.join(map(str, line_of(error)))}: {name} fails: {error}") from None
     except Exception as error:
         kernel_file, kernel_line = line_of(error)
         text = str(error).strip().splitlines()
         if isinstance(error, NameError) and error.name in function.fn.__globals__:
             text = [f"`{error.name}` is a plain global; declare it as tl.constexpr"]
         what = f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
-        raise LaunchError(f"{kernel_file or file}:{kernel_line or line}: {name} fails: {what}") from error
+        raise RejectedKernel(f"{kernel_file or file}:{kernel_line or line}: {name} fails: {what}") from error
     finally:
         memory.commit = None  # breaks a reference cycle: shadow memory is freed now
         del BUILDER.memory
@@ -130,6 +143,7 @@ class _Scheduler:
         self._waiting: list[np.ndarray] = []
         self._finished_since_retry = 0
         self._splits = 0
+        self._lone_splits = 0  # consecutive splits into one program and the others
         self._merges = 0
         self.may_spin = False  # no other program can run, so a program that spins never stops
 
@@ -170,8 +184,11 @@ class _Scheduler:
 
     def split(self, programs: np.ndarray, keys: np.ndarray) -> None:
         self._splits += 1
-        if self._splits > 32 and len(programs) <= 64:  # they diverge at every step, as around a lock
-            keys = np.arange(len(programs))
+        if len(programs) > 2:
+            is_lone = np.sort(np.unique(keys, return_counts=True)[1])[:-1].tolist() == [1]
+            self._lone_splits = self._lone_splits + 1 if is_lone else 0
+        if self._lone_splits > 8 or (self._splits > 32 and len(programs) <= 64):
+            keys = np.arange(len(programs))  # they part at every step, as around a lock
         _, first, group = np.unique(keys, return_index=True, return_inverse=True)
         self._pending.extend(programs[group == g] for g in np.argsort(first)[::-1])
 
@@ -230,7 +247,7 @@ def _argument(memory: Memory, name: str, value: Any, param: KernelParam | None =
     if isinstance(value, TensorDescriptor):
         return _descriptor(memory, name, value)
     if isinstance(value, TensorWrapper | Tensor):
-        return _pointer(memory, name, value)
+        return _pointer(memory, name, value, is_const=param is not None and param.is_const)
     if isinstance(value, bool):
         return adopt(tl.tensor(Handle(np.full(1, value), tl.int1), tl.int1))
     if isinstance(value, int):
@@ -239,7 +256,7 @@ def _argument(memory: Memory, name: str, value: Any, param: KernelParam | None =
         return adopt(SEMANTIC.scalar_constant(value, _annotated(param) or _integer_type(value)))
     if isinstance(value, float):
         return adopt(SEMANTIC.scalar_constant(value, _annotated(param) or tl.float32))
-    return value
+    return translated(value)
 
 
 def _annotated(param: KernelParam | None) -> Any:
@@ -253,13 +270,13 @@ def _integer_type(value: int) -> tl.dtype:
     return tl.int64 if value < 2**63 else tl.uint64
 
 
-def _pointer(memory: Memory, name: str, value: Any) -> Any:
+def _pointer(memory: Memory, name: str, value: Any, *, is_const: bool = False) -> Any:
     base = value.base if isinstance(value, TensorWrapper) else value
     dtype = value.dtype if isinstance(value.dtype, tl.dtype) else _TYPES.get(value.dtype)
     if dtype is None:
         raise LaunchError(f"`{name}` has dtype {value.dtype}, which Triton does not support")
     argument = memory.add(name, base)
-    ty = tl.pointer_type(dtype)
+    ty = tl.pointer_type(dtype, const=is_const)
     return adopt(tl.tensor(Handle(np.full(1, argument.address, np.int64), ty), ty))
 
 

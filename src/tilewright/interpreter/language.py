@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.compiler.code_generator import get_jit_fn_file_line
 from triton.language import core, standard, target_info
 from triton.language.extra import cuda
 from triton.runtime.interpreter import InterpretedFunction
@@ -26,7 +27,7 @@ from triton.runtime.jit import JITCallable, JITFunction
 
 from tilewright.interpreter import numerics
 from tilewright.interpreter.builder import BUILDER, SEMANTIC, TARGET, Handle, same_batch
-from tilewright.interpreter.exceptions import IS_KERNEL, Diverged, UnsupportedFeature
+from tilewright.interpreter.exceptions import IS_KERNEL, DeviceError, Diverged, UnsupportedFeature
 
 _LIBDEVICE: Any = cuda.libdevice
 
@@ -168,6 +169,8 @@ def _combined(combine_fn: Any, a: list[np.ndarray], b: list[np.ndarray], dtypes:
     if ufunc is not None and len(a) == 1 and getattr(combine_fn, "origin", None) is getattr(standard, name, None):
         dtype = dtypes[0]
         x, y = (numerics.unsigned(a[0]), numerics.unsigned(b[0])) if dtype.is_int_unsigned() else (a[0], b[0])
+        if dtype.is_bool() and ufunc is np.add:
+            ufunc = np.logical_xor  # one bit wraps around
         BUILDER.tick()
         out = ufunc(x, y)
         return [numerics.rounded(out, dtype) if dtype.is_floating() else numerics.signed(out)]
@@ -226,11 +229,15 @@ def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: bool
 
 
 def _map_elementwise(scalar_fn: Any, *args: Any, pack: int = 1, **_: Any) -> Any:
-    if unwrap(pack) != 1:
-        raise UnsupportedFeature("tl.map_elementwise with pack > 1")
-    args = SEMANTIC.broadcast_tensors(*args)
-    out = _lanewise(scalar_fn, [t.handle.data for t in args], [t.type.scalar for t in args])
-    results = [tensor(data, dtype) for data, dtype in out]
+    args, pack = SEMANTIC.broadcast_tensors(*args), unwrap(pack)
+    shape = args[0].handle.data.shape[1:]
+    arrays = [t.handle.data.reshape(t.handle.data.shape[0], -1, pack) for t in args]
+    dtypes = [t.type.scalar for t in args for _ in range(pack)]
+    out = _lanewise(scalar_fn, [a[..., i] for a in arrays for i in range(pack)], dtypes)  # `pack` neighbours per call
+    results = [
+        tensor(np.stack([x for x, _ in out[n : n + pack]], axis=-1).reshape(-1, *shape), out[n][1])
+        for n in range(0, len(out), pack)
+    ]
     return tuple(results) if len(results) > 1 else results[0]
 
 
@@ -242,7 +249,7 @@ def _range(*bounds: Any, **_options: Any) -> Iterator[Any]:
     start, stop, step = _bounds(bounds)
     if len(bounds) > 2 and isinstance(unwrap(bounds[2]), tl.tensor) and (step < 0).any():
         if ((step < 0) & (start < stop)).any():
-            raise ValueError("the loop never ends: its step is negative and not a constexpr")
+            raise DeviceError("the loop never ends: its step is negative and not a constexpr")
         stop = np.where(step < 0, start, stop)  # a compiled loop counts up unless its step is a negative constexpr
     trips = np.maximum(-((start - stop) // step), 0)
     if len(trips) > 1 and (trips != trips[0]).any():
@@ -372,7 +379,7 @@ class Executable:
         self.origin = function
         self.fn = function.fn
         self.__name__ = self.fn.__name__
-        self._code = _rewritten(self.fn)
+        self._code = _rewritten(function)
         self._names = _names(self._code) - _HELPERS.keys()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -407,9 +414,10 @@ _EXECUTABLES: dict[Any, Executable] = {}
 
 
 def executable(function: Any) -> Executable:
-    if function.fn not in _EXECUTABLES:
-        _EXECUTABLES[function.fn] = Executable(function)
-    return _EXECUTABLES[function.fn]
+    key = function.fn, getattr(function, "src", None)  # programs may replace the source
+    if key not in _EXECUTABLES:
+        _EXECUTABLES[key] = Executable(function)
+    return _EXECUTABLES[key]
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -472,7 +480,14 @@ def _value_of(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | tl.dtype | type(None)) else value.value
 
 
+def _type_of(value: Any) -> Any:
+    """Evaluate `.type`, which constexprs have too."""
+    is_constant = isinstance(value, bool | int | float | str | tuple | type(None))
+    return tl.constexpr_type(value) if is_constant else value.type
+
+
 _HELPERS: dict[str, Any] = {
+    "__type_of__": _type_of,
     "__assigned__": _assigned,
     "__unwrapped__": unwrap,
     "__and__": _and,
@@ -486,6 +501,7 @@ _HELPERS: dict[str, Any] = {
 
 
 _SHAPES = ("shape", "strides", "numel")
+_ATTRIBUTES = {"value": "__value_of__", "type": "__type_of__"}
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -552,10 +568,11 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         self.generic_visit(node)
-        if not isinstance(node.ctx, ast.Load) or node.attr not in ("value", *_SHAPES):
+        if not isinstance(node.ctx, ast.Load):
             return node
-        call = _call("__value_of__", node.value) if node.attr == "value" else _call("__plain__", node)
-        return ast.copy_location(call, node)
+        if node.attr in _ATTRIBUTES:
+            return ast.copy_location(_call(_ATTRIBUTES[node.attr], node.value), node)
+        return ast.copy_location(_call("__plain__", node), node) if node.attr in _SHAPES else node
 
     def visit_While(self, node: ast.While) -> Any:
         self.generic_visit(node)
@@ -571,9 +588,14 @@ def _lambda(body: ast.expr) -> ast.Lambda:
     return ast.Lambda(ast.arguments([], [], None, [], [], None, []), body)
 
 
-def _rewritten(fn: Callable[..., Any]) -> types.CodeType:
-    lines, first = inspect.getsourcelines(fn)
-    tree = ast.parse(textwrap.dedent("".join(lines)))
+def _rewritten(function: Any) -> types.CodeType:
+    fn = function.fn
+    if isinstance(function, JITCallable):
+        text, first = function.src, get_jit_fn_file_line(function)[1]
+    else:
+        lines, first = inspect.getsourcelines(fn)
+        text = textwrap.dedent("".join(lines))
+    tree = ast.parse(text)
     tree = ast.fix_missing_locations(_Rewriter().visit(tree))
     ast.increment_lineno(tree, first - 1)
     module = compile(tree, inspect.getsourcefile(fn) or "<kernel>", "exec")

@@ -7,6 +7,7 @@ and committed to the AccessLog when the batch of programs has finished; a batch 
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
+from torch.nn import Parameter
 from triton._C.libtriton import ir
 
 from tilewright.interpreter import numerics
@@ -151,6 +153,8 @@ class Memory:
         self.grid = grid
         self.arguments: list[Argument] = []
         self.buffers: dict[int, Buffer] = {}
+        self._resolved: dict[int, int] = {}  # addresses in slots, by real address
+        self._live: list[Tensor] | None = None  # every tensor of the process, once a real address is met
         self.programs = np.zeros(1, np.int32)  # indices of the programs in the batch
         self.commit: Callable[[], None] | None = None  # commits the logged accesses of a batch that cannot diverge
         self._spin_limit: float = SPIN_LIMIT
@@ -163,6 +167,32 @@ class Memory:
         buffer.unit = min(buffer.unit, argument.itemsize)
         self.arguments.append(argument)
         return argument
+
+    def resolve(self, addresses: np.ndarray) -> np.ndarray:
+        """Replace real addresses, as tables of pointers hold them, by addresses of the tensors that lie there."""
+        is_real = (addresses >> SLOT_BITS == 0) & (addresses != 0)
+        if not is_real.any():
+            return addresses
+        out = addresses.copy()
+        for address in np.unique(addresses[is_real]).tolist():
+            if address not in self._resolved:
+                self._resolved[address] = self._find(address)
+            out[addresses == address] = self._resolved[address]
+        return out
+
+    def _find(self, address: int) -> int:
+        """Return the address, in its slot, of the tensor that begins here or, failing that, extends over it."""
+        if self._live is None:
+            self._live = [t for t in gc.get_objects() if type(t) in (Tensor, Parameter) and t.device.type != "meta"]
+        near = [t for t in self._live if 0 <= address - t.untyped_storage().data_ptr() < t.untyped_storage().nbytes()]
+        if not near:
+            return address
+        tensor = max(near, key=lambda t: (t.data_ptr() == address, t.numel()))
+        tables = [a for a in self.arguments if a.itemsize == 8 and a.is_dense]
+        found = [(a, np.flatnonzero(a.buffer.typed(8)[a.first_byte // 8 : a.end_byte // 8] == address)) for a in tables]
+        name = next((f"*{a.name}[{at[0]}]" for a, at in found if len(at)), f"*{address:#x}")
+        argument = self.add(name, tensor)
+        return argument.storage_address + address - tensor.untyped_storage().data_ptr()
 
     def begin(self, programs: np.ndarray, may_spin: bool = False) -> None:
         self.programs = programs

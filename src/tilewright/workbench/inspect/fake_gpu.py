@@ -19,21 +19,14 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
-from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from tilewright.driver import cuda_queries, device_properties, target
 from tilewright.hardware import DATASHEETS, GPU
 
 META = torch.device("meta")
 FIRST_INDEX = 64  # above the indices of real GPUs, so that per-device caches never mix them up
 _INDICES = {name: FIRST_INDEX + n for n, name in enumerate(DATASHEETS)}
-
-
-def target(gpu: GPU) -> GPUTarget:
-    """Return the Triton compile target of a GPU."""
-    if gpu.is_amd:
-        return GPUTarget("hip", gpu.arch, gpu.warp)
-    return GPUTarget("cuda", int(gpu.arch.removeprefix("sm_")), gpu.warp)
 
 
 @contextmanager
@@ -163,29 +156,10 @@ def _real_device(device: Any) -> Any:
 
 def _cuda_queries(gpu: GPU, device: torch.device) -> dict[str, Any]:
     """Return the faked functions of torch.cuda."""
-    digits = gpu.arch.removeprefix("sm_").removeprefix("gfx")
-    major, minor = (digits[0], digits[1]) if gpu.is_amd else (digits[:-1], digits[-1])
-    properties = SimpleNamespace(
-        name=gpu.matches[0],
-        major=int(major),
-        minor=int(minor),
-        gcnArchName=gpu.arch,
-        multi_processor_count=gpu.sms,
-        total_memory=gpu.memory,
-        L2_cache_size=gpu.l2,
-        regs_per_multiprocessor=gpu.registers_per_sm,
-        shared_memory_per_multiprocessor=gpu.shared_per_sm,
-        shared_memory_per_block_optin=gpu.shared_per_block,
-        max_threads_per_multi_processor=gpu.warps_per_sm * gpu.warp,
-        warp_size=gpu.warp,
-    )
-    return {
+    return cuda_queries(gpu) | {
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: device.index,
-        "get_device_name": lambda *_, **__: properties.name,
-        "get_device_capability": lambda *_, **__: (properties.major, properties.minor),
-        "get_device_properties": lambda *_, **__: properties,
         "synchronize": lambda *_, **__: None,
         "_exchange_device": lambda *_: device.index,
         "_maybe_exchange_device": lambda *_: device.index,
@@ -194,18 +168,11 @@ def _cuda_queries(gpu: GPU, device: torch.device) -> dict[str, Any]:
 
 def _driver(gpu: GPU, device: torch.device) -> Any:
     """Return a fake Triton driver with what launchers use."""
-    properties = {
-        "multiprocessor_count": gpu.sms,
-        "max_shared_mem": gpu.shared_per_block,
-        "max_num_regs": gpu.registers_per_sm,
-        "warpSize": gpu.warp,
-        "sm_clock_rate": gpu.clock_mhz * 1000,
-    }
     return SimpleNamespace(
         get_current_target=lambda: target(gpu),
         get_current_device=lambda: device.index,
         get_active_torch_device=lambda: device,
         get_device_interface=lambda: torch.cuda,
         get_current_stream=lambda *_: 0,
-        utils=SimpleNamespace(get_device_properties=lambda *_: properties),
+        utils=SimpleNamespace(get_device_properties=lambda *_: device_properties(gpu)),
     )
