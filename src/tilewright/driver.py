@@ -96,16 +96,16 @@ class StandIn(DriverBase):
         self.utils = self
 
     @classmethod
-    def is_active(cls) -> bool:
+    def is_active(cls) -> Any:
         return False
 
-    def get_current_target(self) -> GPUTarget:
+    def get_current_target(self) -> Any:
         return target(MODEL)
 
     def get_device_capability(self, *_: Any) -> tuple[int, int]:
-        return divmod(target(MODEL).arch, 10)
+        return divmod(int(target(MODEL).arch), 10)
 
-    def get_active_torch_device(self) -> torch.device:
+    def get_active_torch_device(self) -> Any:
         return torch.device("cpu")
 
     def get_device_interface(self) -> Any:
