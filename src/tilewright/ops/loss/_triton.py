@@ -49,7 +49,6 @@ class CrossEntropy(NamedTuple):
     z_loss: float = 0.0
     softcap: float | None = None
     form: str = "best"  # triton, or the faster one of Triton and CUDA C++
-    is_wide: bool = False  # the loss is fp32, whatever the dtype of the logits
 
     @property
     def is_scalar(self) -> bool:
@@ -66,17 +65,13 @@ class CrossEntropy(NamedTuple):
     def with_floats(self) -> CrossEntropy:
         """Return the same with floats where ints were given, for which Triton would compile other kernels."""
         softcap = None if self.softcap is None else float(self.softcap)
-        return self._replace(label_smoothing=float(self.label_smoothing), z_loss=float(self.z_loss), softcap=softcap)
-
-    def loss_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype of the loss of logits of a dtype."""
-        return torch.float32 if self.is_wide else dtype
+        numbers = float(self.label_smoothing), float(self.z_loss), softcap
+        return CrossEntropy(self.ignore_index, self.reduction, *numbers, self.form)
 
 
 def torch_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None, options: CrossEntropy) -> Tensor:
     """Cross entropy of soft-capped logits by torch, plus the z-loss."""
     cap, reduction = options.softcap, options.reduction
-    logits = logits.float() if options.is_wide else logits
     z = logits if cap is None else cap * torch.tanh(logits / cap)
     given = {"ignore_index": options.ignore_index, "label_smoothing": options.label_smoothing}
     loss = torch.nn.functional.cross_entropy(z, target, weight, reduction=reduction, **given)
