@@ -17,6 +17,7 @@ _WORKBENCH = {
     "do_bench": "tilewright.notebook",
     "interpret": "tilewright.interpreter",
     "kernel": "tilewright.spec",
+    "trace": "tilewright.runtime.trace",
 }
 
 

@@ -14,10 +14,11 @@ class _RedirectCuda(TorchFunctionMode):
     def __init__(self, device: str):
         super().__init__()
         self._device = torch.device(device)
+        self._names = ("cuda", "cpu") if device == "meta" else ("cuda",)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is torch.Tensor.cuda:
+        if func is torch.Tensor.cuda or (func is torch.Tensor.cpu and self._device.type == "meta"):
             return args[0].to(self._device)
         if func is _IS_CUDA:
             return True
@@ -28,7 +29,7 @@ class _RedirectCuda(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _redirect(self, value: Any) -> Any:
-        if isinstance(value, str | torch.device) and str(value).startswith("cuda"):
+        if isinstance(value, str | torch.device) and str(value).startswith(self._names):
             return self._device
         return value
 
