@@ -18,7 +18,7 @@ WORKERS ?= 2
 PYTEST := MALLOC_ARENA_MAX=2 $(RUN) -m pytest
 PARALLEL := -n $(WORKERS) --dist loadgroup --max-worker-restart=0
 
-.PHONY: help demo quick test lint types tests verify gpu-test pairs outside records pages clean
+.PHONY: help demo quick test lint types tests verify gpu-test pairs records pages clean
 
 help:
 	@echo "make demo      run tilewright bench softmax"
@@ -27,7 +27,6 @@ help:
 	@echo "make verify    compare the launch fingerprints of all records with the current code: under 5 minutes"
 	@echo "make gpu-test  run the tests of this machine's GPU"
 	@echo "make pairs     run the interpreter's tests with other versions of Triton and NumPy"
-	@echo "make outside   run other projects' kernels in the interpreter: make outside OPTIONS='--triton PATH --puzzles PATH'"
 	@echo "make records   measure on this GPU the records that results/ lacks and those that are stale"
 	@echo "make pages     regenerate docs/api.md and the tables of README and docs from results/"
 	@echo "make clean     remove .venv"
@@ -66,9 +65,6 @@ pairs: $(READY)
 		test -d $$folder || $(RUN) -m pip install --quiet --no-deps --target $$folder $$(echo $$pair | tr / ' ') || exit 1; \
 		PYTHONPATH=$$folder $(PYTEST) $(PARALLEL) tests/interpreter tests/ops tests/workbench/test_audit.py || exit 1; \
 	done
-
-outside: $(READY)
-	$(RUN) scripts/outside.py $(OPTIONS)
 
 records: $(READY)
 	$(RUN) scripts/records.py run

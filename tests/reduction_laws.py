@@ -10,16 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support import (
-    assert_compiles,
-    assert_gradients_match,
-    assert_right,
-    crossover_at,
-    few_examples,
-    laid_out,
-    layouts,
-    shapes,
-)
+from support import assert_compiles, assert_gradients_match, assert_right, few_examples, laid_out, layouts, shapes
 from tilewright.ops.reduce import _operators as _reduce
 from tilewright.runtime import configs as _tuned
 
@@ -43,8 +34,8 @@ def few_programs(monkeypatch):
     """A function that sets how many programs, or rows, fill the GPU: fewer rows are split, however short they are."""
 
     def fill(programs: int, rows: int | None = None) -> None:
-        monkeypatch.setattr(_reduce, "max_programs", lambda gpu: programs)
-        monkeypatch.setattr(_reduce, "many_rows", lambda gpu: programs // 4 if rows is None else rows)
+        monkeypatch.setattr(_reduce, "MAX_PROGRAMS", programs)
+        monkeypatch.setattr(_reduce, "MANY_ROWS", programs // 4 if rows is None else rows)
         monkeypatch.setattr(_reduce, "MAX_TILE", 512)
         monkeypatch.setattr(_reduce, "MAX_PARTS", 4)
         monkeypatch.setattr(_reduce, "PARTS_PER_STEP", 4)
@@ -79,7 +70,7 @@ class ReductionLaws:
     @pytest.fixture(autouse=True)
     def fast_path(self, monkeypatch):
         """The public function uses our kernels for inputs of any size."""
-        monkeypatch.setattr(self.module, "CROSSOVER", crossover_at(0))
+        monkeypatch.setattr(self.module, "SMALLEST", 0)
 
     def ours(self, x, *args, **kwargs):
         return type(self).call(x, *args, **kwargs)
@@ -222,7 +213,7 @@ class ReductionLaws:
             torch.testing.assert_close(ours, torch.func.jvp(lambda x: self.expected(x, -1), (x,), (x,)))
 
     def test_small_inputs_go_to_torch(self, device, monkeypatch):
-        monkeypatch.setattr(self.module, "CROSSOVER", crossover_at(33))
+        monkeypatch.setattr(self.module, "SMALLEST", 33)
         x = self.values(torch.randn(4, 8, device=device))
         same(self.ours(x, -1), self.expected(x, -1))
 

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilewright.runtime.crossovers import Crossover
 from tilewright.workbench.check.budget import Mismatch, compare, expect
 from tilewright.worker import memory
 
@@ -38,11 +37,6 @@ def laid_out(shape: tuple[int, ...], layout: str, *, device: str, dtype: torch.d
     if layout == "expanded" and shape:
         return randn(1, *shape[1:]).expand(shape)
     return memory.with_layout(randn(*shape), layout)
-
-
-def crossover_at(size: float) -> Crossover:
-    """Return a crossover at this size on every GPU, for `monkeypatch.setattr(module, "CROSSOVER", …)`."""
-    return Crossover(f"test {size}", lambda gpu: size)
 
 
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)

@@ -17,7 +17,6 @@ _WORKBENCH = {
     "do_bench": "tilewright.notebook",
     "interpret": "tilewright.interpreter",
     "kernel": "tilewright.spec",
-    "trace": "tilewright.runtime.trace",
 }
 
 

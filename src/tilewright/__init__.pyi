@@ -39,7 +39,6 @@ from tilewright.ops.rope import rope as rope
 from tilewright.ops.softmax.log_softmax import log_softmax as log_softmax
 from tilewright.ops.softmax.masked_softmax import masked_softmax as masked_softmax
 from tilewright.ops.softmax.softmax import softmax as softmax
-from tilewright.runtime.trace import trace as trace
 from tilewright.spec import kernel as kernel
 from tilewright.testing import check as check
 from tilewright.workbench.audit import audit as audit

@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 
-from tilewright.errors import IncompleteDatasheet, UnknownGPU
+from tilewright.errors import UnknownGPU
 
 KIB, MIB, GB = 1024, 1024**2, 10**9
 TERA = 1e12
@@ -20,7 +20,7 @@ MAX_GRID = {"x": 2**31 - 1, "y": 65535, "z": 65535}  # CUDA C++ Programming Guid
 
 @dataclass(frozen=True)
 class GPU:
-    """The datasheet of a GPU. A size or rate that its vendor does not publish is 0 or absent."""
+    """The datasheet of a GPU."""
 
     name: str
     arch: str  # compiler target
@@ -44,24 +44,16 @@ class GPU:
     def is_amd(self) -> bool:
         return self.arch.startswith("gfx")
 
-    @property
-    def unpublished(self) -> list[str]:
-        """The fields that the datasheet lacks, without which a compiled kernel cannot be judged."""
-        needed = {"the number of SMs": self.sms, "the boost clock": self.clock_mhz, "the L2 size": self.l2}
-        return [name for name, value in needed.items() if not value]
-
     def rates(self) -> dict[str, float]:
         """Return the peak rate of each unit per second, keyed as in Cost."""
         memory = dict.fromkeys(("copy", "read", "write"), self.bandwidth)
-        special = {} if self.unpublished else {"special": self.sms * self.special_per_clock * self.clock_mhz * 1e6}
+        special = {"special": self.sms * self.special_per_clock * self.clock_mhz * 1e6}
         return memory | special | {unit: value * TERA for unit, value in self.tflops.items()}
 
 
-def _tflops(*, half: float, fp32: float, bf16: bool = True, **others: float) -> dict[str, float]:
-    """Return the rates of a datasheet by unit; what it does not name is absent."""
-    names = {"tf32": "tensor.tf32", "int8": "tensor.int8", "fp8": "tensor.float8_e4m3fn", "fp64": "fp64"}
-    units = {"tensor.float16": half} | ({"tensor.bfloat16": half} if bf16 else {})
-    return units | {"fp32": fp32} | {names[name]: rate for name, rate in others.items()}
+def _tflops(*, half: float, tf32: float, int8: float, fp32: float, fp64: float, fp8: float = 0) -> dict[str, float]:
+    units = {"tensor.float16": half, "tensor.bfloat16": half, "tensor.tf32": tf32, "tensor.int8": int8}
+    return units | {"fp32": fp32, "fp64": fp64} | ({"tensor.float8_e4m3fn": fp8} if fp8 else {})
 
 
 def _limits(shared_kib: int, block_kib: int, warps: int, blocks: int, **more: int) -> dict[str, int]:
@@ -71,15 +63,12 @@ def _limits(shared_kib: int, block_kib: int, warps: int, blocks: int, **more: in
 
 # Limits per SM: CUDA C++ Programming Guide, table of compute capabilities. On AMD, an SM is a compute unit.
 LIMITS: dict[str, Any] = {
-    "sm_70": _limits(96, 96, 64, 32),
-    "sm_75": _limits(64, 64, 32, 16),
     "sm_80": _limits(164, 163, 64, 32),
     "sm_86": _limits(100, 99, 48, 16),
     "sm_89": _limits(100, 99, 48, 24),
     "sm_90": _limits(228, 227, 64, 32),
     "sm_100": _limits(228, 227, 64, 32),
     "sm_120": _limits(100, 99, 48, 24),
-    "gfx90a": _limits(64, 64, 32, 32, registers_per_sm=131072, warp=64),
     "gfx942": _limits(64, 64, 32, 32, registers_per_sm=131072, warp=64),
     "gfx950": _limits(160, 160, 32, 32, registers_per_sm=131072, warp=64),
 }
@@ -92,16 +81,6 @@ _HOPPER_SXM: Any = dict(
     arch="sm_90", sms=132, clock_mhz=1980,
     tflops=_tflops(half=989.4, tf32=494.7, fp8=1978.9, int8=1978.9, fp32=66.9, fp64=33.5), **LIMITS["sm_90"],
 )  # fmt: skip
-_V100: Any = dict(
-    arch="sm_70", sms=80, clock_mhz=1530, bandwidth=900e9, l2=6 * MIB, **LIMITS["sm_70"],
-    tflops=_tflops(half=125, bf16=False, fp32=15.7, fp64=7.8),
-    source=f"NVIDIA V100 datasheet, January 2020 (SXM2); V100 architecture whitepaper; {_GUIDE}",
-)  # fmt: skip
-_CDNA3: Any = dict(
-    arch="gfx942", sms=304, clock_mhz=2100, l2=4 * MIB, **LIMITS["gfx942"],
-    tflops=_tflops(half=1307.4, tf32=653.7, fp8=2614.9, int8=2614.9, fp32=163.4, fp64=81.7),
-)  # fmt: skip
-_CDNA2: Any = dict(arch="gfx90a", clock_mhz=1700, bandwidth=1638e9, l2=8 * MIB, memory=64 * GB, **LIMITS["gfx90a"])
 
 DATASHEETS: dict[str, GPU] = {
     gpu.name: gpu
@@ -153,7 +132,9 @@ DATASHEETS: dict[str, GPU] = {
             source=f"NVIDIA L4 datasheet (sparse rates halved); Ada architecture whitepaper; {_GUIDE}",
         ),
         GPU(
-            name="mi300x", matches=("MI300X", "MI300X OAM"), memory=192 * GB, bandwidth=5300e9, **_CDNA3,
+            name="mi300x", matches=("MI300X", "MI300X OAM"), arch="gfx942", sms=304, clock_mhz=2100,
+            memory=192 * GB, bandwidth=5300e9, l2=4 * MIB, **LIMITS["gfx942"],
+            tflops=_tflops(half=1307.4, tf32=653.7, fp8=2614.9, int8=2614.9, fp32=163.4, fp64=81.7),
             source="AMD Instinct MI300X datasheet; CDNA 3 whitepaper and instruction set guide "
             "(L2 per die, beside 256 MB of Infinity Cache; a wave is a warp, a compute unit is an SM)",
         ),
@@ -170,86 +151,9 @@ DATASHEETS: dict[str, GPU] = {
             source="AMD Instinct MI355X datasheet; CDNA 4 whitepaper and instruction set guide "
             "(no TF32 unit: its rate is that of fp32; L2 per die, beside 256 MB of Infinity Cache)",
         ),
-        GPU(
-            name="t4", matches=("T4",), arch="sm_75", sms=40, clock_mhz=1590,
-            memory=16 * GB, bandwidth=320e9, l2=4 * MIB, **LIMITS["sm_75"],
-            tflops=_tflops(half=65, bf16=False, int8=130, fp32=8.1),
-            source=f"NVIDIA T4 datasheet, March 2019; Turing architecture whitepaper; {_GUIDE}",
-        ),
-        GPU(name="v100-16gb", matches=("V100-SXM2-16GB",), memory=16 * GB, **_V100),
-        GPU(name="v100-32gb", matches=("V100-SXM2-32GB",), memory=32 * GB, **_V100),
-        GPU(
-            name="a10", matches=("A10",), arch="sm_86", sms=72, clock_mhz=1695,
-            memory=24 * GB, bandwidth=600e9, l2=6 * MIB, **LIMITS["sm_86"],
-            tflops=_tflops(half=125, tf32=62.5, int8=250, fp32=31.2),
-            source=f"NVIDIA A10 datasheet (dense rates); GA102 architecture whitepaper; {_GUIDE}",
-        ),
-        GPU(
-            name="a40", matches=("A40",), arch="sm_86", sms=84, clock_mhz=1740,
-            memory=48 * GB, bandwidth=696e9, l2=6 * MIB, **LIMITS["sm_86"],
-            tflops=_tflops(half=149.7, tf32=74.8, int8=299.3, fp32=37.4),
-            source=f"NVIDIA A40 datasheet (dense rates); GA102 architecture whitepaper; {_GUIDE}",
-        ),
-        GPU(
-            name="l40s", matches=("L40S",), arch="sm_89", sms=142, clock_mhz=2520,
-            memory=48 * GB, bandwidth=864e9, l2=96 * MIB, **LIMITS["sm_89"],
-            tflops=_tflops(half=362.05, tf32=183, fp8=733, int8=733, fp32=91.6),
-            source=f"NVIDIA L40S datasheet (dense rates); Ada architecture whitepaper; {_GUIDE}",
-        ),
-        GPU(
-            name="rtx-3080", matches=("RTX 3080",), arch="sm_86", sms=68, clock_mhz=1710,
-            memory=10 * GB, bandwidth=760e9, l2=5 * MIB, **LIMITS["sm_86"],
-            tflops=_tflops(half=59.5, tf32=29.8, int8=238, fp32=29.8, fp64=0.47),
-            source=f"NVIDIA GA102 architecture whitepaper, appendix A (10 GB); {_GUIDE}",
-        ),
-        GPU(
-            name="rtx-4080", matches=("RTX 4080",), arch="sm_89", sms=76, clock_mhz=2505,
-            memory=16 * GB, bandwidth=716.8e9, l2=64 * MIB, **LIMITS["sm_89"],
-            tflops=_tflops(half=97.5, tf32=48.7, fp8=194.9, int8=389.9, fp32=48.7, fp64=0.76),
-            source=f"NVIDIA Ada architecture whitepaper, appendix B (16 GB); {_GUIDE}",
-        ),
-        GPU(
-            name="gh200-96gb", matches=("GH200 480GB",), memory=96 * GB, bandwidth=4000e9, l2=60 * MIB, **_HOPPER_SXM,
-            source="NVIDIA GH200 datasheet (HBM3; its rates are those of the H100 SXM, and so are SMs and clock here); "
-            f"H100 architecture whitepaper (L2 with six memory stacks); {_GUIDE}",
-        ),
-        GPU(
-            name="gh200-144gb", matches=("GH200 144G HBM3e",), memory=144 * GB, bandwidth=4900e9, l2=60 * MIB,
-            **_HOPPER_SXM,
-            source="NVIDIA GH200 datasheet (HBM3e; its rates are those of the H100 SXM, and so are SMs and clock "
-            f"here); H100 architecture whitepaper (L2 with six memory stacks); {_GUIDE}",
-        ),
-        GPU(
-            name="gb200", matches=("GB200",), arch="sm_100", sms=0, clock_mhz=0,
-            memory=186 * GB, bandwidth=8000e9, l2=0, **LIMITS["sm_100"],
-            tflops=_tflops(half=2500, tf32=1250, fp8=5000, int8=5000, fp32=80, fp64=40),
-            source=f"NVIDIA GB200 NVL72 datasheet (per GPU, sparse rates halved; no SMs, clock or L2); {_GUIDE}",
-        ),
-        GPU(
-            name="mi210", matches=("MI210",), sms=104, **_CDNA2,
-            tflops=_tflops(half=181, int8=181, fp32=22.6, fp64=22.6),
-            source="AMD Instinct MI210 datasheet (vector rates of fp32 and fp64; no TF32 unit); ROCm GPU hardware "
-            "specifications",
-        ),
-        GPU(
-            name="mi250x-gcd", matches=("MI250X", "MI250X / MI250"), sms=110, **_CDNA2,
-            tflops=_tflops(half=191.5, int8=191.5, fp32=23.95, fp64=23.95),
-            source="AMD Instinct MI250X datasheet, halved: a GPU of the driver is one of its two dies (vector rates "
-            "of fp32 and fp64; no TF32 unit); ROCm GPU hardware specifications",
-        ),
-        GPU(
-            name="mi325x", matches=("MI325X", "MI325X OAM"), memory=256 * GB, bandwidth=6000e9, **_CDNA3,
-            source="AMD Instinct MI325X datasheet; CDNA 3 whitepaper and instruction set guide (L2 per die)",
-        ),
     )
 }  # fmt: skip
-ALIASES = {
-    "a100": "a100-80gb",
-    "h100": "h100-sxm",
-    "v100": "v100-32gb",
-    "gh200": "gh200-96gb",
-    "mi250x": "mi250x-gcd",
-}
+ALIASES = {"a100": "a100-80gb", "h100": "h100-sxm"}
 
 
 def datasheet(name: str) -> GPU:
@@ -259,14 +163,6 @@ def datasheet(name: str) -> GPU:
         same = [gpu.name for gpu in DATASHEETS.values() if gpu.arch == full.removesuffix("a")]  # as in sm_90a
         raise UnknownGPU(name, [*DATASHEETS, *ALIASES], same)
     return DATASHEETS[full]
-
-
-def complete_datasheet(name: str) -> GPU:
-    """Return a datasheet that has everything a compiled kernel is judged by."""
-    gpu = datasheet(name)
-    if gpu.unpublished:
-        raise IncompleteDatasheet(gpu.name, gpu.unpublished)
-    return gpu
 
 
 def has_gpu() -> bool:

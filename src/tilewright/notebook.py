@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from tilewright import hardware
-from tilewright.captured import portable
 from tilewright.errors import first_line
 from tilewright.spec import Cost
 from tilewright.timer import Sampler, floor_us, require_working_gpu, shuffled_rounds, timer_for
@@ -197,7 +196,7 @@ class _Reference:
         with kernel_failures():
             forward(baseline, _tensors(used), [])
         self._written = [n for n, a in _guarded(requests[0]) if a.difference(used[n].memory, may_change=False)]
-        complete = self.with_written_arguments(portable(baseline))
+        complete = self.with_written_arguments(baseline)
         with kernel_failures():
             _, returned = forward(complete, _copies(_tensors(requests[0].args)), [])
         uncomparable = [_kind(r) for r in flatten(returned) if not isinstance(r, Tensor) or r.is_complex()]
@@ -274,7 +273,7 @@ class _Candidate:
         self, verdict: str, reason: str, least_us: float, overhead: tuple[float, int | None], calls: int
     ) -> Entry:
         if self.failure:
-            kind = "unsupported" if self.failure.kind in ("memory", "declined") else self.failure.kind
+            kind = "unsupported" if self.failure.kind == "memory" else self.failure.kind
             return Entry(self.name, kind, str(self.failure))
         us = tuple(sample.us for sample in self.samples)
         middle, is_queued = median(us), all(sample.is_queued for sample in self.samples)

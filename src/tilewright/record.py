@@ -163,8 +163,6 @@ def _is_record(value: Any) -> bool:
     if value["kind"] == "sweep":
         points = value.get("points")
         return _has_device(value) and isinstance(points, list) and bool(points) and all(map(_is_point, points))
-    if value["kind"] == "random":
-        return _is_timing(value) and isinstance(value.get("layout"), str) and isinstance(value.get("seed"), int)
     return value["kind"] != "timing" or _is_timing(value)
 
 
@@ -214,7 +212,7 @@ def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the newest record of each kind, GPU and call, in order of first appearance."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in records:
-        names = ("kind", "op", "kernel", "case", "dtype", "direction", "call", "sized", "layout")
+        names = ("kind", "op", "kernel", "case", "dtype", "direction", "call", "sized")
         key = (*(str(record.get(name)) for name in names), record.get("device", {}).get("gpu"))
         if key not in newest or record["date"] >= newest[key]["date"]:
             newest[key] = record

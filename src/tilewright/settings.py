@@ -27,19 +27,6 @@ def record_files() -> list[Path]:
     return sorted([*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")])
 
 
-TOKEN = "TILEWRIGHT_ARENA_TOKEN"
-
-
-def arena_token() -> str:
-    """TILEWRIGHT_ARENA_TOKEN: the token that `tilewright arena` sends to a server."""
-    return os.environ.get(TOKEN, "")
-
-
-def without_token(environment: dict[str, str]) -> dict[str, str]:
-    """Return the environment of a process that runs other people's code."""
-    return {name: value for name, value in environment.items() if name != TOKEN}
-
-
 CACHES = (
     *("TMPDIR", "XDG_CACHE_HOME", "TILEWRIGHT_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"),
     *("CUDA_CACHE_PATH", "NUMBA_CACHE_DIR"),

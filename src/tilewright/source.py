@@ -32,7 +32,7 @@ class OpSource:
     """One op file or helper module."""
 
     def __init__(self, path: Path):
-        self._path, self._text = path, path.read_text()
+        self._text = path.read_text()
         self._lines = _without_comments(self._text)
         self._tree = ast.parse(self._text)
         self.summary = (ast.get_docstring(self._tree) or "").partition("\n")[0]
@@ -60,21 +60,12 @@ class OpSource:
             roots.append(self._kernels[kernel])
         return self._hash(roots)
 
-    def kernel_code(self, kernel: str) -> str:
-        """Return the code in `ops/` that a kernel reaches, without comments and docstrings, definitions before uses."""
-        reached = self._reached([self._kernels[kernel]])
-        return "\n\n\n".join(code for code, file in reversed(reached.items()) if file.is_relative_to(OPS))
-
     def _hash(self, roots: list[ast.stmt]) -> str:
-        return hashlib.sha256("\n".join(sorted(self._reached(roots))).encode()).hexdigest()[:16]
-
-    def _reached(self, roots: list[ast.stmt]) -> dict[str, Path]:
-        """Return the code that statements reach, each part with its file."""
-        reached: dict[str, Path] = {}
+        reached: set[str] = set()
         seen: set[tuple[int, str]] = set()
         for root in roots:
             self._reach(root, reached, seen)
-        return reached
+        return hashlib.sha256("\n".join(sorted(reached)).encode()).hexdigest()[:16]
 
     def _place(self, statement: ast.stmt) -> None:
         if name := _registered_kernel(statement):
@@ -90,8 +81,8 @@ class OpSource:
                 ):  # a function decorated by `torch` or `operator` does not belong to these names
                     self._definitions.setdefault(name, []).append(statement)
 
-    def _reach(self, statement: ast.AST, reached: dict[str, Path], seen: set[tuple[int, str]]) -> None:
-        reached[self._code(statement)] = self._path
+    def _reach(self, statement: ast.AST, reached: set[str], seen: set[tuple[int, str]]) -> None:
+        reached.add(self._code(statement))
         for node in ast.walk(statement):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 reached.update(_file_text(node.value))
@@ -238,12 +229,12 @@ def _without_comments(text: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _file_text(name: str) -> Iterator[tuple[str, Path]]:
-    """Yield the text of a file named in an op file, with its path: CUDA C++, or tuned configurations."""
+def _file_text(name: str) -> Iterator[str]:
+    """Yield the text of a file named in an op file: CUDA C++, or tuned configurations."""
     if name.endswith(".cu"):
-        yield from ((text, OPS / name) for text in _cuda_text(OPS / name))
+        yield from _cuda_text(OPS / name)
     elif name.endswith(".json") and (TUNED / name).exists():
-        yield (TUNED / name).read_text(), TUNED / name
+        yield (TUNED / name).read_text()
 
 
 def _cuda_text(path: Path) -> Iterator[str]:
@@ -253,12 +244,6 @@ def _cuda_text(path: Path) -> Iterator[str]:
         yield from _cuda_text(INCLUDE / included)
     bare = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     yield "\n".join(line.rstrip() for line in bare.splitlines() if line.strip())
-
-
-def definitions(path: Path) -> dict[str, ast.stmt]:
-    """Return what a user's file defines at module level, by name; nothing of it runs."""
-    require_python_file(path)
-    return {name: one for one in ast.parse(path.read_bytes()).body for name in _names_bound(one) if name}
 
 
 def require_python_file(path: Path) -> None:

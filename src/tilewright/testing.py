@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from tilewright import registry
-from tilewright.captured import portable
 from tilewright.spec import Case, Cost, Draw, Kernel, Op
 from tilewright.workbench.check import Verdict
 from tilewright.workbench.check import check as run_check
-from tilewright.workbench.check.repeatable import unsound
+from tilewright.workbench.check.repeatable import unrepeatable
 from tilewright.worker.execute import flatten
 
 
@@ -66,15 +65,13 @@ def assert_kernel(
     If the reference has gradients, they are compared too; `forward_only` leaves them out. `inputs` is a tuple of
     arguments, whose floating-point tensors are redrawn with values of many kinds and in many layouts; or a function
     that returns such a tuple, which is called for every case and used unchanged. A reference that does not repeat
-    itself, or that writes to its inputs, raises ValueError. It may be a module or hold tensors of its own, which are
-    constants: pass parameters as inputs to have their gradients compared.
+    itself raises ValueError.
     """
     example = inputs() if callable(inputs) else inputs
-    reference = portable(reference)
     tensors = [a for a in example if isinstance(a, Tensor)]
     if not isinstance(example, tuple) or not tensors:
         raise TypeError("inputs must be a tuple with a tensor in it, or a function that returns one")
-    if reason := unsound(reference, example):
+    if reason := unrepeatable(reference, example):
         raise ValueError(f"the reference {reason}, so that no function can be compared with it")
     floats = [t for t in tensors if t.is_floating_point()]
     dtype = str((floats or tensors)[0].dtype).removeprefix("torch.")
@@ -109,7 +106,7 @@ def _made_by(inputs: Callable[[], tuple[Any, ...]]) -> Callable[[Draw], tuple[An
 def _like(example: tuple[Any, ...]) -> Callable[[Draw], tuple[Any, ...]]:
     def make(draw: Draw) -> tuple[Any, ...]:
         return tuple(
-            draw.randn(*a.shape, dtype=a.dtype)
+            draw.randn(*a.shape).to(a.dtype)
             if isinstance(a, Tensor) and a.is_floating_point()
             else a.detach().to(draw.device)
             if isinstance(a, Tensor)

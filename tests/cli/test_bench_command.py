@@ -367,7 +367,7 @@ def test_a_page_of_records(command, results, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("softmax", "--gpu", "a100-8"), ("did you mean 'a100",)),
+        (("softmax", "--gpu", "a10"), ("did you mean 'a100",)),
         (("softmax", "--gpu", "nonsense"), ("no datasheet for a GPU named 'nonsense'",)),
         (("softmax", "mine.py", "--gpu", "h200"), ("--gpu", "FILE")),
         (("--case", "M=3,N=50"), ("need one OP",)),

@@ -832,59 +832,6 @@ def padding_not_initialized():
     return out
 
 
-@triton.jit
-def add_triangle(a, out, n, BLOCK: tl.constexpr):
-    """Sum the rows of a lower triangle; the mask keeps one diagonal too many."""
-    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    tile = tl.load(a + row * BLOCK + column)  # fault
-    tile = tl.where(column <= row + 1, 2 * tile, 0.0)
-    tl.store(out + tl.arange(0, BLOCK), tl.sum(tile, 1))
-
-
-@triton.jit
-def write_triangle(x, a, BLOCK: tl.constexpr):
-    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    offs = row * BLOCK + column
-    tl.store(a + offs, tl.load(x + offs), mask=column <= row)
-
-
-@planted(READ_BEFORE_WRITE, "a", add_triangle, program=(0, 0, 0), element=(0, 1))
-def mask_keeps_unwritten_diagonal():
-    a, out = torch.empty(16, 16), torch.empty(16)
-    write_triangle[(1,)](randn(16, 16), a, BLOCK=16)
-    add_triangle[(1,)](a, out, 16, BLOCK=16)
-    return out
-
-
-@triton.jit
-def gather_rows(x, rows, out, BLOCK: tl.constexpr):
-    offs = tl.arange(0, BLOCK)
-    row = tl.load(rows + offs)  # fault
-    tl.store(out + offs, tl.load(x + row))
-
-
-@planted(READ_BEFORE_WRITE, "rows", gather_rows, program=(0, 0, 0), element=(0,), lanes=16)
-def address_not_written():
-    out = torch.empty(16)
-    gather_rows[(1,)](randn(16), torch.empty(16, dtype=torch.int64), out, BLOCK=16)
-    return torch.zeros(1)
-
-
-@triton.jit
-def count_up_to(counts, out, BLOCK: tl.constexpr):
-    total = 0
-    for _ in range(tl.load(counts + tl.program_id(0))):  # fault
-        total += 1
-    tl.store(out + tl.program_id(0), total)
-
-
-@planted(READ_BEFORE_WRITE, "counts", count_up_to, program=(0, 0, 0), element=(0,), lanes=2)
-def trip_count_not_written():
-    out = torch.empty(2, dtype=torch.int32)
-    count_up_to[(2,)](torch.empty(2, dtype=torch.int32), out, BLOCK=1)
-    return out
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Offset overflow
 # ---------------------------------------------------------------------------------------------------------------------

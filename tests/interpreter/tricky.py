@@ -506,31 +506,6 @@ def own_scratch():
 
 
 @triton.jit
-def apply_triangle(x, a, out, BLOCK: tl.constexpr):
-    """Only the lower triangle of `a` is written; the product reads all of it and keeps the triangle."""
-    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    offs = row * BLOCK + column
-    tl.store(a + offs, tl.load(x + offs), mask=column <= row)
-    tile = tl.load(a + offs)
-    tile = tl.where(column <= row, tl.exp(tile) * 0.5, 0.0)
-    scale = tl.where((tl.load(a + offs) > 0) & (column <= row), 1.0, 2.0)
-    product = tl.dot(tile * scale, tl.load(x + offs), input_precision="ieee")
-    tl.store(out + offs, product)
-
-
-def triangle_product() -> Tensor:
-    x = randn(16, 16)
-    return (x.exp() * 0.5 * torch.where(x > 0, 1.0, 2.0)).tril() @ x
-
-
-@equals(triangle_product, exact=False)
-def unwritten_lanes_are_discarded():
-    out = torch.empty(16, 16)
-    apply_triangle[(1,)](randn(16, 16), torch.empty(16, 16), out, BLOCK=16)
-    return out
-
-
-@triton.jit
 def multiply_split_k(a, b, out, m, n, k, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     """Split-K matrix product with atomics."""
     row = tl.arange(0, BLOCK)[:, None]

@@ -27,12 +27,11 @@ def test_no_op_calls_tritons_slow_functions():
 
 def test_few_rows_are_spread_over_more_programs():
     config = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4}
-    few = int(FEW_PROGRAMS[-1])
-    assert rows_per_program(64 * few, config, -1) == 64, "as configured"
-    assert rows_per_program(64 * few - 64, config, -1) == 32
-    assert rows_per_program(8 * few, config, -1) == 8
-    assert rows_per_program(1, config, -1) == 8, "every thread has work"
-    assert rows_per_program(1, {"BLOCK_M": 4, "BLOCK_N": 1024, "num_warps": 4}, -1) == 1
+    assert rows_per_program(64 * FEW_PROGRAMS, config) == 64, "as configured"
+    assert rows_per_program(64 * FEW_PROGRAMS - 64, config) == 32
+    assert rows_per_program(8 * FEW_PROGRAMS, config) == 8
+    assert rows_per_program(1, config) == 8, "every thread has work"
+    assert rows_per_program(1, {"BLOCK_M": 4, "BLOCK_N": 1024, "num_warps": 4}) == 1
 
 
 @pytest.mark.parametrize(

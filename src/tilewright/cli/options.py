@@ -16,12 +16,7 @@ THREADS = 256  # per block, for a .cu file that is compiled and not launched
 
 OpName = Annotated[str, typer.Argument(metavar="OP", help="Operation; `tilewright ops` lists them.")]
 OpNames = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="OP|FILE",
-        help="Operation, several separated by commas, or a .py file with your own.",
-        show_default="all",
-    ),
+    str | None, typer.Argument(metavar="OP", help="Operation, or several separated by commas.", show_default="all")
 ]
 Files = Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Python file with a kernel of your own.")]
 Kernels = Annotated[
@@ -41,15 +36,8 @@ FunctionName = Annotated[
 Inputs = Annotated[
     list[str] | None,
     typer.Option(
-        "--input",
-        "-i",
-        metavar="INPUT",
-        help="Argument of the function: 64x1000:bfloat16, 0.5, None, (64,). Repeatable.",
+        "--input", "-i", metavar="INPUT", help="Argument of the function: 64x1000:bfloat16, 7 or 0.5. Repeatable."
     ),
-]
-ReferenceName = Annotated[
-    str | None,
-    typer.Option("--reference", metavar="NAME", help="Function of FILE that computes the same in plain PyTorch."),
 ]
 Threads = Annotated[int, typer.Option(min=1, metavar="INTEGER", help="Threads per block of a .cu kernel.")]
 SharedBytes = Annotated[
@@ -80,7 +68,6 @@ class CallOptions(OpOptions):
     """The same, or a function in a file and its arguments."""
 
     function: FunctionName = None
-    reference: ReferenceName = None
     inputs: Inputs = None
 
 

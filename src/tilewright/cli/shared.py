@@ -11,21 +11,30 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tilewright import settings, source
-from tilewright.arguments import parse_cases as parse_cases
-from tilewright.arguments import parse_dtypes as parse_dtypes
-from tilewright.errors import CannotRead, CorruptRecords, DuplicateFileName, NewerRecords, UnknownOp
+from tilewright.errors import (
+    BadCase,
+    CannotRead,
+    CorruptRecords,
+    DuplicateFileName,
+    NewerRecords,
+    UnknownDtype,
+    UnknownOp,
+    first_line,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from tilewright.spec import Op
+    from tilewright.spec import Case, Op
     from tilewright.timer import Timer
     from tilewright.workbench.bench import Timing
     from tilewright.workbench.bench.ceilings import Ceilings
     from tilewright.workbench.check import Verdict
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+LARGEST_CASE = 2**34  # elements: larger inputs fit into no GPU's memory
+SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 WIDTH = 160  # columns if the output is a file or a pipe
 
 
@@ -132,6 +141,31 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def warn_of_torn_lines(path: Path, lines: list[int]) -> None:
     for number in lines:
         warn(f"{path}, line {number} is incomplete (an interrupted write); skipped")
+
+
+def parse_cases(op: Op, texts: list[str] | None) -> list[Case] | None:
+    """Return the cases given on the command line; None if there are none."""
+    from tilewright.spec import Case
+
+    cases = [Case.parse(text, like=op.check[-1]) for text in texts or []]
+    for case, text in zip(cases, texts or [], strict=True):
+        try:
+            shapes = op.make(case, device="meta")
+            op.reference(*shapes)
+        except Exception as error:
+            raise BadCase(text, f"{op.name} does not accept it ({first_line(error)})", str(op.check[-1])) from None
+        size = sum(a.numel() for a in shapes if hasattr(a, "numel"))
+        if size > LARGEST_CASE:
+            raise BadCase(text, f"it has {size} elements, more than the limit of {LARGEST_CASE}", str(op.check[-1]))
+    return cases or None
+
+
+def parse_dtypes(op: Op, names: list[str] | None) -> list[str] | None:
+    full = [SHORT_DTYPES.get(name, name) for name in names or []]
+    for name in full:
+        if name not in op.dtypes:
+            raise UnknownDtype(name, op.dtypes)
+    return full or None
 
 
 def console(*, stderr: bool = False) -> Console:

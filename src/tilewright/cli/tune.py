@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tilewright.cli.options import AsJson, Cases, Dtypes, Kernels, OpName
-from tilewright.cli.shared import console, load_op, parse_cases, parse_dtypes, progress, say_next, table, warn
-from tilewright.errors import NoCrossover, NoGPU, NothingToTune
-from tilewright.report.formatting import crossover_text, digits
+from tilewright.cli.shared import console, load_op, parse_cases, parse_dtypes, progress, say_next, table
+from tilewright.errors import NoGPU, NothingToTune
+from tilewright.report.formatting import digits
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tilewright.spec import Op
     from tilewright.workbench.tune import Search
-    from tilewright.workbench.tune.crossover import CrossoverSearch
 
 
 def tune(
@@ -29,13 +27,6 @@ def tune(
     save: Annotated[
         bool, typer.Option("--save", help="Save the best configurations in the package, for calls on this GPU model.")
     ] = False,
-    crossover: Annotated[
-        bool,
-        typer.Option(
-            "--crossover",
-            help="Find the size from which on our kernel beats torch, instead of configurations.",
-        ),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Search for the fastest kernel configurations on this GPU. Each is checked before it is timed.
@@ -45,11 +36,6 @@ def tune(
     from tilewright import hardware, registry
 
     op = load_op(op_name)
-    if crossover:
-        if kernel or case or dtype:
-            raise typer.BadParameter("--crossover times the public function; leave out --kernel, --case and --dtype.")
-        _find_crossover(op, samples, save, as_json)
-        return
     kernels = [one for one in registry.pick(op, kernel or []) if one.language in ("triton", "cuda")]
     dtypes = parse_dtypes(op, dtype) or op.bench_dtypes
     cases = [c.with_dtype(d) for d in dtypes for c in parse_cases(op, case) or op.bench]
@@ -76,43 +62,6 @@ def tune(
         better = sum(search.winner is not None for search in found)
         unsaved = f"{better} configurations beat the default; save them with --save"
         say_next(f"tilewright bench {op_name}" if save or not better else unsaved)
-
-
-def _find_crossover(op: Op, samples: int, save: bool, as_json: bool) -> None:
-    from tilewright import hardware
-    from tilewright.runtime.crossovers import CROSSOVERS
-
-    if op.name not in CROSSOVERS or not op.shipped or not op.sizes():
-        raise NoCrossover(op.name)
-    if not hardware.has_gpu():
-        raise NoGPU("tune")
-    from tilewright.timer import Timer
-    from tilewright.workbench.tune.crossover import find_crossover
-
-    gpu = hardware.current_gpu()["gpu"]
-    with progress(f"crossover of {op.name}", None) as advance:
-        found = find_crossover(op, CROSSOVERS[op.name], clock=Timer(), samples=samples, on_step=advance)
-    if save:
-        found.save(gpu)
-    if as_json:
-        print(json.dumps(found.as_json(gpu)))
-        return
-    console().print(_comparisons(found))
-    if found.reason:
-        warn(f"stopped at {found.reason}")
-    if found.comparisons:
-        eager, captured = (crossover_text(size, found.unit) for size in (found.eager, found.captured))
-        print(f"our kernel is used {eager} in eager mode, {captured} captured in a graph")
-    say_next(f"tilewright ops {op.name}" if save else f"tilewright tune {op.name} --crossover --save")
-
-
-def _comparisons(found: CrossoverSearch) -> Table:
-    numbers = ("ours, device (us)", "torch, device (us)", "ours, host (us)", "torch, host (us)")
-    shown = table(right=(found.unit, *numbers))
-    for one in found.comparisons:
-        times = one.ours.device_us, one.torch.device_us, one.ours.host_us, one.torch.host_us
-        shown.add_row(f"{one.size}", *(digits(us) for us in times))
-    return shown
 
 
 def _table(found: list[Search]) -> Table:

@@ -109,7 +109,7 @@ class Run:
         if storage is not None and storage.nbytes():
             self.allocated.add(storage.data_ptr())
             if storage.nbytes() <= MAX_TRACKED_BYTES and self._lanes is None:  # a sample leaves most bytes unwritten
-                fill_with_poison(tensor)
+                poison(tensor)
                 with _LOCK:
                     self._uninitialized[storage.data_ptr()] = _Uninitialized(tensor)
         return tensor
@@ -159,7 +159,7 @@ class _Uninitialized:
         return True
 
 
-def fill_with_poison(tensor: Tensor) -> None:
+def poison(tensor: Tensor) -> None:
     """Fill memory with a pattern that is NaN in every float type and large in every integer type."""
     storage = tensor.untyped_storage()
     pattern = torch.tensor(POISON, device=storage.device).repeat(-(-storage.nbytes() // len(POISON)))

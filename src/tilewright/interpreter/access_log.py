@@ -1,4 +1,4 @@
-"""The memory accesses of a launch: traffic per argument, and data races."""
+"""The memory accesses of a launch: traffic per argument, data races, and reads of uninitialized memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from triton._C.libtriton import ir
 
 from tilewright.interpreter.memory import ACQUIRE, RELEASE, Access, Argument, Memory
-from tilewright.interpreter.results import RACE, WARP, Finding, Traffic
+from tilewright.interpreter.results import RACE, READ_BEFORE_WRITE, WARP, Finding, Traffic
 
 CHUNK_BITS = 24  # distinct elements are counted only in chunks with an access, not in all of a large tensor
 CHUNK = 1 << CHUNK_BITS  # units
@@ -62,8 +62,9 @@ class LastAccesses:
 class AccessLog:
     """Accumulates the accesses of all batches, in the order in which they ran."""
 
-    def __init__(self, memory: Memory):
+    def __init__(self, memory: Memory, initialized: dict[int, np.ndarray]):
         self._memory = memory
+        self._initialized = initialized  # by address of memory from torch.empty: a mask of the bytes written so far
         self._findings: dict[tuple[Any, ...], Finding] = {}
         self._last: dict[int, LastAccesses] = {}
         self._counts: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # reads, writer, chunks accessed
@@ -158,13 +159,16 @@ class AccessLog:
         return (programs + 1).astype(np.int32)
 
     def _check(self, access: Access, index: np.ndarray, programs: np.ndarray) -> None:
-        """Report races with earlier accesses."""
+        """Report races with earlier accesses and reads of uninitialized memory."""
         buffer = access.argument.buffer
         last = self._last.get(id(buffer))
         if last is None:
             last = self._last[id(buffer)] = LastAccesses(len(buffer.bytes) // buffer.unit)
         if self._synchronized:
             last.track_times()
+        initialized = self._initialized.get(buffer.storage.data_ptr())
+        if initialized is not None and access.kind != "store":
+            self._report_uninitialized(access, initialized, index, programs)
         if access.kind == "load":
             self._check_load(access, last, index, programs)
             return
@@ -172,8 +176,9 @@ class AccessLog:
         assert changed is not None
         if len(index) != len(changed):
             changed = np.repeat(changed, len(index) // len(changed))
+        first_write = self._mark_initialized(access, initialized, index)
         if access.kind == "store":
-            self._check_store(access, last, index, programs, changed)
+            self._check_store(access, last, index, programs, changed | first_write)
         else:
             self._check_atomic(access, last, index, programs, changed)
 
@@ -220,6 +225,26 @@ class AccessLog:
             for readers in ("reader", "second_reader"):
                 self._report_races(access, last, readers, at, by, "updates {}, which program {} reads")
             last.set("updater", at, by, self._clock)
+
+    def _report_uninitialized(
+        self, access: Access, initialized: np.ndarray, index: np.ndarray, programs: np.ndarray
+    ) -> None:
+        unwritten = ~initialized[index * access.argument.buffer.unit]
+        if unwritten.any():
+            lane = int(np.flatnonzero(unwritten)[0])
+            element = self._element(access.argument, int(index[lane]))
+            detail = f"{access.kind} of {access.argument.describe(element)}, which has not been written"
+            self._report(READ_BEFORE_WRITE, access, programs[lane], element, int(unwritten.sum()), detail)
+
+    def _mark_initialized(self, access: Access, initialized: np.ndarray | None, index: np.ndarray) -> np.ndarray:
+        """Mark the units as written and return which of them were not written before."""
+        if initialized is None:
+            return np.zeros(len(index), bool)
+        unit = access.argument.buffer.unit
+        unwritten = ~initialized[index * unit]
+        for byte in range(unit):
+            initialized[index * unit + byte] = True
+        return unwritten
 
     def _report_races(
         self, access: Access, last: LastAccesses, role: str, index: np.ndarray, programs: np.ndarray, text: str

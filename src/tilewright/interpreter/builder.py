@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.language.semantic import TritonSemantic
 
-from tilewright.interpreter import libdevice, numerics, unwritten
+from tilewright.interpreter import libdevice, numerics
 from tilewright.interpreter.exceptions import DeviceError, Location, StepLimitExceeded, UnsupportedFeature, current_line
 
 if TYPE_CHECKING:
@@ -33,15 +33,11 @@ Bounds = tuple[int, int] | None
 
 
 class Handle:
-    """A value: its array, its Triton type and, for integers, their range and whether an offset wrapped around.
+    """A value: its array, its Triton type and, for integers, their range and whether an offset wrapped around."""
 
-    `poison` marks the lanes that derive from memory that has not been written; None: no lane does.
-    """
-
-    __slots__ = ("_bounds", "data", "dtype", "poison", "wrapped")
+    __slots__ = ("_bounds", "data", "dtype", "wrapped")
 
     def __init__(self, data: np.ndarray, dtype: tl.dtype, bounds: Bounds = None, wrapped: Wrap | None = None):
-        self.poison: np.ndarray | None = None
         self.data = data
         self.dtype: Any = dtype.scalar  # a pointer's has an element_ty
         self._bounds = bounds
@@ -132,7 +128,6 @@ class Builder:
         }
         self.operations = 0
         self.operations_left = 0
-        self.has_poison = False  # whether the launch has loaded memory that has not been written
 
     def tick(self) -> None:
         self.operations += 1
@@ -329,10 +324,7 @@ class Builder:
     # Shapes: axis 0 of an array is the program axis, so all axes shift by one
 
     def _reshaped(self, value: Handle, reshape: Callable[[np.ndarray], np.ndarray]) -> Handle:
-        wrapped = value.wrapped and value.wrapped.reshaped(reshape)
-        out = self._make(reshape(value.data), value, value._bounds, wrapped)
-        out.poison = None if value.poison is None else reshape(value.poison)
-        return out
+        return self._make(reshape(value.data), value, value._bounds, value.wrapped and value.wrapped.reshaped(reshape))
 
     def create_splat(self, ty: tl.block_type, value: Handle) -> Handle:
         shape = [int(s) for s in ty.shape]
@@ -408,37 +400,35 @@ class Builder:
 
     def create_masked_load(self, pointer: Handle, mask: Handle | None, other: Handle | None, *policy: Any) -> Handle:
         ty = pointer.dtype.element_ty
-        data, loaded = self.memory.load(pointer, mask, ty, volatile=bool(policy[-1]))
+        data = self.memory.load(pointer, mask.data if mask is not None else None, ty, volatile=bool(policy[-1]))
         if mask is not None:
             data = np.where(mask.data, data, other.data if other is not None else data.dtype.type(0))
-        out = self._make(self.memory.resolve(data) if ty.is_ptr() else data, _signless(ty))
-        out.poison = unwritten.joined(loaded, unwritten.selected(mask, None, other) if mask is not None else None)
-        self.has_poison |= loaded is not None
-        return out
+        return self._make(self.memory.resolve(data) if ty.is_ptr() else data, _signless(ty))
 
     def create_store(self, pointer: Handle, value: Handle, *policy: Any) -> None:
         self.create_masked_store(pointer, value, None, *policy)
 
     def create_masked_store(self, pointer: Handle, value: Handle, mask: Handle | None, *policy: Any) -> None:
         self.tick()
-        self.memory.store(pointer, value, mask, pointer.dtype.element_ty)
+        ty = pointer.dtype.element_ty
+        self.memory.store(pointer, value.data, mask.data if mask is not None else None, ty)
 
     def create_atomic_rmw(self, op, pointer: Handle, value: Handle, mask: Handle, order: Any, scope: Any) -> Handle:
         update = _atomic_update(op.name, value.dtype)
-        return self._make(self.memory.atomic(pointer, value, mask, update, order, scope), value)
+        return self._make(self.memory.atomic(pointer, value, mask.data, update, order, scope), value)
 
     def create_atomic_cas(self, pointer: Handle, expected: Handle, value: Handle, order: Any, scope: Any) -> Handle:
         def swap(old: np.ndarray, new: np.ndarray, wanted: np.ndarray) -> np.ndarray:
             same = numerics.pack(old, value.dtype) == numerics.pack(wanted, value.dtype)
             return np.where(same, new, old)
 
-        return self._make(self.memory.atomic(pointer, value, None, swap, order, scope, expected), value)
+        return self._make(self.memory.atomic(pointer, value, None, swap, order, scope, expected.data), value)
 
     def create_atomic_load(self, pointer: Handle, mask: Handle | None, order: Any, scope: Any) -> Handle:
         return self.create_masked_load(pointer, mask, None, True)
 
     def create_atomic_store(self, pointer: Handle, value: Handle, mask: Handle | None, order: Any, scope: Any) -> None:
-        self.memory.atomic(pointer, value, mask, lambda old, new: new, order, scope)
+        self.memory.atomic(pointer, value, mask.data if mask is not None else None, lambda old, new: new, order, scope)
 
     def create_atomic_poll(self, *args: Any) -> Handle:
         raise UnsupportedFeature("tl.atomic_poll")
@@ -482,7 +472,7 @@ class Builder:
     def create_descriptor_reduce(self, kind: Any, descriptor: DescriptorHandle, value: Handle, offsets) -> None:
         addresses, mask = self._addresses(descriptor, offsets, range(len(offsets)))
         update = _atomic_update(kind.name, descriptor.base.dtype.element_ty)
-        self.memory.atomic(addresses, value, mask, update, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
+        self.memory.atomic(addresses, value, mask.data, update, ir.MEM_SEMANTIC.RELAXED, ir.MEM_SYNC_SCOPE.GPU)
 
     def create_descriptor_gather(self, descriptor: DescriptorHandle, rows: Handle, column: Handle, ty) -> Handle:
         addresses, mask = self._addresses(descriptor, [rows, column], (0, 1), rows=True)
@@ -494,8 +484,6 @@ class Builder:
 
     def _addresses(self, block: BlockPointer | DescriptorHandle, offsets: list[Handle], check, rows=False):
         """Return the addresses of a block and a mask of those inside the shape in the dimensions to check."""
-        for handle in (block.base, *block.shape, *block.strides, *offsets):
-            self.memory.use(handle.poison, "address")
         size = numerics.itemsize(block.base.dtype.element_ty)
         rank = len(block.block)
         address = block.base.data.reshape(-1, *[1] * rank)
@@ -528,12 +516,10 @@ class Builder:
                 print(f"pid {tuple(int(p) for p in program)}{prefix}")
 
     def create_assert(self, condition: Handle, message: str) -> None:
-        self.memory.use(condition.poison, "assertion")
         if not condition.data.all():
             raise DeviceError(f"tl.device_assert: {message}")
 
     def create_assume(self, condition: Handle) -> None:
-        self.memory.use(condition.poison, "assumption")
         if not condition.data.all():
             raise DeviceError("the condition of tl.assume is false")
 
@@ -673,7 +659,6 @@ _METHODS: dict[str, Callable[..., Any]] = {
 }
 for _name, _method in _METHODS.items():
     setattr(Builder, f"create_{_name}", _method)
-unwritten.track(Builder)
 
 
 def _fits(bounds: tuple[int, int], bits: int) -> bool:

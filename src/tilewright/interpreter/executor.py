@@ -64,7 +64,7 @@ def run(
     file, line = relative_path(inspect.getsourcefile(function.fn) or ""), inspect.getsourcelines(function.fn)[1]
     if getattr(function, "is_gluon", bool)():
         raise UnsupportedKernel(f"{file}:{line}: {name} uses Gluon, which the interpreter cannot run")
-    BUILDER.operations, BUILDER.operations_left, BUILDER.has_poison = 0, steps, False
+    BUILDER.operations, BUILDER.operations_left = 0, steps
     params = _params(function)
     for param in params:
         if param.is_constexpr and param.do_not_specialize:
@@ -78,10 +78,10 @@ def run(
         raise RejectedOptions(f"{file}:{line}: {name} cannot be launched: {error}") from error
     grid = _three_dimensional(grid({**given, **meta}) if callable(grid) else grid, name)
     total = math.prod(grid)
-    memory = Memory(name, grid, initialized)
+    memory = Memory(name, grid)
     constants = {p.name: translated(given[p.name]) for p in params if p.is_constexpr}
     arguments = {p.name: _argument(memory, p.name, unwrap(given[p.name]), p) for p in params if not p.is_constexpr}
-    log = AccessLog(memory)
+    log = AccessLog(memory, initialized)
     memory.commit = log.commit
     BUILDER.memory, BUILDER.grid = memory, grid
     try:

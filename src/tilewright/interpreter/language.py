@@ -25,7 +25,7 @@ from triton.language.extra import cuda
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITCallable, JITFunction
 
-from tilewright.interpreter import numerics, unwritten
+from tilewright.interpreter import numerics
 from tilewright.interpreter.builder import BUILDER, SEMANTIC, TARGET, Handle, same_batch
 from tilewright.interpreter.exceptions import IS_KERNEL, DeviceError, Diverged, UnsupportedFeature
 
@@ -61,13 +61,7 @@ class Descriptor(tl.tensor_descriptor):
 
 
 def _per_program(scalar: tl.tensor) -> np.ndarray:
-    """Return the value of each program, on which control flow depends; a poisoned one is reported and counts as 0."""
-    handle = scalar.handle
-    data = handle.data.reshape(handle.data.shape[0], -1)[:, 0]
-    if handle.poison is None:
-        return data
-    BUILDER.memory.use(handle.poison, "branch")
-    return np.where(np.broadcast_to(handle.poison, handle.data.shape).reshape(len(data), -1)[:, 0], 0, data)
+    return scalar.handle.data.reshape(scalar.handle.data.shape[0], -1)[:, 0]
 
 
 def _uniform(data: np.ndarray) -> Any:
@@ -98,12 +92,10 @@ def adopt(result: Any) -> Any:
     return result
 
 
-def tensor(data: np.ndarray, ty: tl.dtype, reached: np.ndarray | None = None) -> Value:
+def tensor(data: np.ndarray, ty: tl.dtype) -> Value:
     """Return a `Value` of this scalar type; axis 0 of the array is the program axis."""
     shape = list(data.shape[1:])
-    handle = Handle(data, ty)
-    handle.poison = reached
-    return Value(handle, tl.block_type(ty, shape) if shape else ty)
+    return Value(Handle(data, ty), tl.block_type(ty, shape) if shape else ty)
 
 
 @functools.cache
@@ -154,8 +146,7 @@ def _reduced(input: tuple[Any, ...], axis: int, combine_fn: Any) -> tuple[Any, .
         low = [_slice(a, axis, 0, length // 2) for a in arrays]
         high = [_slice(a, axis, length // 2, length) for a in arrays]
         arrays = _combined(combine_fn, low, high, dtypes)
-    reached = unwritten.reduced([t.handle for t in input], axis)
-    return tuple(tensor(a.squeeze(axis), dtype, reached) for a, dtype in zip(arrays, dtypes, strict=True))
+    return tuple(tensor(a.squeeze(axis), dtype) for a, dtype in zip(arrays, dtypes, strict=True))
 
 
 def _slice(array: np.ndarray, axis: int, start: int, stop: int) -> np.ndarray:
@@ -227,8 +218,7 @@ def _associative_scan(input: Any, axis: Any, combine_fn: Any, reverse: bool = Fa
         arrays = [np.concatenate(same_batch(h, j), axis) for h, j in zip(heads, joined, strict=True)]
         stride *= 2
     arrays = [np.flip(a, axis) if unwrap(reverse) else a for a in arrays]
-    reached = unwritten.scanned([t.handle for t in input], axis, bool(unwrap(reverse)))
-    return tuple(tensor(a, dtype, reached) for a, dtype in zip(arrays, dtypes, strict=True))
+    return tuple(tensor(a, dtype) for a, dtype in zip(arrays, dtypes, strict=True))
 
 
 def _reduce_with_indices(input: Any, axis: Any, combine_fn: Any, keep_dims: bool = False, **_: Any) -> Any:
@@ -244,9 +234,8 @@ def _map_elementwise(scalar_fn: Any, *args: Any, pack: int = 1, **_: Any) -> Any
     arrays = [t.handle.data.reshape(t.handle.data.shape[0], -1, pack) for t in args]
     dtypes = [t.type.scalar for t in args for _ in range(pack)]
     out = _lanewise(scalar_fn, [a[..., i] for a in arrays for i in range(pack)], dtypes)  # `pack` neighbours per call
-    reached = unwritten.packed([t.handle for t in args], pack)
     results = [
-        tensor(np.stack([x for x, _ in out[n : n + pack]], axis=-1).reshape(-1, *shape), out[n][1], reached)
+        tensor(np.stack([x for x, _ in out[n : n + pack]], axis=-1).reshape(-1, *shape), out[n][1])
         for n in range(0, len(out), pack)
     ]
     return tuple(results) if len(results) > 1 else results[0]

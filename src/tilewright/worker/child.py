@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import tempfile
@@ -12,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright import registry, sandbox, settings, source
+from tilewright import registry, sandbox, settings
 from tilewright.errors import TilewrightError, first_line
 from tilewright.timer import Clock, timer_for
 from tilewright.worker import framing, messages, solutions
-from tilewright.worker.compiling import compile_eagerly
 from tilewright.worker.execute import Executor, KernelFailed, kernel_failures
 from tilewright.worker.tampering import FunctionSnapshot
 from tilewright.worker.timed_run import InputPool, TimedRun
@@ -73,8 +71,6 @@ class Child:
                 self._enter_sandbox(message)
             self._fn = _load(message, self._device)
             return {"isolation": self._layers}, []
-        if command == "run":
-            return self._run(message), []
         if command == "call":
             reply = self._executor.execute(self._fn, messages.decode_request(message["request"], iter(tensors)))
             return messages.encode_reply(reply, with_tensors=message["request"]["repeat"] == 1)
@@ -97,17 +93,6 @@ class Child:
             return {"host_us": host_us, "extra_bytes": extra_bytes}, []
         return {}, []
 
-    def _run(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Call a function of ours that loads a user's file itself, in a sandbox in which compilers may run."""
-        module, _, name = message["function"].partition(":")
-        function = getattr(importlib.import_module(module), name)
-        if not self._layers:
-            readable = [Path(path) for path in message["readable"]]
-            self._layers = _confine(
-                Path(message["file"]), readable, self._folder, self._device, self._memory, compiles=True
-            )
-        return {"result": function(**message["arguments"]), "isolation": self._layers}
-
     def _begin(self, message: dict[str, Any], tensors: list[Tensor]) -> None:
         self._timed = None
         self._executor = Executor(self._device)  # drops the inputs and outputs of the last call
@@ -124,12 +109,10 @@ class Child:
             torch.cuda.empty_cache()
 
     def _enter_sandbox(self, message: dict[str, Any]) -> None:
-        if message["op"] in source.op_files():
+        if message["op"]:
             registry.load(message["op"])
         others = [Path(name) for name in (message["solution"] or {}).get("folders", [])]
         self._layers = _confine(Path(message["file"]), others, self._folder, self._device, self._memory)
-        if self._device == "cpu":
-            compile_eagerly()
         self._snapshot = FunctionSnapshot()
 
 
@@ -137,21 +120,19 @@ def _load(message: dict[str, Any], device: str) -> Any:
     """Return the function to call: a registered kernel, the kernel in a user's file, or a solution of a problem."""
     if message["solution"]:
         return solutions.load(Path(message["file"]), message["solution"], device)
+    op = registry.load(message["op"])
     if message["file"]:
-        return registry.load_kernel(Path(message["file"]), message["op"], message["function"])
-    return registry.pick(registry.load(message["op"]), [message["kernel"]])[0].fn
+        return registry.load_file(Path(message["file"]), op).fn
+    return registry.pick(op, [message["kernel"]])[0].fn
 
 
-def _confine(
-    file: Path, others: list[Path], folder: Path, device: str, memory: int, *, compiles: bool = False
-) -> list[str]:
+def _confine(file: Path, others: list[Path], folder: Path, device: str, memory: int) -> list[str]:
     """Sandbox this process before a user's file runs, and return the layers that hold.
 
-    It may read Python, libraries and the file's neighbours, and write to a folder of its own. With a GPU, or if it
-    `compiles`, it may also start compilers. With a GPU memory has no limit, since CUDA maps far more than it uses.
+    It may read Python, libraries and the file's neighbours, and write to a folder of its own. With a GPU it may also
+    start compilers, and memory has no limit, since CUDA maps far more than it uses.
     """
     neighbours = [path for path in file.parent.iterdir() if not path.name.startswith(".")]
     read = [*sandbox.runtime(), *neighbours, *others]
-    processes = COMPILER_PROCESSES if compiles or device != "cpu" else 0
-    memory = memory if device == "cpu" else 0
+    memory, processes = (memory, 0) if device == "cpu" else (0, COMPILER_PROCESSES)
     return sandbox.confine(read=read, write=[folder], memory=memory, processes=processes, file_bytes=MAX_FILE_BYTES)

@@ -14,11 +14,10 @@ class _RedirectCuda(TorchFunctionMode):
     def __init__(self, device: str):
         super().__init__()
         self._device = torch.device(device)
-        self._names = ("cuda", "cpu") if device == "meta" else ("cuda",)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is torch.Tensor.cuda or (func is torch.Tensor.cpu and self._device.type == "meta"):
+        if func is torch.Tensor.cuda:
             return args[0].to(self._device)
         if func is _IS_CUDA:
             return True
@@ -29,7 +28,7 @@ class _RedirectCuda(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _redirect(self, value: Any) -> Any:
-        if isinstance(value, str | torch.device) and str(value).startswith(self._names):
+        if isinstance(value, str | torch.device) and str(value).startswith("cuda"):
             return self._device
         return value
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import sys
 import time
 
 from tilewright.worker import child
-from tilewright.worker.process import die_with_parent as die_with_parent
 
 FILES = 3  # a child's standard input, output and error
 
@@ -17,7 +18,7 @@ FILES = 3  # a child's standard input, output and error
 def serve() -> None:
     """Serve the parent's requests until it closes the socket."""
     device, control = sys.argv[1], socket.socket(fileno=int(sys.argv[2]))
-    die_with_parent()
+    _die_with_parent()
     while True:
         message, files, _, _ = socket.recv_fds(control, 2**12, FILES)
         if not message:
@@ -35,7 +36,7 @@ def serve() -> None:
 
 
 def _become_child(control: socket.socket, files: list[int]) -> None:
-    die_with_parent()
+    _die_with_parent()
     os.setsid()
     for number, file in enumerate(files):
         os.dup2(file, number)
@@ -51,3 +52,10 @@ def _exit_code(pid: int, seconds: float) -> int | None:
             return None
         time.sleep(0.001)
     return os.waitstatus_to_exitcode(ended[1])
+
+
+def _die_with_parent() -> None:
+    """Have Linux kill this process when its parent ends, for whatever reason."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

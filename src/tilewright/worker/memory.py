@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.interpreter import fill_with_poison, patched
+from tilewright.interpreter import patched, poison
 
 GUARD = 512  # bytes on either side; a multiple of the allocator's alignment
-PADDING = 64  # elements after each row of a padded tensor
 POISON_PERIOD = 8  # bytes after which the poison pattern repeats
 MAX_GUARDED_BYTES = 2**32  # per call: guarded memory is freed when the call ends
 CUDA_CONTEXT_BYTES = 2**31  # an upper bound
@@ -46,7 +45,7 @@ class GuardedTensor:
         copy = with_layout(tensor.detach(), layout)
         raw = _storage_bytes(copy)
         memory = _empty(len(raw) + 2 * GUARD, dtype=torch.uint8, device=raw.device)
-        fill_with_poison(memory)
+        poison(memory)
         memory[GUARD : len(memory) - GUARD] = raw
         return GuardedTensor(memory, tensor.dtype, tuple(copy.shape), copy.stride(), int(copy.storage_offset()))
 
@@ -76,8 +75,6 @@ def with_layout(tensor: Tensor, layout: str) -> Tensor:
     if layout == "sliced" and tensor.dim():
         wide = _poisoned(tensor, *tensor.shape[:-1], 2 * tensor.shape[-1] + 1)
         return wide[..., : 2 * tensor.shape[-1] : 2].copy_(tensor)
-    if layout == "padded" and tensor.dim():  # rows of a wider tensor
-        return _poisoned(tensor, *tensor.shape[:-1], tensor.shape[-1] + PADDING)[..., : tensor.shape[-1]].copy_(tensor)
     if layout == "offset":
         return _poisoned(tensor, tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
     if (
@@ -104,10 +101,10 @@ class AllocationGuards:
         size = tensor.untyped_storage().nbytes()
         self._bytes += size
         if self._bytes > MAX_GUARDED_BYTES:
-            fill_with_poison(tensor)
+            poison(tensor)
             return tensor
         memory = _empty(size + 2 * GUARD, dtype=torch.uint8, device=tensor.device)
-        fill_with_poison(memory)
+        poison(memory)
         self._allocations.append(memory)
         guarded = _between_guards(memory, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
         return guarded.requires_grad_(tensor.requires_grad)
@@ -117,7 +114,7 @@ class AllocationGuards:
         for memory in self._allocations:
             end = len(memory) - GUARD
             clean = _empty(GUARD + POISON_PERIOD, dtype=torch.uint8, device=memory.device)
-            fill_with_poison(clean)
+            poison(clean)
             for start, where in ((0, "before"), (end, "after")):
                 phase = start % POISON_PERIOD  # not 0 if the allocation has an odd size
                 if not torch.equal(memory[start : start + GUARD], clean[phase : phase + GUARD]):
@@ -174,7 +171,7 @@ def _between_guards(
 def _poisoned(like: Tensor, *shape: int) -> Tensor:
     tensor = like.new_empty(shape)
     if not tensor.is_meta:
-        fill_with_poison(tensor)
+        poison(tensor)
     return tensor
 
 

@@ -19,8 +19,6 @@ def encode_request(request: Request) -> tuple[dict[str, Any], list[Tensor]]:
     def encode(value: Any) -> Any:
         if isinstance(value, torch.dtype):
             return {"dtype": _name(value)}
-        if isinstance(value, tuple):  # JSON has lists only
-            return {"tuple": [encode(item) for item in value]}
         if not isinstance(value, GuardedTensor):
             return value
         tensors.append(value.memory)
@@ -28,10 +26,7 @@ def encode_request(request: Request) -> tuple[dict[str, Any], list[Tensor]]:
         return {"tensor": content | {"dtype": _name(value.dtype)}}
 
     encoded = {f.name: getattr(request, f.name) for f in fields(request)}
-    encoded["output_specs"] = [
-        [list(spec.shape), _name(spec.dtype), [[list(shape), _name(dtype)] for shape, dtype in spec.others]]
-        for spec in request.output_specs
-    ]
+    encoded["output_specs"] = [[list(spec.shape), _name(spec.dtype)] for spec in request.output_specs]
     encoded["args"] = [encode(a) for a in request.args]
     encoded["grads"] = [encode(g) for g in request.grads]
     return encoded, tensors
@@ -43,8 +38,6 @@ def decode_request(encoded: dict[str, Any], supplied: Iterator[Tensor]) -> Reque
             return value
         if "dtype" in value:
             return getattr(torch, value["dtype"])
-        if "tuple" in value:
-            return tuple(decode(item) for item in value["tuple"])
         tensor = value["tensor"]
         return GuardedTensor(
             next(supplied),
@@ -57,10 +50,7 @@ def decode_request(encoded: dict[str, Any], supplied: Iterator[Tensor]) -> Reque
     request = Request(**encoded)
     request.args = [decode(a) for a in request.args]
     request.grads = [decode(g) for g in request.grads]
-    request.output_specs = [
-        OutputSpec(tuple(s), getattr(torch, dtype), tuple((tuple(o), getattr(torch, d)) for o, d in others))
-        for s, dtype, others in encoded["output_specs"]
-    ]
+    request.output_specs = [OutputSpec(tuple(s), getattr(torch, dtype)) for s, dtype in encoded["output_specs"]]
     return request
 
 

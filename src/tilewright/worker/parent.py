@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tilewright.worker.execute import KernelFailed, Reply, Request
 from tilewright.worker.timed_run import TimedSample
 
 SECONDS = {"cpu": 60.0, "cuda": 180.0}  # per reply; on a GPU the first one may wait for compilers
-FAILURE_KINDS = ("wrong", "crashed", "timeout", "tampered", "unsupported", "memory", "declined", "usage")
+FAILURE_KINDS = ("wrong", "crashed", "timeout", "tampered", "unsupported", "memory", "usage")
 REPLY_SLACK = 2**20  # bytes of a reply beyond the requested tensors
 MAX_BLOCK_BYTES = 2**32
 # What decoding a malformed reply raises.
@@ -54,15 +55,10 @@ class Worker:
         *,
         kernel: str | None = None,
         file: Path | None = None,
-        function: str | None = None,
         solution: dict[str, Any] | None = None,
     ) -> None:
-        """Select what `call` runs: a registered kernel, a user's file, or a file's solution of a problem.
-
-        Of a user's file, it is the kernel of the operation or the named function.
-        """
-        path = str(file.resolve()) if file else None
-        selected = {"op": op, "kernel": kernel, "file": path, "function": function, "solution": solution}
+        """Select what `call` runs: a registered kernel, a user's file, or a file's solution of a problem."""
+        selected = {"op": op, "kernel": kernel, "file": str(file.resolve()) if file else None, "solution": solution}
         if self._loaded != selected or self._process is None:
             self._loaded = selected
             self._load()
@@ -75,18 +71,6 @@ class Worker:
         reply, results = self._exchange({"do": "call", "request": encoded}, tensors, max_bytes)
         with self._decoding():
             return messages.decode_reply(reply, results)
-
-    def run(self, function: str, file: Path, arguments: dict[str, Any], readable: Sequence[Path] = ()) -> Any:
-        """Return what a function of ours, "module:name", returns as JSON. It may load the user's file.
-
-        Use a new worker: its process can run nothing else afterwards. `readable` lists further folders for it to read.
-        """
-        self._start()
-        message = {"do": "run", "function": function, "file": str(file.resolve()), "arguments": arguments}
-        reply, _ = self._exchange(message | {"readable": [str(path) for path in readable]}, [])
-        with self._decoding():
-            self.isolation = [str(layer) for layer in reply["isolation"]]
-            return reply["result"]
 
     def blocks(self, numbers: Sequence[int], size: int) -> list[list[Tensor]]:
         """Return blocks of rows from the outputs of a call with repeated arguments."""
@@ -139,16 +123,13 @@ class Worker:
         if ended is not None:
             ended.end()
 
-    def _start(self) -> None:
+    def _load(self) -> None:
         if self._process is None:
             try:
                 self._process = process.Process(self.device, self._memory)
             except EOFError as ended:
                 raise KernelFailed("crashed", str(ended)) from None
             self._exchange({"do": "init", "environment": self._process.environment}, [])
-
-    def _load(self) -> None:
-        self._start()
         reply, _ = self._exchange({"do": "load", **self._loaded}, [])
         self.isolation = reply["isolation"]
 
@@ -196,4 +177,4 @@ class Worker:
 
 
 def _output_bytes(request: Request) -> int:
-    return sum(spec.max_bytes for spec in request.output_specs)
+    return sum(prod(spec.shape) * spec.dtype.itemsize for spec in request.output_specs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -81,20 +80,18 @@ class ForkServer:
 
 
 _fork_servers: dict[tuple[str, str], ForkServer] = {}
-_starting = threading.Lock()  # two threads must not start two servers for one device
 
 
 def fork_server(device: str) -> ForkServer:
     """Return the fork server of a device; start one if there is none, which takes a second or more."""
     environment = settings.worker_environment(device == "cpu")
     key = device, environment["PYTHONPATH"]
-    with _starting:
-        found = _fork_servers.get(key)
-        if found and not found.is_alive:
-            found.end()
-        if found is None or not found.is_alive:
-            found = _fork_servers[key] = ForkServer(device, environment)
-        return found
+    found = _fork_servers.get(key)
+    if found and not found.is_alive:
+        found.end()
+    if found is None or not found.is_alive:
+        found = _fork_servers[key] = ForkServer(device, environment)
+    return found
 
 
 class Process:
@@ -141,13 +138,6 @@ class Process:
             with contextlib.suppress(EOFError):
                 self._code = self._fork_server.request({"wait": self.pid, "seconds": END_SECONDS})
         return self._code
-
-
-def die_with_parent() -> None:
-    """Have Linux kill this process when its parent, or the thread that started it, ends for whatever reason."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _describe_exit(code: int | None, log: IO[bytes]) -> str:

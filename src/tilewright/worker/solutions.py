@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tilewright import registry
 from tilewright.errors import FileBroken, first_line
-from tilewright.worker import constants, tf32
 from tilewright.worker.fake_cuda import redirect_cuda
-from tilewright.worker.structure import unflatten_inputs
 
 ENTRY_POINTS = {"kernelbench": "ModelNew", "gpu-mode": "custom_kernel"}
 
@@ -24,20 +21,12 @@ ENTRY_POINTS = {"kernelbench": "ModelNew", "gpu-mode": "custom_kernel"}
 def load(path: Path, solution: dict[str, Any], device: str) -> Callable[..., Any]:
     """Return the solution as a function of the flattened inputs.
 
-    `solution` holds its kind, the constructor arguments and seed, whether each call needs a new model, the folders with
-    the problem's own modules, whether the problem allows TF32, and the sizes of the problem that a case changes. If the
-    file assigns the same value to the same name, it is changed there too.
+    `solution` holds its kind, the constructor arguments and seed, whether each call needs a new model, and the folders
+    with the problem's own modules.
     """
     sys.path[:0] = solution["folders"]
-    tf32.allow(tf32.Tf32(*solution["tf32"]))
-    before = {name: _size(pair[0]) for name, pair in solution.get("sizes", {}).items()}
-    after = {name: _size(pair[1]) for name, pair in solution.get("sizes", {}).items()}
-
-    def resize(tree: ast.Module) -> None:
-        constants.replace_sizes(tree, after, only=before)
-
     with redirect_cuda(device):
-        module = registry.load_module(path, resize if after else None)
+        module = registry.load_module(path)
     name = ENTRY_POINTS[solution["kind"]]
     entry = getattr(module, name, None)
     if not callable(entry):
@@ -64,13 +53,14 @@ def construct_model(model: Callable[..., Any], arguments: Any, seed: int, device
     return instance.to(device) if isinstance(instance, torch.nn.Module) else instance
 
 
-def _size(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+def unflatten_inputs(arguments: Sequence[Any]) -> Any:
+    """Return the problem's nested inputs from their leaves and, as the last argument, their structure."""
+    return pytree.tree_unflatten(list(arguments[:-1]), pytree.treespec_loads(json.loads(arguments[-1])["tree"]))
 
 
 def _from_leaves(fn: Callable[[Any], Any], device: str) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         with redirect_cuda(device):
-            return fn(unflatten_inputs(arguments[:-1], json.loads(arguments[-1])["structure"]))
+            return fn(unflatten_inputs(arguments))
 
     return call

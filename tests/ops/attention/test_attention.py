@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
-from support import assert_compiles, assert_right, crossover_at, few_examples, laid_out, layouts
+from support import assert_compiles, assert_right, few_examples, laid_out, layouts
 from tilewright.ops.attention import attention as module
 
 FORMS = ["eager", "triton"]
@@ -17,7 +17,7 @@ LENGTHS = [(1, 1), (1, 40), (64, 64), (130, 70), (70, 150)]
 @pytest.fixture
 def fast_path(monkeypatch):
     """The public function uses our kernel for sequences of any length."""
-    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
+    monkeypatch.setattr(module, "SMALLEST", 0)
 
 
 def run(form, *args):
@@ -113,7 +113,7 @@ def test_output_and_gradients_of_any_head(D, dtype, device):
 @pytest.mark.parametrize("cached", [1, 2 * 33, 4 * 65])  # rows in the L2: one head, 4 of 6, or 2 of 3 key heads
 def test_any_order_of_programs(cached, device, monkeypatch):
     q, k, v = [t.requires_grad_() for t in drawn(device, H=6, HKV=3, LQ=65, LK=33)]
-    monkeypatch.setitem(module.L2_SHARE, q.get_device(), cached * 2 * q.shape[3] * q.element_size())
+    monkeypatch.setattr(module, "L2_SHARE", cached * 2 * q.shape[3] * q.element_size())
     out = run("triton", q, k, v, True)
     dout = laid_out(tuple(out.shape), "contiguous", device=device, seed=7)
     assert_near((out, *torch.autograd.grad(out, (q, k, v), dout)), exact_gradients(q, k, v, True, dout))
@@ -250,7 +250,7 @@ def test_our_kernel_runs_only_where_it_wins(device, monkeypatch):
     monkeypatch.setattr(module, "attention_forward", lambda *args: calls.append(args) or (q, q))
     tw.scaled_dot_product_attention(q, k, v)
     assert not calls
-    monkeypatch.setattr(module, "CROSSOVER", crossover_at(6 * 8))
+    monkeypatch.setattr(module, "SMALLEST", 6 * 8)
     tw.scaled_dot_product_attention(q, k, v, is_causal=True, scale=2.0)
     assert calls == [(q, k, v, True, 2.0)]
 

@@ -12,14 +12,12 @@ from support import (
     assert_compiles,
     assert_gradients_match,
     assert_right,
-    crossover_at,
     few_examples,
     laid_out,
     layouts,
     shapes,
 )
 from tilewright.ops.linear import linear as module
-from tilewright.runtime.gpus import gpu_facts
 
 FORMS = ["eager", "triton", pytest.param("cuda", marks=pytest.mark.gpu)]
 OWN = FORMS[1:]  # forms of our operator
@@ -28,7 +26,7 @@ OWN = FORMS[1:]  # forms of our operator
 @pytest.fixture
 def fast_path(monkeypatch):
     """The public function uses our operator for inputs of any size."""
-    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
+    monkeypatch.setattr(module, "SMALLEST", 0)
 
 
 def run(form, *args):
@@ -83,7 +81,7 @@ def test_infinities_and_nan(form, device):
 @pytest.mark.parametrize("smallest_grid", [1, 10**9])  # the largest tile, and the smallest one in several groups
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_kind_of_tile(smallest_grid, dtype, device, monkeypatch):
-    monkeypatch.setattr(module, "gpu_facts", lambda device: gpu_facts(device)._replace(sms=smallest_grid))
+    monkeypatch.setattr(module, "SMS", smallest_grid)
     x, weight, bias, relu = drawn(650, 70, 19, device, dtype=dtype)
     assert_right(run("triton", x, weight, bias, relu), module.reference, x, weight, bias, relu)
     x, weight, bias, relu = drawn(5, 300, 256, device, dtype=dtype)
@@ -185,7 +183,7 @@ def test_fused_epilogue_runs_only_where_it_wins(device, monkeypatch):
     monkeypatch.setattr(module, "linear_forward", lambda *args: calls.append(args) or torch.zeros(3, 4))
     tw.linear(x, weight, bias, activation="relu")
     assert not calls
-    monkeypatch.setattr(module, "CROSSOVER", crossover_at(3 * 4 * 5))
+    monkeypatch.setattr(module, "SMALLEST", 3 * 4 * 5)
     tw.linear(x, weight, bias)
     assert not calls
     tw.linear(x, weight, bias, activation="relu")

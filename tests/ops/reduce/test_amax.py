@@ -6,7 +6,7 @@ import torch
 import tilewright as tw
 from reduction_laws import EXTREMES, ReductionLaws, registered, same
 from reduction_laws import few_programs as few_programs
-from support import assert_compiles, assert_gradients_match, crossover_at, laid_out
+from support import assert_compiles, assert_gradients_match, laid_out
 from tilewright import registry
 from tilewright.hardware import datasheet
 from tilewright.ops.reduce import _operators as _reduce
@@ -24,7 +24,7 @@ class TestAmax(ReductionLaws):
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
+    monkeypatch.setattr(module, "SMALLEST", 0)
 
 
 @pytest.mark.parametrize(

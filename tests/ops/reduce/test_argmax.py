@@ -6,7 +6,7 @@ import torch
 import tilewright as tw
 from reduction_laws import FLOATS, ReductionLaws, same
 from reduction_laws import few_programs as few_programs
-from support import crossover_at, laid_out
+from support import laid_out
 from tilewright.ops.reduce import _operators as _reduce
 from tilewright.ops.reduce import argmax as module
 from tilewright.ops.reduce._operators import Reduce
@@ -14,7 +14,7 @@ from tilewright.ops.reduce._operators import Reduce
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
+    monkeypatch.setattr(module, "SMALLEST", 0)
 
 
 class TestArgmax(ReductionLaws):

@@ -8,23 +8,14 @@ from hypothesis import strategies as st
 import tilewright as tw
 from reduction_laws import FLOATS, inf, nan, same
 from reduction_laws import few_programs as few_programs
-from support import (
-    assert_compiles,
-    assert_gradients_match,
-    assert_right,
-    crossover_at,
-    few_examples,
-    laid_out,
-    layouts,
-    shapes,
-)
+from support import assert_compiles, assert_gradients_match, assert_right, few_examples, laid_out, layouts, shapes
 from tilewright.ops.reduce import cumsum as module
 
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
     """The public function uses our kernels for inputs of any size."""
-    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
+    monkeypatch.setattr(module, "SMALLEST", 0)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -9,7 +9,7 @@ import torch
 import tilewright as tw
 from reduction_laws import ReductionLaws, registered, same
 from reduction_laws import few_programs as few_programs
-from support import assert_gradients_match, assert_right, crossover_at, laid_out
+from support import assert_gradients_match, assert_right, laid_out
 from tilewright.ops.reduce import _operators as _reduce
 from tilewright.ops.reduce import vector_norm as module
 
@@ -19,7 +19,7 @@ ORDERS = (0, 0.5, 1, 1.5, 2, 3, math.inf, -math.inf, -1.5)
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
+    monkeypatch.setattr(module, "SMALLEST", 0)
 
 
 class TestVectorNorm(ReductionLaws):

@@ -89,8 +89,7 @@ def fused_loss(
         reduction="mean" if num_items_in_batch is None else "sum",
         ignore_index=ignore_index,
         softcap=head.softcap,
-        dtype=torch.float32,
-    )
+    ).float()
     if num_items_in_batch is None:
         return loss
     return loss / (num_items_in_batch.to(loss.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch)

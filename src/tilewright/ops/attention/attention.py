@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilewright.runtime.configs import Config, ConfigTable
-from tilewright.runtime.crossovers import Crossover, PerGPU, never
 from tilewright.runtime.eligibility import eligible
 from tilewright.runtime.launch import Launcher, shared_memory
 from tilewright.runtime.operator import scatter
@@ -446,10 +445,9 @@ FP32 = {
     "dkdv": {64: (32, 32, 8, 2), 128: (32, 32, 8, 2), 256: (16, 16, 8, 2)},
     "dq": {64: (64, 32, 8, 2), 128: (32, 32, 8, 2), 256: (16, 16, 8, 2)},
 }
-LARGE_SHARED = 227 * 1024  # bytes of shared memory per program
+LARGE_SHARED = 227 * 1024  # bytes of shared memory per program, as on an H200
 DELTA_ROWS = 64
-# Bytes of L2 that hold the streamed tensors of the heads in flight: about half, since the others stream through it.
-L2_SHARE = PerGPU("attention bytes in L2", lambda gpu: gpu.l2 // 2)
+L2_SHARE = 32 * 2**20  # bytes: about half of an H200's L2, since the other tensors stream through it
 LOG2_E = 1.0 / math.log(2.0)
 
 
@@ -492,8 +490,7 @@ def _heads_at_once(heads: int, streamed: Tensor, is_causal: bool) -> int:
     Causal programs differ in length. The longest ones of many heads start first, as long as the streamed tensors of
     these heads stay in L2.
     """
-    held = int(L2_SHARE[streamed.get_device()])
-    return min(heads, max(1, held * heads // (2 * streamed.nbytes))) if is_causal else 1
+    return min(heads, max(1, L2_SHARE * heads // (2 * streamed.nbytes))) if is_causal else 1
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -605,14 +602,13 @@ def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return attention_forward(q, k, v, causal, q.shape[-1] ** -0.5)[0]
 
 
-# cuDNN, which torch calls, wins every recorded case.
-CROSSOVER = Crossover("attention", never, unit="pairs", size=lambda q, k, *_: q.shape[2] * k.shape[2])
+SMALLEST = math.inf  # pairs of a query and a key; cuDNN, which torch calls, wins every recorded case
 
 
 def _is_eligible(query: Tensor, key: Tensor, value: Tensor, scale: float | None, enable_gqa: bool) -> bool:
     return (
         query.dim() == key.dim() == 4
-        and CROSSOVER.reached(query.shape[2] * key.shape[2], query.get_device())
+        and query.shape[2] * key.shape[2] >= SMALLEST
         and key.shape == value.shape
         and query.shape[0] == key.shape[0]
         and query.shape[3] == key.shape[3]

@@ -6,6 +6,8 @@ memory.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 import triton
@@ -13,10 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.runtime.configs import cached_plan
-from tilewright.runtime.crossovers import Crossover, never
 from tilewright.runtime.cuda import CudaSource
 from tilewright.runtime.eligibility import eligible
-from tilewright.runtime.gpus import gpu_facts
 from tilewright.runtime.launch import Launcher, PreparedLaunch, shared_memory
 from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv
@@ -79,7 +79,6 @@ op = Op(
     ),
     backward_cost=backward_cost,
     batch="M",
-    draws={"N": "intermediate", "K": "hidden"},
 )
 
 
@@ -126,6 +125,7 @@ def _linear_matmul(
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(offs_m < M)[:, None] & (offs_n < N)[None, :])
 
 
+SMS = 132  # multiprocessors of an H200
 GROUP_M = 8
 # BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages: the first that gives every SM a tile, else the last. Shared memory
 # limits the stages.
@@ -136,9 +136,9 @@ TILES = {
 }
 
 
-def _tile(M: int, N: int, unit: str, sms: int) -> tuple[int, int, int, int, int]:
+def _tile(M: int, N: int, unit: str) -> tuple[int, int, int, int, int]:
     for tile in TILES[unit]:
-        if cdiv(M, tile[0]) * cdiv(N, tile[1]) >= sms:
+        if cdiv(M, tile[0]) * cdiv(N, tile[1]) >= SMS:
             return tile
     return TILES[unit][-1]
 
@@ -158,8 +158,7 @@ def _plan(
 ) -> PreparedLaunch:
     """Return the launch that takes a [M, K] and b [K, N] of these strides, bias and c."""
     M, N, K = sizes
-    unit = precision if dtype == torch.float32 else "half"
-    block_m, block_n, block_k, warps, stages = _tile(M, N, unit, gpu_facts(device).sms)
+    block_m, block_n, block_k, warps, stages = _tile(M, N, precision if dtype == torch.float32 else "half")
     stages = min(stages, shared_memory(device) // ((block_m + block_n) * block_k * dtype.itemsize))
     return _launch.prepare(
         (cdiv(M, block_m) * cdiv(N, block_n),), *strides, M, N, K,
@@ -247,9 +246,9 @@ def cuda(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     return linear_forward(x, weight, bias, relu, "cuda")
 
 
-# Fusing does not pay yet. Where our kernel is faster than torch's two, on small matrices, our call costs the host more
-# than it saves. cuBLAS's fused ReLU is no alternative: it turns NaN into 0.
-CROSSOVER = Crossover("linear", never, unit="FMAs", size=lambda input, weight, *_: input.numel() * weight.shape[0])
+# FMAs from which on fusing pays: none yet. Where our kernel is faster than torch's two, on small matrices, our call
+# costs the host more than it saves. cuBLAS's fused ReLU is no alternative: it turns NaN into 0.
+SMALLEST = math.inf
 FUSED = "triton"  # the form that `linear` calls
 
 
@@ -260,7 +259,7 @@ def _is_eligible(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and weight.dim() == 2
         and input.shape[-1] == weight.shape[1]
         and (bias is None or bias.shape == weight.shape[:1])
-        and CROSSOVER.reached(input.numel() * weight.shape[0], input.get_device())
+        and input.numel() * weight.shape[0] >= SMALLEST
         and eligible(*tensors)
     )
 

@@ -30,10 +30,8 @@ from tilewright.runtime.clusters import (
     cluster_launch,
 )
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
-from tilewright.runtime.crossovers import Crossover, PerGPU
 from tilewright.runtime.cuda import CudaSource
 from tilewright.runtime.eligibility import eligible
-from tilewright.runtime.gpus import gpu_facts
 from tilewright.runtime.launch import MAX_INT32, Launcher, PreparedLaunch
 from tilewright.runtime.operator import fast_apply
 from tilewright.runtime.sizes import cdiv
@@ -51,7 +49,6 @@ class CrossEntropy(NamedTuple):
     z_loss: float = 0.0
     softcap: float | None = None
     form: str = "best"  # triton, or the faster one of Triton and CUDA C++
-    is_wide: bool = False  # the loss is fp32, whatever the dtype of the logits
 
     @property
     def is_scalar(self) -> bool:
@@ -68,17 +65,13 @@ class CrossEntropy(NamedTuple):
     def with_floats(self) -> CrossEntropy:
         """Return the same with floats where ints were given, for which Triton would compile other kernels."""
         softcap = None if self.softcap is None else float(self.softcap)
-        return self._replace(label_smoothing=float(self.label_smoothing), z_loss=float(self.z_loss), softcap=softcap)
-
-    def loss_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype of the loss of logits of a dtype."""
-        return torch.float32 if self.is_wide else dtype
+        numbers = float(self.label_smoothing), float(self.z_loss), softcap
+        return CrossEntropy(self.ignore_index, self.reduction, *numbers, self.form)
 
 
 def torch_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None, options: CrossEntropy) -> Tensor:
     """Cross entropy of soft-capped logits by torch, plus the z-loss."""
     cap, reduction = options.softcap, options.reduction
-    logits = logits.float() if options.is_wide else logits
     z = logits if cap is None else cap * torch.tanh(logits / cap)
     given = {"ignore_index": options.ignore_index, "label_smoothing": options.label_smoothing}
     loss = torch.nn.functional.cross_entropy(z, target, weight, reduction=reduction, **given)
@@ -98,12 +91,7 @@ def torch_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None, o
 
 
 def eligible_loss(
-    crossover: Crossover,
-    shape: torch.Size,
-    floats: Sequence[Tensor],
-    target: Any,
-    weight: Any,
-    options: CrossEntropy,
+    smallest: int, shape: torch.Size, floats: Sequence[Tensor], target: Any, weight: Any, options: CrossEntropy
 ) -> bool:
     """Return whether our kernels can take logits of this shape, computed from `floats`, as torch would.
 
@@ -111,10 +99,7 @@ def eligible_loss(
     """
     if not isinstance(target, Tensor) or len(shape) not in (1, 2):
         return False
-    device, size = floats[0].get_device(), shape.numel()
-    if not crossover.reached(size, device):
-        return False
-    if not size or shape[-1] > MAX_INT32:
+    if shape.numel() < max(1, smallest) or shape[-1] > MAX_INT32:
         return False
     floats = [*floats]
     if target.dtype == torch.int64:
@@ -406,7 +391,7 @@ TILE = 4096  # elements of short rows that share a program, and of the longest u
 BLOCK_M = 8192  # targets or losses that one program sums per step
 MAX_PARTS = 128  # partial sums of targets or losses
 SCALE_CONFIG = {"BLOCK_N": 4096, "num_warps": 8}
-SCALE_PROGRAMS_PER_SM = 4  # few, since mostly they have nothing to do
+MAX_SCALE_PROGRAMS = 528  # 4 per multiprocessor of an H200: few, since mostly they have nothing to do
 
 
 def _default(mode: str, itemsize: int, bucket: int, is_aligned: bool) -> Config:
@@ -453,8 +438,7 @@ def _plan_triton(mode: str, rows: Rows, probs: bool, stride: int, options: Cross
 
 
 CUDA = CudaSource("loss/cross_entropy.cu", f"cross_entropy_both<T, {VECTORS_PER_THREAD[1]}>")
-# Elements of a row from which on a cluster is faster.
-MIN_CLUSTER = PerGPU("cross_entropy in clusters", lambda gpu: TILE)
+MIN_CLUSTER = 4096  # elements of a row from which on a cluster is faster
 CLUSTER = ConfigTable(
     "cross_entropy.json",
     lambda kernel, itemsize, vectors: cluster_default(1, vectors),
@@ -484,7 +468,7 @@ def _plan_rows(
     is_plain = mode == "both" and not probs and weight is None and options.softcap is None
     is_plain = is_plain and not options.label_smoothing and {*others} <= {None, torch.float32}
     rows = Rows(M, N, logits, device, is_plain and is_aligned)  # type: ignore[arg-type]
-    if options.form == "triton" or MIN_CLUSTER[device] > N or not rows.fit_cluster(tensors=1):
+    if options.form == "triton" or N < MIN_CLUSTER or not rows.fit_cluster(tensors=1):
         return _plan_triton(mode, rows, probs, stride, options)
     numbers = stride, M, N, options.ignore_index, float(options.z_loss)
     launch = cluster_launch(CLUSTER, CUDA, "cross_entropy_both", rows, 1, (), *numbers)
@@ -582,7 +566,7 @@ def scale_in_place(x: Tensor, by: Tensor) -> None:
 
 @cached_plan
 def _plan_scale(dtype: torch.dtype, by_dtype: torch.dtype, device: int, N: int) -> PreparedLaunch:
-    programs = min(SCALE_PROGRAMS_PER_SM * gpu_facts(device).sms, cdiv(N, SCALE_CONFIG["BLOCK_N"]))
+    programs = min(MAX_SCALE_PROGRAMS, cdiv(N, SCALE_CONFIG["BLOCK_N"]))
     return _launch_scale.prepare((programs,), N, **SCALE_CONFIG)
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from tilewright.runtime.clusters import MAX_BLOCKS, VECTOR, has_clusters, max_cluster
 from tilewright.runtime.configs import Config, ConfigTable
-from tilewright.runtime.crossovers import PerGPU
 from tilewright.runtime.cuda import CudaLaunch, CudaSource
 from tilewright.runtime.sizes import cdiv, next_power_of_2
 
@@ -27,11 +26,15 @@ MAX_BLOCK_THREADS = {  # by vectors per thread; as in norm.cu
     "forward": {1: 512, 2: 512, 4: 256, 8: 512},
     "backward": {1: 512, 2: 512},
 }
-MIN_ROW, MAX_ROW = 2048, 32768  # elements: a shorter row has too little work for a cluster
-MIN_CLUSTER = {  # row lengths from which on "cuda" beats "triton"
-    (direction, op): PerGPU(f"{op} {direction} in clusters", lambda gpu: MIN_ROW)
-    for direction in ("forward", "backward")
-    for op in ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm")
+CLUSTER_RANGE = {  # row lengths, from and to, at which "cuda" beats "triton" on an H200
+    ("forward", "rms_norm"): (2048, 32768),
+    ("forward", "layer_norm"): (8192, 32768),
+    ("forward", "add_rms_norm"): (2048, 32768),
+    ("forward", "add_layer_norm"): (2048, 32768),
+    ("backward", "rms_norm"): (1024, 32768),
+    ("backward", "layer_norm"): (1024, 32768),
+    ("backward", "add_rms_norm"): (1024, 32768),
+    ("backward", "add_layer_norm"): (1024, 32768),
 }
 
 
@@ -81,7 +84,8 @@ def _max_vectors(direction: str) -> int:
 
 def clusters_win(op: str, direction: str, device: int, N: int) -> bool:
     """Return whether clusters beat Triton programs on rows of N elements."""
-    return MIN_CLUSTER[direction, op][device] <= N <= MAX_ROW and has_clusters(device)
+    shortest, longest = CLUSTER_RANGE[direction, op]
+    return shortest <= N <= longest and has_clusters(device)
 
 
 def cluster_plan(

@@ -372,11 +372,11 @@ dispatch = Dispatch(_plan_call, _call)
 
 
 def require_addable(input: Any, residual: Any) -> None:
-    """Raise unless the two can be added without broadcasting; of two dtypes, torch chooses that of the sum."""
+    """Raise unless the two can be added as they are."""
     for name, given in (("input", input), ("residual", residual)):
         if not isinstance(given, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(given).__name__}")
-    for what in ("shape", "device"):
+    for what in ("shape", "dtype", "device"):
         ours, theirs = getattr(input, what), getattr(residual, what)
         if ours != theirs:
             raise ValueError(f"residual must have the {what} of input: {theirs} is not {ours}")

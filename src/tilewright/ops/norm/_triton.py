@@ -7,12 +7,13 @@ are split into blocks of columns, each with programs of its own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from tilewright.runtime.configs import Config, ConfigTable
-from tilewright.runtime.gpus import GPUFacts
 from tilewright.runtime.launch import Launcher, PreparedLaunch, shared_memory
 from tilewright.runtime.sizes import cdiv, next_power_of_2, rows_per_program
 
@@ -335,19 +336,18 @@ def _norm_bwd_long(
         tl.store(db_ptr + partial + offs_n, db, mask=in_bounds)
 
 
-def _row_config(N: int, elements: int, per_thread: int) -> Config:
-    """Configure whole rows, about `elements` per program."""
+PROGRAMS_PER_WAVE = 132  # one per multiprocessor of an H200
+MAX_PIPELINE_BYTES = 200 * 1024  # shared memory of pipelined tiles
+
+
+def _row_config(N: int, elements: int, per_thread: int, resident: int = 0, stages: int = 1, **more: Any) -> Config:
+    """Configure whole rows, about `elements` per program. Backward launches programs for `resident` warps per SM."""
     rows = max(1, elements // N)
-    return {"BLOCK_M": rows, "BLOCK_N": N, "num_warps": min(32, max(1, rows * N // (32 * per_thread)))}
-
-
-def _backward_config(
-    gpu: GPUFacts, N: int, elements: int, per_thread: int, resident: int, stages: int = 1, *, prefetch: bool
-) -> Config:
-    """Configure backward in whole rows, with programs for `resident` warps per multiprocessor."""
-    config = _row_config(N, elements, per_thread)
-    programs = gpu.sms * max(1, resident // config["num_warps"])
-    return config | {"PREFETCH": prefetch, "PROGRAMS": programs, "STAGES": stages}
+    warps = min(32, max(1, rows * N // (32 * per_thread)))
+    config = {"BLOCK_M": rows, "BLOCK_N": N, "num_warps": warps, **more}
+    return (
+        config | {"PROGRAMS": PROGRAMS_PER_WAVE * max(1, resident // warps), "STAGES": stages} if resident else config
+    )
 
 
 def _chunk_config(chunk: int, warps: int) -> Config:
@@ -355,22 +355,22 @@ def _chunk_config(chunk: int, warps: int) -> Config:
     return {"CHUNK": chunk, "STAGES": 3, "num_warps": warps}
 
 
-def _column_config(gpu: GPUFacts, N: int, block: int, chunk: int, warps: int) -> Config:
+def _column_config(N: int, block: int, chunk: int, warps: int) -> Config:
     """Configure backward in blocks of columns."""
-    programs = max(1, gpu.sms * max(1, 16 // warps) * block // N)
+    programs = max(1, PROGRAMS_PER_WAVE * max(1, 16 // warps) * block // N)
     return {"PROGRAMS": programs, "BLOCK_N": block, "CHUNK": chunk, "STAGES": 3, "num_warps": warps}
 
 
-def _default(gpu: GPUFacts, op: str, direction: str, size: int, N: int) -> Config:
+def _default(op: str, direction: str, size: int, N: int) -> Config:
     if direction == "forward":
         held = N if "rms" in op else 2 * N  # registers: layer_norm also holds x - mean
         return _row_config(N, 4096, 32) if held <= MAX_ROW else _chunk_config(8192, 16)
     if N <= 8192:
-        return _backward_config(gpu, N, 2048, 16, 16, prefetch=N > 4096)
-    return _column_config(gpu, N, min(N, 16384 if op == "rms_norm" else 8192), 4096, 16)
+        return _row_config(N, 2048, 16, resident=16, PREFETCH=N > 4096)
+    return _column_config(N, min(N, 16384 if op == "rms_norm" else 8192), 4096, 16)
 
 
-def _choices(gpu: GPUFacts, op: str, direction: str, size: int, N: int) -> list[Config]:
+def _choices(op: str, direction: str, size: int, N: int) -> list[Config]:
     found = []
     if direction == "forward":
         if N <= MAX_ROW:
@@ -381,21 +381,20 @@ def _choices(gpu: GPUFacts, op: str, direction: str, size: int, N: int) -> list[
         ]  # rows are longer than N / 2
     elif N <= 8192:
         for elements, per in ((2048, 16), (4096, 16), (4096, 32)):
-            found += [_backward_config(gpu, N, elements, per, 16, stages, prefetch=False) for stages in (1, 2)]
-            found += [_backward_config(gpu, N, elements, per, 16, prefetch=True)]
-        found += [_backward_config(gpu, N, 2048, 16, 24, prefetch=False)]
+            found += [_row_config(N, elements, per, 16, stages, PREFETCH=False) for stages in (1, 2)]
+            found += [_row_config(N, elements, per, 16, PREFETCH=True)]
+        found += [_row_config(N, 2048, 16, resident=24, PREFETCH=False)]
     else:
-        found += [_column_config(gpu, N, block, 4096, 16) for block in (8192, 16384)]
-        found += [_column_config(gpu, N, block, 8192, 32) for block in (8192, 16384, 32768) if block <= N]
+        found += [_column_config(N, block, 4096, 16) for block in (8192, 16384)]
+        found += [_column_config(N, block, 8192, 32) for block in (8192, 16384, 32768) if block <= N]
         if N <= MAX_ROW:
-            found += [_backward_config(gpu, N, N, 16, 32, stages, prefetch=False) for stages in (1, 2)]
-            found += [_backward_config(gpu, N, N, 16, 32, prefetch=True)]
-    most = gpu.shared_per_block  # bytes of pipelined tiles
-    fits = [c for c in found if (c.get("STAGES", 1) - 1) * c.get("BLOCK_M", 0) * N * size * 4 <= most]
+            found += [_row_config(N, N, 16, 32, stages, PREFETCH=False) for stages in (1, 2)]
+            found += [_row_config(N, N, 16, 32, PREFETCH=True)]
+    fits = [c for c in found if (c.get("STAGES", 1) - 1) * c.get("BLOCK_M", 0) * N * size * 4 <= MAX_PIPELINE_BYTES]
     return [c for i, c in enumerate(fits) if c not in fits[:i]]
 
 
-CONFIG = ConfigTable("norm.json", _default, _choices, takes_gpu=True)
+CONFIG = ConfigTable("norm.json", _default, _choices)
 _launch_fwd = Launcher(_norm_fwd)
 _launch_fwd_long = Launcher(_norm_fwd_long)
 _launch_bwd = Launcher(_norm_bwd)
@@ -419,7 +418,7 @@ def plan_triton_forward(
         held = shared_memory(device) // (read * config["CHUNK"] * dtype.itemsize)
         config["STAGES"] = min(config["STAGES"], 1 + held)
         return _launch_fwd_long.prepare((M,), N, eps, offset, **config)
-    config["BLOCK_M"] = rows_per_program(M, config, device)
+    config["BLOCK_M"] = rows_per_program(M, config)
     return _launch_fwd.prepare((cdiv(M, config["BLOCK_M"]),), M, N, eps, offset, **config)
 
 

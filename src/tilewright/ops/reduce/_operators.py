@@ -18,16 +18,14 @@ from torch import Tensor
 
 from tilewright.ops.reduce._triton import _combine_parts, _reduce_bwd, _reduce_columns, _reduce_long, _reduce_tile
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
-from tilewright.runtime.crossovers import Crossover
 from tilewright.runtime.eligibility import Dispatch, TensorKey, eligible, has_elements
-from tilewright.runtime.gpus import GPUFacts, gpu_facts
 from tilewright.runtime.launch import Launcher, PreparedLaunch
 from tilewright.runtime.operator import contiguous_like, needs_gradient, operator
 from tilewright.runtime.pdl import dependent_launch, has_pdl
 from tilewright.runtime.sizes import cdiv, next_power_of_2, rows_per_program
 
-PROGRAMS_PER_SM = 32  # at most
-ROWS_PER_SM = 8  # enough to fill the GPU; fewer rows are split
+MAX_PROGRAMS = 4224  # 32 per multiprocessor of an H200
+MANY_ROWS = 1056  # 8 per multiprocessor: enough to fill the GPU; fewer rows are split
 MAX_TILE = 8192  # elements of a row that one program takes at once
 UNLIMITED = 2**31 - 1  # programs: one per tile
 MAX_PARTS, PARTS_PER_STEP = 16896, 256  # one program combines the parts of a row; more are first combined in steps
@@ -87,24 +85,15 @@ NESTABLE = (
 )  # reducing groups, then their results, gives the same value and gradient
 
 
-def max_programs(gpu: GPUFacts) -> int:
-    return PROGRAMS_PER_SM * gpu.sms
-
-
-def many_rows(gpu: GPUFacts) -> int:
-    return ROWS_PER_SM * gpu.sms
-
-
-def split(M: int, N: int, block: int, device: int, programs: int | None = None) -> tuple[int, int]:
+def split(M: int, N: int, block: int, programs: int | None = None) -> tuple[int, int]:
     """Return the length of the parts into which a row of N is split, and their number.
 
-    Shapes and the GPU alone decide, so the order of summation is fixed and results are deterministic.
+    Shapes alone decide, so the order of summation is fixed and results are deterministic.
     """
-    gpu = gpu_facts(device)
-    if many_rows(gpu) <= M:
+    if M >= MANY_ROWS:
         return N, 1
     blocks = cdiv(N, block)
-    blocks_per_part = cdiv(M * blocks, programs or max_programs(gpu))
+    blocks_per_part = cdiv(M * blocks, programs or MAX_PROGRAMS)
     return blocks_per_part * block, cdiv(blocks, blocks_per_part)
 
 
@@ -112,38 +101,38 @@ def _warps(elements: int, per_thread: int) -> int:
     return min(32, max(4, next_power_of_2(elements) // (32 * per_thread)))
 
 
-def _tile_default(gpu: GPUFacts, form: str, combine: str, itemsize: int, block: int) -> Config:
+def _tile_default(form: str, combine: str, itemsize: int, block: int) -> Config:
     rows = max(1, 8192 // block) if block < 1024 else max(1, 4096 // block)
     return {"BLOCK_M": rows, "BLOCK_N": block, "programs": UNLIMITED, "num_warps": 8}
 
 
-def _tile_choices(gpu: GPUFacts, form: str, combine: str, itemsize: int, block: int) -> list[Config]:
+def _tile_choices(form: str, combine: str, itemsize: int, block: int) -> list[Config]:
     found = {}
     for tile in (4096, 8192, 16384):
         rows = max(1, tile // block)
         for per_thread in (16, 32, 64):
-            for programs in (max_programs(gpu), UNLIMITED):
+            for programs in (MAX_PROGRAMS, UNLIMITED):
                 warps = _warps(rows * block, per_thread)
                 config = {"BLOCK_M": rows, "BLOCK_N": block, "programs": programs, "num_warps": warps}
                 found[rows, warps, programs] = config
     return list(found.values())
 
 
-def _long_default(gpu: GPUFacts, form: str, combine: str, itemsize: int, length: int) -> Config:
+def _long_default(form: str, combine: str, itemsize: int, length: int) -> Config:
     if length < 16384:
         found = {"BLOCK_N": length // 4, "num_warps": max(1, length // 2048)}
     else:
         found = {"BLOCK_N": 4096 if Kind(combine).has_two_values else 8192, "num_warps": 8}
-    return found | ({"programs": max_programs(gpu)} if form == "pieces" else {})
+    return found | ({"programs": MAX_PROGRAMS} if form == "pieces" else {})
 
 
-def _long_choices(gpu: GPUFacts, form: str, combine: str, itemsize: int, length: int) -> list[Config]:
+def _long_choices(form: str, combine: str, itemsize: int, length: int) -> list[Config]:
     blocks = [n for n in (512, 1024, 2048, 4096, 8192, 16384) if n <= length // 2]
     found = [(n, n // (32 * per_thread)) for n in blocks for per_thread in (4, 8, 16, 32)]
     configs = [{"BLOCK_N": n, "num_warps": warps} for n, warps in found if 1 <= warps <= 16]
     if form == "long":
         return configs
-    limits = (max_programs(gpu), 2 * max_programs(gpu), 4 * max_programs(gpu))
+    limits = (MAX_PROGRAMS, 2 * MAX_PROGRAMS, 4 * MAX_PROGRAMS)
     return [config | {"programs": n} for config in configs if config["BLOCK_N"] >= 2048 for n in limits]
 
 
@@ -163,8 +152,8 @@ def _columns_choices(form: str, combine: str, itemsize: int, length: int, width:
     return list(found.values())
 
 
-TILE = ConfigTable("reduce.json", _tile_default, _tile_choices, takes_gpu=True)
-LONG = ConfigTable("reduce.json", _long_default, _long_choices, takes_gpu=True)
+TILE = ConfigTable("reduce.json", _tile_default, _tile_choices)
+LONG = ConfigTable("reduce.json", _long_default, _long_choices)
 COLUMNS = ConfigTable("reduce.json", _columns_default, _columns_choices)
 
 _tile_launch = Launcher(_reduce_tile)
@@ -209,26 +198,26 @@ def _launch_of(sizes: tuple[int, int, int], dtype: torch.dtype, device: int, kin
     (outer, N, inner), itemsize = sizes, dtype.itemsize
     flags: Config = {"COMBINE": kind.combine, "TERM": kind.term}
     group = 16 // itemsize if kind.combine in GROUPED else 1  # elements of one vector load
-    if inner == 1 and (N <= MAX_TILE or _splits_into_tiles(kind.combine, outer, N, device)):
+    if inner == 1 and (N <= MAX_TILE or _splits_into_tiles(kind.combine, outer, N)):
         part = min(N, MAX_TILE)
         parts = N // part
         rows = outer * parts
         config = dict(TILE(device, "tile", kind.combine, itemsize, max(group, next_power_of_2(part))))
-        config["BLOCK_M"] = rows_per_program(rows, config, device)
+        config["BLOCK_M"] = rows_per_program(rows, config)
         programs = min(config.pop("programs"), cdiv(rows, config["BLOCK_M"]))
         flags |= {"GROUP": group, "EVEN": config["BLOCK_N"] == part and rows % config["BLOCK_M"] == 0}
         launcher, grid, given = _tile_launch, (programs,), (rows, part, p)
     elif inner == 1:
-        form = "long" if outer >= many_rows(gpu_facts(device)) else "pieces"
+        form = "long" if outer >= MANY_ROWS else "pieces"
         config = dict(LONG(device, form, kind.combine, itemsize, min(MAX_KEY, next_power_of_2(N))))
         flags["GROUP"] = group
-        part, parts = split(outer, N, config["BLOCK_N"], device, config.pop("programs", None))
+        part, parts = split(outer, N, config["BLOCK_N"], config.pop("programs", None))
         launcher, grid, given = _long_launch, (outer, parts), (N, part, p)
     else:
         length, width = (next_power_of_2(min(n, most)) for n, most in ((N, COLUMN_TILE), (inner, 1024)))
         config = COLUMNS(device, "columns", kind.combine, itemsize, length, width)
         tiles = cdiv(inner, config["BLOCK_I"])
-        part, parts = split(outer * tiles, N, config["BLOCK_N"], device)
+        part, parts = split(outer * tiles, N, config["BLOCK_N"])
         launcher, grid, given = _columns_launch, (outer * tiles, parts), (N, inner, tiles, part, p)
     if parts == 1:
         return launcher.prepare(grid, *given, **flags, FINISH=kind.finish, PDL=False, **config)
@@ -236,9 +225,9 @@ def _launch_of(sizes: tuple[int, int, int], dtype: torch.dtype, device: int, kin
     return _split_reduction(first, outer * inner, N, parts, part, kind, p, device)
 
 
-def _splits_into_tiles(combine: str, outer: int, N: int, device: int) -> bool:
+def _splits_into_tiles(combine: str, outer: int, N: int) -> bool:
     """Return whether long rows are split into whole tiles: where there are few, and a step of a loop is costly."""
-    return combine in ("logsumexp", "var") and outer < many_rows(gpu_facts(device)) and N % MAX_TILE == 0
+    return combine in ("logsumexp", "var") and outer < MANY_ROWS and N % MAX_TILE == 0
 
 
 def _split_reduction(
@@ -583,7 +572,7 @@ dispatch = Dispatch(_plan_call, _call)
 
 
 def extreme_with_index(
-    crossover: Crossover,
+    smallest: float,
     torch_extreme: Callable[..., Any],
     result: Callable[..., Any],
     input: Tensor,
@@ -594,7 +583,7 @@ def extreme_with_index(
     is_plain = (
         len(args) + len(kwargs) <= 2 and not kwargs.keys() - {"dim", "keepdim"} and not (args and "dim" in kwargs)
     )
-    if is_plain and eligible_reduction(input) and crossover.reached(input.numel(), input.get_device()):
+    if is_plain and eligible_reduction(input) and input.numel() >= smallest:
         dim, keepdim = _dim_and_keepdim(*args, **kwargs)
         if type(dim) is int and type(keepdim) is bool and (dims := reduced_dims(input.dim(), dim)):
             options = Reduce(dims[0], dims[0] + 1, keepdim, torch_extreme.__name__)

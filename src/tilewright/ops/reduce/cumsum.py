@@ -17,7 +17,6 @@ from torch import Tensor
 from tilewright.ops.reduce._cases import CHECK
 from tilewright.ops.reduce._operators import Reduce, eligible_reduction, reduced_dims, split, split_sizes
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
-from tilewright.runtime.crossovers import Crossover, always
 from tilewright.runtime.eligibility import Dispatch, TensorKey, empty_like_options, has_elements
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.operator import operator
@@ -44,7 +43,6 @@ op = Op(
     bench=points(M=(1, 16, 4096, 65536), N=(2**28, 2**24, 65536, 4096)),
     backward_cost=cost,
     batch="M",
-    draws={"N": "row"},
 )
 
 
@@ -136,7 +134,7 @@ def _plan(
     config = CONFIG(device, form, dtype.itemsize, length, width)
     tiles = 1 if inner == 1 else cdiv(inner, config["BLOCK_M"])
     programs = cdiv(outer, config["BLOCK_M"]) if inner == 1 else outer * tiles
-    part_size, parts = split(programs, N, config["BLOCK_N"], device)
+    part_size, parts = split(programs, N, config["BLOCK_N"])
     given = outer, N, inner, tiles, part_size
     cumulate = _forward.prepare((programs, parts), *given, REVERSE=reverse, BLOCK_P=next_power_of_2(parts), **config)
     sum_parts = _sum_parts.prepare((programs, parts), *given, **config)
@@ -184,7 +182,7 @@ def triton_cumsum(x: Tensor) -> Tensor:
     return cumsum_forward(x, 1, False, None)
 
 
-CROSSOVER = Crossover("cumsum", always)
+SMALLEST = 0  # elements: torch takes longer than our call costs the host at every size
 
 
 @cached_plan
@@ -208,13 +206,10 @@ def cumsum(input: Tensor, dim: int, *, dtype: torch.dtype | None = None, out: Te
     """Cumulative sum over a dimension, with the arguments of `torch.cumsum`."""
     y = None
     if type(dim) is int and out is None:
-        y = dispatch(CROSSOVER, dim, input) if dtype is None else _call(dim, input, dtype)
+        y = dispatch(SMALLEST, dim, input) if dtype is None else _call(dim, input, dtype)
     return torch.cumsum(input, dim, dtype=dtype, out=out) if y is None else y
 
 
 @op.public
 def public(x: Tensor) -> Tensor:
     return cumsum(x, -1)
-
-
-op.over(torch.cumsum, cumsum, (0, 1))

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tilewright.ops.reduce._cases import reduction_op
 from tilewright.ops.reduce._operators import dispatch, reduce
-from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.spec import points
 
 __all__ = ["vector_norm"]
@@ -46,7 +45,7 @@ def triton_vector_norm(x: Tensor, ord: str) -> Tensor:
     return reduce(x, (1,), _kind(float(ord)), p=float(ord))
 
 
-CROSSOVER = Crossover("vector_norm", faster_after(us=0.44, bytes_per_element=2))
+SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
 
 
 def vector_norm(
@@ -61,7 +60,7 @@ def vector_norm(
     """Norm over dimensions, with the arguments of `torch.linalg.vector_norm`."""
     if out is None and type(ord) in (int, float) and ord == ord:
         dims = tuple(dim) if type(dim) is list else dim
-        y = dispatch(CROSSOVER, (dims, keepdim, _kind(ord), float(ord), dtype), x)
+        y = dispatch(SMALLEST, (dims, keepdim, _kind(ord), float(ord), dtype), x)
         if y is not None:
             return y
     return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype, out=out)

@@ -32,7 +32,6 @@ from tilewright.runtime.clusters import (
     max_vectors_per_block,
 )
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
-from tilewright.runtime.crossovers import PerGPU
 from tilewright.runtime.cuda import CudaSource
 from tilewright.runtime.eligibility import Dispatch, TensorKey, eligible, has_elements, unary
 from tilewright.runtime.launch import Launcher
@@ -40,8 +39,7 @@ from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.sizes import cdiv, next_power_of_2
 
 MAX_TILE = 32768  # elements of a row that one program holds in registers; twice as many spill
-# Elements of a row from which on a cluster is faster, where there are clusters.
-MIN_CLUSTER = PerGPU("softmax in clusters", lambda gpu: MAX_TILE // 4 + 1)
+MIN_CLUSTER = 8193  # elements of a row from which on a cluster is faster, where there are clusters
 MAX_COLUMN_TILE = 16384  # elements of the columns that one program holds
 TWO_PASS = {"BLOCK_N": 16384, "num_warps": 16}  # backward of rows that are read twice
 TENSORS = {"fwd": 1, "bwd": 2}  # whose rows a cluster holds
@@ -116,7 +114,7 @@ def _cluster_or_online(rows: Rows, log: bool) -> Launch:
 
 
 def _best(rows: Rows, log: bool) -> Launch:
-    is_long = rows.N > MAX_TILE or (MIN_CLUSTER[rows.device] <= rows.N and rows.fit_cluster(TENSORS["fwd"]))
+    is_long = rows.N > MAX_TILE or (rows.N >= MIN_CLUSTER and rows.fit_cluster(TENSORS["fwd"]))
     return _cluster_or_online(rows, log) if is_long else _tile(rows, log)
 
 
@@ -162,7 +160,7 @@ def _plan_backward(
     rows = Rows(outer, N, dtype, device, is_aligned)
     flags = {"LOG": options.log, "MASKED": options.form == "masked"}
     fits = options.form in ("best", "cluster") and scale == 1.0 and rows.fit_cluster(TENSORS["bwd"])
-    if fits and (options.form == "cluster" or MIN_CLUSTER[device] <= N):
+    if fits and (options.form == "cluster" or N >= MIN_CLUSTER):
         return _cluster("bwd", rows, options.log)
     config = TILE(device, "bwd", rows.itemsize, rows.block) if N <= MAX_TILE else TWO_PASS
     if config["BLOCK_N"] >= N:

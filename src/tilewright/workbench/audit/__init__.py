@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +10,12 @@ from torch import Tensor
 
 from tilewright import hardware
 from tilewright.cost import size
-from tilewright.errors import KernelAborted, TilewrightError, TooLarge, first_line
+from tilewright.errors import TooLarge
 from tilewright.interpreter import STEPS, interpret
 from tilewright.interpreter.results import SECTOR, Finding, Launch, Traffic, tensors
-from tilewright.spec import Case, Cost, Kernel, Op
+from tilewright.spec import Case, Cost, Op
 from tilewright.workbench.audit.inputs import ELEMENTS
 from tilewright.workbench.audit.page import render
-from tilewright.workbench.audit.roles import Allocations, addresses, find_roles
 
 SIGNIFICANT = 0.01  # share of all bytes moved; less is not mentioned
 COLUMNS = ("launch", "argument", "loaded", "stored", "distinct", "reads/elem", "masked off", "overfetch*")
@@ -31,7 +29,7 @@ class Audit:
     title: str
     launches: list[Launch]
     findings: list[Finding]
-    roles: dict[int, str]  # by storage address: output, in place, returned unchanged, scratch; the others are inputs
+    roles: dict[int, str]  # by storage address: output, in place or scratch; the others are inputs
     cost: Cost | None = None  # minimum of the Op, if known
     sms: int = hardware.DATASHEETS["h200"].sms
     result: Any = None
@@ -196,38 +194,16 @@ def audit(
     count = sum(a.numel() for a in given)
     if count > elements:
         raise TooLarge(count, elements)
-    with interpret(faults="collect", steps=steps, maps=lanes is None, lanes=lanes) as run, Allocations() as made:
+    with interpret(faults="collect", steps=steps, maps=lanes is None, lanes=lanes) as run:
         result = fn(*args)
     found = [*run.findings, *(run.unwritten(result) if lanes is None else ())]
+    outputs = {t.untyped_storage().data_ptr() for t in tensors(result)}
+    inputs = {t.untyped_storage().data_ptr() for t in given}
+    roles = dict.fromkeys(run.allocated, "scratch") | dict.fromkeys(outputs, "output")
+    roles |= dict.fromkeys(outputs & inputs, "in place")
     name = title or getattr(fn, "__name__", "audit")
     launches = [launch.extrapolated for launch in run.launches]
-    roles = find_roles(launches, addresses(given), addresses(result), run.allocated | made.found)
     return Audit(name, launches, found, roles, cost, hardware.datasheet(gpu).sms, result)
-
-
-def audit_kernel(op: Op, kernel: Kernel, case: Case, **limits: Any) -> Audit:
-    """Audit a kernel of an Op on a case. A kernel that raises an exception raises KernelAborted, in one line."""
-    elements = case_elements(op, case)
-    if elements > ELEMENTS:
-        raise TooLarge(elements, ELEMENTS, f"try --case {shrink_case(op, case)}")
-    args = op.make(case)
-    with abort_on_errors(kernel.name):
-        return audit(kernel.fn, *args, cost=op.cost(*args), title=title_of(op, kernel, case), **limits)
-
-
-def title_of(op: Op, kernel: Kernel, case: Case) -> str:
-    return f"{op.name}, {kernel.name}, {case} {case.dtype}"
-
-
-@contextlib.contextmanager
-def abort_on_errors(name: str) -> Iterator[None]:
-    """Turn an exception of the user's function into a one-line KernelAborted."""
-    try:
-        yield
-    except TilewrightError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise KernelAborted(f"{name} fails: {first_line(error)}") from error
 
 
 def default_case(op: Op, elements: int = 2**20) -> Case:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,9 +30,6 @@ from tilewright.worker.execute import KernelFailed, Request, kernel_failures
 from tilewright.worker.memory import free_memory
 from tilewright.worker.parent import Worker
 from tilewright.worker.timed_run import InputPool, TimedRun, TimedSample
-
-if TYPE_CHECKING:
-    from tilewright.workbench.check.problems import Problem
 
 SAMPLES = 50
 VALUES = (4, 5)  # input sets that the check does not use; one random sample of each is checked
@@ -63,13 +60,10 @@ class Timing:
     extra_bytes: int | None = None
     state: dict[str, Any] = field(default_factory=dict)  # GPU clocks, power, temperature, throttling
     timer: dict[str, Any] = field(default_factory=dict)
-    layout: str = "contiguous"  # the inputs are laid out so
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields of a `timing` record."""
         content = asdict(self)
-        if self.layout == "contiguous":
-            del content["layout"]
         return content | {"is_torchs": content.pop("runs_torch")}
 
 
@@ -103,7 +97,7 @@ def bench(
     files: Sequence[Path] = (),
     *,
     clock: Clock,
-    cases: Sequence[Case | CheckCase],
+    cases: Sequence[Case],
     directions: Sequence[str] = ("forward",),
     samples: int = SAMPLES,
     device: str = "cuda",
@@ -111,24 +105,18 @@ def bench(
     physical: Callable[[Cost], float] = lambda _: 0.0,
     proven: Collection[str] = (),
     on_step: Callable[[str], None] = lambda _: None,
-    problem: Problem | None = None,
 ) -> Iterator[Timing]:
-    """Yield the timings of all kernels, case by case. A CheckCase also says how its tensors are laid out.
+    """Yield the timings of all kernels, case by case.
 
-    `physical` returns the minimum seconds of a Cost, `proven` names kernels and files that were checked before, and
-    `on_step` is called with a description of each step. With a third-party `problem`, `op` is that problem's and the
-    files hold solutions of it.
+    `physical` returns the minimum seconds of a Cost, `proven` names kernels that were checked before, and `on_step` is
+    called with a description of each step.
     """
     floor = floor_us(clock)
-    check_cases = [case if isinstance(case, CheckCase) else CheckCase(case) for case in cases]
-    plain = [case.case for case in check_cases]
     with contextlib.ExitStack() as stack:
-        candidates = [*_op_candidates(op, kernels, proven, plain, directions, device, on_step)]
+        candidates = [*_op_candidates(op, kernels, proven, cases, directions, device, on_step)]
         for path in files:
-            on_step(f"checking {path.name}")
-            worker = stack.enter_context(Worker(device=device))
-            candidates.append(_file_candidate(op, path, plain, worker, problem, path.name in proven))
-        for case in check_cases:
+            candidates.append(_file_candidate(op, path, cases, device, stack, on_step))
+        for case in cases:
             case_runner = CaseRunner(op, case, candidates, clock, samples, device, against, physical, floor)
             yield from case_runner.run(directions, on_step)
             del case_runner
@@ -170,32 +158,31 @@ def _op_candidates(
     if [*directions] == ["forward"]:
         kernels = [replace(kernel, differentiable=False) for kernel in kernels]
     checked = [kernel for kernel in kernels if not kernel.builds_per_case and kernel.name not in proven]
-    depth = "default" if op.file else "quick"
-    verdicts = check(op, checked, device=device, dtypes=sorted({case.dtype for case in cases}), depth=depth)
+    verdicts = check(op, checked, device=device, dtypes=sorted({case.dtype for case in cases}), depth="quick")
     for kernel in kernels:
         verdict = Verdict(op.name, kernel.name, "right")
         if kernel in checked:
             on_step(f"checking {kernel.name}")
             verdict = next(verdicts)
             require_working_gpu(kernel.name)
-        if FORWARD_ONLY in verdict.labels:
-            kernel = replace(kernel, differentiable=False)
         yield Candidate(kernel, verdict)
 
 
 def _file_candidate(
-    op: Op, path: Path, cases: Sequence[Case], worker: Worker, problem: Problem | None, is_proven: bool
+    op: Op,
+    path: Path,
+    cases: Sequence[Case],
+    device: str,
+    stack: contextlib.ExitStack,
+    on_step: Callable[[str], None],
 ) -> Candidate:
-    if is_proven:
-        verdict = Verdict(op.name, path.name, "right")
-    else:
-        dtypes = sorted({case.dtype for case in cases})
-        verdict = next(iter(check(op, files=[path], device=worker.device, dtypes=dtypes, problem=problem)))
+    on_step(f"checking {path.name}")
+    verdict = next(iter(check(op, files=[path], device=device, dtypes=sorted({case.dtype for case in cases}))))
     has_gradient = op.backward_cost is not None and FORWARD_ONLY not in verdict.labels
+    worker = stack.enter_context(Worker(device=device))
     if verdict.verdict == "right":
         try:
-            solution, name = problem.solution(worker.device) if problem else None, op.file.stem if op.file else op.name
-            worker.load(None if problem else name, file=path, solution=solution)
+            worker.load(op.name, file=path)
         except KernelFailed as failure:
             verdict = Verdict(op.name, path.name, "crashed", f"when the file was loaded again: {failure}")
     kernel = UserKernel(path.name, has_gradient)
@@ -203,7 +190,7 @@ def _file_candidate(
 
 
 def cost_of(op: Op, case: Case, direction: str) -> Cost:
-    """Return the cost of a case; zero if unknown, without a gradient, or if that is the incoming one unchanged."""
+    """Return the cost of a case; zero without a gradient, or if the gradient is the incoming one unchanged."""
     args = op.make(case, "meta")
     if direction == "forward":
         return op.cost(*args)
@@ -217,7 +204,7 @@ class CaseRunner:
     def __init__(
         self,
         op: Op,
-        case: CheckCase,
+        case: Case,
         candidates: Sequence[Candidate],
         clock: Clock,
         samples: int,
@@ -226,15 +213,15 @@ class CaseRunner:
         physical: Callable[[Cost], float],
         floor: float,
     ):
-        self._op, self._case, self._candidates, self._clock = op, case.case, candidates, clock
+        self._op, self._case, self._candidates, self._clock = op, case, candidates, clock
         self._samples, self._device, self._against = samples, device, against
         self._physical, self._floor = physical, floor
-        self._check_case = case
+        self._check_case = CheckCase(case)
         self._references = ReferenceRuns(op, device, secrets.randbits(32), evicts_large=False, is_training=True)
 
     def run(self, directions: Sequence[str], on_step: Callable[[str], None]) -> Iterator[Timing]:
         torch._dynamo.reset()  # the ninth shape would silently run uncompiled
-        wanted = [d for d in directions if self._op.file or cost_of(self._op, self._case, d).bytes]
+        wanted = [d for d in directions if cost_of(self._op, self._case, d).bytes]
         with_gradients = wanted != ["forward"]
         on_step(f"checking {self._case}")
         try:
@@ -275,11 +262,9 @@ class CaseRunner:
     def _untimed(self, candidate: Candidate, direction: str, verdict: str, reason: str) -> Timing:
         kernel, case = candidate.kernel, self._case
         point, cost = dict(case.point), cost_of(self._op, case, direction)
-        timing = Timing(
+        return Timing(
             self._op.name, kernel.name, point, case.dtype, direction, cost, verdict, reason, kernel.is_baseline
         )
-        timing.layout = self._check_case.layout
-        return timing
 
     def _direction(
         self, direction: str, references: Sequence[ReferenceRun], verdicts: Mapping[str, Verdict]
@@ -363,7 +348,7 @@ class CaseRunner:
     def _failed(self, candidate: Candidate, direction: str, failure: KernelFailed) -> Timing:
         if not candidate.worker:
             require_working_gpu(f"{candidate.kernel.name} on {self._case}")
-        kind = {"memory": "unsupported", "declined": "unsupported", "usage": "crashed"}.get(failure.kind, failure.kind)
+        kind = {"memory": "unsupported", "usage": "crashed"}.get(failure.kind, failure.kind)
         return self._untimed(candidate, direction, kind, f"when timed: {failure}")
 
     def _implausible(self, cost: Cost, us: Sequence[float]) -> str:

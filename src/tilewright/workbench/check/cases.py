@@ -6,18 +6,17 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from tilewright.spec import VALUES, Case, Op
-from tilewright.variants import PROBLEM_VALUES
 from tilewright.worker.execute import COMPILED, OPCHECK, PLAIN, flatten
 
 SIZES = (1, 2, 3, 7, 13, 31, 61, 127, 251, 1021)  # odd, prime and 1: no block size divides them
 LAYOUTS = ("transposed", "sliced", "offset", "expanded")
 RANDOM_CASES = {"once": 0, "quick": 1, "default": 3, "full": 12}  # per dtype, by depth
 SMALL_ELEMENTS = 2**15  # in all inputs of a case that is checked in many variants
-MEDIUM_ELEMENTS = 2**24  # the same, if a user's operation has no smaller case
+# Other values for the floating-point inputs of a third-party problem.
+PROBLEM_VALUES = ("random signs", "negated", "zeros", "permuted", "scaled up", "scaled down")
 QUICK_PROBLEM_VALUES = PROBLEM_VALUES[:3]
 
 
@@ -43,11 +42,6 @@ class CheckCase:
         return " ".join([str(self.case), *(f"({kind})" for kind in kinds)]).strip()
 
 
-def is_plain(case: CheckCase) -> bool:
-    """Return whether a case is none of the variants of another one."""
-    return replace(case, rerun=False) == CheckCase(case.case)
-
-
 def plan_cases(
     op: Op,
     cases: Sequence[Case] | None,
@@ -65,9 +59,6 @@ def plan_cases(
     if depth == "once":
         return [CheckCase(case.with_dtype(dtype)) for dtype in dtypes for case in own]
     small = [case for case in own if 1 < element_count(op, case) <= SMALL_ELEMENTS] if op.is_varied else own
-    if not small and (op.file or not cases):
-        smallest = min(own, key=lambda case: element_count(op, case))
-        small = [smallest] if element_count(op, smallest) <= MEDIUM_ELEMENTS else []
     hosts = small if depth == "full" else sorted(small, key=lambda case: element_count(op, case))[-1:]
     planned: list[CheckCase] = []
     for number, dtype in enumerate(dtypes):
@@ -76,8 +67,7 @@ def plan_cases(
         planned += [CheckCase(case.with_dtype(dtype), rerun=case in reruns) for case in dict.fromkeys(selected)]
         for host in (case.with_dtype(dtype) for case in hosts):
             # Unless the depth is full, each variant is checked in one dtype, and the dtypes take turns.
-            variants = [] if is_problem else _variants(op, host, depth)
-            variants += _problem_variants(host, depth) if is_problem or op.file else []
+            variants = _problem_variants(host, depth) if is_problem else _variants(op, host, depth)
             planned += [v for i, v in enumerate(variants) if depth == "full" or i % len(dtypes) == number]
         if not cases and op.is_varied:
             others = draw_cases(op, own[0], RANDOM_CASES[depth], f"{seed} {dtype}")
@@ -112,16 +102,7 @@ def differentiable_arguments(op: Op, case: Case) -> tuple[list[int], int]:
     args = op.make(case, device="meta")
     floats = [n for n, a in enumerate(args) if isinstance(a, Tensor) and a.is_floating_point()]
     inputs = [n for n in floats if n not in op.constants]
-    return inputs, sum(t.is_floating_point() for t in output_shapes(op, case))
-
-
-def output_shapes(op: Op, case: Case) -> list[Tensor]:
-    """Return the outputs of the reference without values."""
-    try:
-        return flatten(op.reference(*op.make(case, device="meta")))
-    except Exception:  # the shapes of a user's reference may depend on values
-        with torch.no_grad():
-            return [output.to("meta") for output in flatten(op.reference(*op.make(case)))]
+    return inputs, sum(t.is_floating_point() for t in flatten(op.reference(*args)))
 
 
 def _beyond_int32(op: Op, small: list[Case]) -> list[CheckCase]:
@@ -131,8 +112,6 @@ def _beyond_int32(op: Op, small: list[Case]) -> list[CheckCase]:
         return []
     if op.batch is None:
         sizes = {name: value for name, value in case.point if isinstance(value, int) and not isinstance(value, bool)}
-        if not sizes or op.file:  # a user's reference may need any amount of memory
-            return []
         longest = max(sizes, key=sizes.__getitem__)
         point = tuple((name, 2**31 + 11 if name == longest else value) for name, value in case.point)
         return [CheckCase(Case(point, case.dtype))]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +12,9 @@ from torch import Tensor
 
 from tilewright.errors import TilewrightError, first_line
 from tilewright.spec import Op
-from tilewright.variants import PROBLEM_VALUES
-from tilewright.workbench.check.budget import ExpectedTensor, expect, tighten_for_integers, tighten_for_moves
-from tilewright.workbench.check.cases import CheckCase, differentiable_arguments, output_shapes
-from tilewright.worker.execute import OutputSpec, Request, trace_torch_calls
+from tilewright.workbench.check.budget import ExpectedTensor, expect, tighten_for_integers
+from tilewright.workbench.check.cases import PROBLEM_VALUES, CheckCase, differentiable_arguments
+from tilewright.worker.execute import OutputSpec, Request, flatten, trace_torch_calls
 from tilewright.worker.memory import GuardedTensor
 
 LARGE = 2**26  # elements of an output that is not cached
@@ -26,18 +24,6 @@ NO_WORK = {
     *("_to_copy", "copy_", "clone", "detach", "expand", "view", "_unsafe_view", "as_strided", "transpose", "t"),
     *("permute", "unsqueeze", "squeeze", "select", "slice", "alias", "unbind", "split", "_local_scalar_dense"),
 }
-# Operators that move or select values, and compute none: their results are exact.
-MOVES = NO_WORK | {
-    "sort", "argsort", "topk", "kthvalue", "median", "gather", "index", "index_select", "take", "embedding",
-    "masked_select", "masked_fill", "masked_fill_", "where", "cat", "stack", "flip", "roll", "repeat",
-    "constant_pad_nd", "tril", "triu", "diagonal", "diagonal_copy", "unfold", "pixel_shuffle", "channel_shuffle",
-    "narrow", "movedim", "reshape", "view_as", "split_with_sizes", "set_", "lift_fresh", "max", "min", "amax",
-    "amin", "maximum", "minimum", "argmax", "argmin", "max_pool1d", "max_pool2d_with_indices",
-    "max_pool3d_with_indices", "relu", "relu_", "clamp", "clamp_", "clamp_min", "clamp_min_", "clamp_max",
-    "clamp_max_", "hardtanh", "abs", "neg", "full", "full_like", "zeros_like", "ones", "ones_like", "arange", "eq",
-    "ne", "gt", "ge", "lt", "le", "isnan", "nonzero", "logical_and", "logical_or", "logical_not", "bitwise_and",
-    "bitwise_or", "bitwise_not", "_unique2", "unique_dim",
-}  # fmt: skip
 
 
 class ReferenceFailed(Exception):
@@ -57,21 +43,8 @@ class ReferenceRun:
 class ReferenceRuns:
     """Runs the reference once per case for all kernels."""
 
-    def __init__(
-        self,
-        op: Op,
-        device: str,
-        seed: int,
-        *,
-        evicts_large: bool = True,
-        is_training: bool = False,
-        destinations: Callable[[Sequence[Any]], Sequence[Tensor]] = lambda _: (),
-    ):
-        """Run references with this seed; with `is_training`, the incoming gradient of a scalar output is 1.
-
-        `destinations` returns the arguments that a kernel may fill and return in place of an output.
-        """
-        self._destinations = destinations
+    def __init__(self, op: Op, device: str, seed: int, *, evicts_large: bool = True, is_training: bool = False):
+        """Run references with this seed; with `is_training`, the incoming gradient of a scalar output is 1."""
         self._op, self._device, self.seed, self._is_training = op, device, seed, is_training
         self.evicts_large = evicts_large
         self._names = _parameters(op.reference)
@@ -88,7 +61,7 @@ class ReferenceRuns:
         return self._cache[(*key, with_gradients)]
 
     def request(self, case: CheckCase, run: ReferenceRun, **options: Any) -> Request:
-        specs = [OutputSpec(tuple(e.truth.shape), e.dtype, e.others) for e in run.expected if not e.is_gradient]
+        specs = [OutputSpec(tuple(e.truth.shape), e.dtype) for e in run.expected if not e.is_gradient]
         if case.repeat > 1:
             specs = [OutputSpec((spec.shape[0] * case.repeat, *spec.shape[1:]), spec.dtype) for spec in specs]
         # A kernel cannot write to an expanded tensor, whose elements share memory.
@@ -143,7 +116,7 @@ class ReferenceRuns:
         grads: list[Tensor | None] = []
         if with_gradients:
             generator = torch.Generator(self._device).manual_seed(seed + 1)
-            for like in (t for t in output_shapes(op, case.case) if t.is_floating_point()):
+            for like in (t for t in flatten(op.reference(*op.make(case.case, "meta"))) if t.is_floating_point()):
                 grad = torch.randn(like.shape, generator=generator, device=self._device).to(like.dtype)
                 grads.append(torch.ones_like(grad) if self._is_training and not like.dim() else grad)
             if case.layout == "expanded":  # as sum().backward() passes it
@@ -151,19 +124,14 @@ class ReferenceRuns:
             if case.no_grad_output is not None:
                 grads[case.no_grad_output] = None
         try:
-            zeros_scale, destinations = float(case.values == "zeros"), self._destinations(args)
-            expected = expect(op.reference, args, grads, needs_grad, zeros_scale, destinations)
-            returns_tensor, calls = self._trace(args)
+            expected = expect(op.reference, args, grads, needs_grad, zeros_scale=float(case.values == "zeros"))
         except (torch.cuda.OutOfMemoryError, TilewrightError):
             raise
         except Exception as error:
             raise ReferenceFailed(first_line(error)) from error
         if case.values == "integers":
             expected = [tighten_for_integers(e) for e in expected]
-        if all(_operator(name) in MOVES for name, _ in calls):
-            expected = [tighten_for_moves(e) for e in expected]
-        work = Counter(call for call in calls if _operator(call[0]) not in NO_WORK)
-        run = ReferenceRun(args, grads, needs_grad, expected, returns_tensor, work)
+        run = ReferenceRun(args, grads, needs_grad, expected, *self._trace(args))
         if case.values in PROBLEM_VALUES:
             self._require_accepted(case, run)
         return run
@@ -173,8 +141,7 @@ class ReferenceRuns:
         own = self(CheckCase(case.case), False)
         if _same_inputs(run, own):
             raise ReferenceFailed(f"its inputs cannot be {case.values}")
-        outputs = [e for e in run.expected if not e.is_gradient]
-        for one, other in zip(outputs, own.expected, strict=True):
+        for one, other in zip(run.expected, own.expected, strict=True):
             if int((~one.truth.isfinite()).sum()) > int((~other.truth.isfinite()).sum()):
                 raise ReferenceFailed("it returns infinities or NaN")
             if case.values == "zeros" and not one.dtype.is_floating_point:
@@ -183,11 +150,12 @@ class ReferenceRuns:
     def _name(self, number: int) -> str:
         return self._names[number] if number < len(self._names) else f"argument {number + 1}"
 
-    def _trace(self, args: tuple[Any, ...]) -> tuple[bool, list[tuple[str, int]]]:
-        """Return whether the reference returns a single tensor, and the operators that it calls."""
+    def _trace(self, args: tuple[Any, ...]) -> tuple[bool, Counter[tuple[str, int]]]:
+        """Return whether the reference returns a single tensor, and the operators that do its work."""
         copies = [a.clone() if isinstance(a, Tensor) else a for a in args]
         calls, returned = trace_torch_calls(self._op.reference, copies)
-        return isinstance(returned, Tensor), calls
+        work = Counter(call for call in calls if call[0].removeprefix("aten::").partition(".")[0] not in NO_WORK)
+        return isinstance(returned, Tensor), work
 
     def repeated(self, case: CheckCase) -> list[int]:
         """Return the arguments to repeat: those whose first dimension is the Op's batch."""
@@ -204,10 +172,6 @@ def _parameters(fn: Any) -> list[str]:
         return list(inspect.signature(fn).parameters)
     except ValueError:  # a builtin has no signature
         return []
-
-
-def _operator(name: str) -> str:
-    return name.removeprefix("aten::").partition(".")[0]
 
 
 def _is_float(value: Any) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import first_line
-from tilewright.spec import Case, Kernel, Op
-from tilewright.variants import PROBLEM_VALUES
+from tilewright.spec import Kernel, Op
 from tilewright.workbench.check.budget import Match, Mismatch, compare
-from tilewright.workbench.check.cases import CheckCase, element_count, is_plain
+from tilewright.workbench.check.cases import PROBLEM_VALUES, CheckCase, element_count
 from tilewright.workbench.check.expected import ReferenceFailed, ReferenceRun, ReferenceRuns
-from tilewright.worker.execute import OPCHECK, PLAIN, TRACED, Executor, KernelFailed, Reply, Request, flatten
+from tilewright.worker.execute import OPCHECK, PLAIN, TRACED, Executor, KernelFailed, Reply, Request
 from tilewright.worker.memory import GuardedTensor, free_memory, with_layout
 
 # Without a GPU, a case with more input elements than this would take minutes.
@@ -27,8 +26,6 @@ SIMULATED_ELEMENTS = {"triton": 2**21, "numba": 1100, "python": 2**21}
 OWN_INPUTS_ONLY = "right on the problem's own inputs only"
 NOT_RIGHT = ("wrong", "tampered", "crashed", "timeout", OWN_INPUTS_ONLY)
 FORWARD_ONLY = "forward only"  # the label of a user's kernel that autograd cannot differentiate
-DECLINES = "the kernel does not take such a case"
-MAX_CRASHES = 8  # cases that end with a crash before the others are left out
 LOWER_PRECISION = 4.0  # times PyTorch's root mean square error
 FALLS_BACK = "falls back to torch"
 BYTES_PER_ELEMENT = 128  # a rough estimate of the memory that judging takes
@@ -151,9 +148,6 @@ class Judge:
         self._spread = 0.0
         self._traced, self._fell_back = 0, 0  # cases
         self._precision = (0.0, "")
-        self._rerun: list[CheckCase] = []  # right when called again
-        self._declined: list[CheckCase] = []
-        self._taken: set[tuple[Case, str]] = set()  # with their layouts
         self._varied: set[tuple[str, str]] = set()  # cases with other inputs than the problem's own
 
     def prepare(self, cases: Sequence[CheckCase]) -> None:
@@ -171,79 +165,42 @@ class Judge:
         # Last come the cases and calls under a dispatch mode: torch.compile gives up on a function that it sees there.
         is_complete = self._judge_cases([case for case in selected if case.mode != OPCHECK], on_case)
         if is_complete:
-            self._call_more()
+            self._call_more(selected)
             is_complete = self._judge_cases([case for case in selected if case.mode == OPCHECK], on_case)
         if is_complete:
-            self._detect_fallback([case for case in selected if is_plain(case)])
+            self._detect_fallback([c for c in selected if replace(c, rerun=False) == CheckCase(c.case)])
         self._conclude()
         return verdict
 
     def _judge_cases(self, cases: Sequence[CheckCase], on_case: Callable[[], None]) -> bool:
-        """Judge the cases, and return whether to go on: after a timeout or many crashes, the others would fail too."""
-        for case in self._without_declined(cases):
+        """Judge the cases, and return whether to go on: after a crash or a timeout the others would end likewise."""
+        for case in cases:
             found = self._judge_case(case)
             on_case()
             if found is None:
                 continue
-            if found.verdict == "right" and case.rerun:
-                self._rerun.append(case)
-            if found.reason.startswith(DECLINES) and is_plain(case):
-                self._declined.append(case)
             if any(other.picture for other in self._verdict.cases):
                 found.picture = ()  # one is enough
             self._verdict.cases.append(found)
             if case.values in PROBLEM_VALUES:
                 self._varied.add((found.case, found.dtype))
-            crashes = sum(other.verdict == "crashed" for other in self._verdict.cases)
-            if found.verdict in ("timeout", "tampered") or crashes == MAX_CRASHES or self._refusal:
+            if found.verdict in ("crashed", "timeout", "tampered") or self._refusal:
                 return False
         return True
-
-    def _without_declined(self, cases: Sequence[CheckCase]) -> Iterator[CheckCase]:
-        """Yield the cases; variants of a case that the kernel declined are replaced by those of one that it takes.
-
-        Otherwise a kernel could decline the case on which it would be found out.
-        """
-        for case in cases:
-            declined = next((one for one in self._declined if one.case == case.case), None)
-            if declined is None or is_plain(case):
-                yield case
-                continue
-            instead = self._taken_instead(case.case)
-            if instead is None:
-                yield case
-                continue
-            if declined.rerun:
-                self._declined[self._declined.index(declined)] = replace(declined, rerun=False)
-                yield CheckCase(instead, rerun=True)
-            yield replace(case, case=instead)
-
-    def _taken_instead(self, declined: Case) -> Case | None:
-        """Return the largest case that the kernel takes and that is no larger than this one; or else the smallest."""
-        taken = [one for one, layout in self._taken if one.dtype == declined.dtype and layout == "contiguous"]
-        sizes = {one: element_count(self._op, one) for one in taken}
-        fitting = [one for one in taken if sizes[one] <= element_count(self._op, declined)]
-        return max(fitting, key=sizes.__getitem__) if fitting else min(taken, key=sizes.__getitem__, default=None)
 
     def _conclude(self) -> None:
         verdict = self._verdict
         bad = [case for case in verdict.cases if case.verdict in NOT_RIGHT]
-        left_out = [case.reason for case in verdict.cases if case.verdict == "unsupported"]
-        skipped = Counter(DECLINES if reason.startswith(DECLINES) else reason for reason in left_out)
+        skipped = Counter(case.reason for case in verdict.cases if case.verdict == "unsupported")
         if bad:
             verdict.verdict = OWN_INPUTS_ONLY if self._is_right_on_own_inputs(bad) else bad[0].verdict
             verdict.reason = f"{bad[0].case} {bad[0].dtype}: {bad[0].reason}".strip()
-            others = Counter(case.verdict for case in bad if case.verdict != bad[0].verdict)
-            words = [f"; {count} other case{'s' * (count > 1)}: {kind}" for kind, count in others.items()]
-            verdict.reason += "".join(words)
         elif self._refusal or not any(case.verdict == "right" for case in verdict.cases):
-            verdict.verdict, verdict.reason = "unsupported", self._refusal or "; ".join(dict.fromkeys(left_out))
+            verdict.verdict, verdict.reason = "unsupported", self._refusal or "; ".join(skipped)
         else:
             verdict.labels += [f"{count} left out: {reason}" for reason, count in skipped.items()]
-        is_others = self._problem_check or self._op.file
-        if is_others and (value := self._references.constant_output()) is not None:
-            whose = "the problem's reference" if self._problem_check else "the reference"
-            verdict.labels.append(f"{whose} always returns {value}, whatever its inputs are")
+        if self._problem_check and (value := self._references.constant_output()) is not None:
+            verdict.labels.append(f"the problem's reference always returns {value}, whatever its inputs are")
         if self._spread:
             verdict.labels.append(f"not deterministic: the same inputs gave results up to {self._spread:.2g} apart")
         if self._fell_back:
@@ -278,7 +235,8 @@ class Judge:
         except KernelFailed as failure:
             if failure.kind == "unsupported" and self._is_users and case.mode == PLAIN:
                 self._refusal = str(failure)
-            return self._failed(case, failure)
+            kind = "unsupported" if failure.kind == "memory" else failure.kind
+            return CaseVerdict(name, dtype, kind, reason=str(failure))
         except ReferenceFailed as failure:
             if case.values in PROBLEM_VALUES:
                 return None
@@ -290,20 +248,6 @@ class Judge:
             return CaseVerdict(name, dtype, "unsupported", reason=reason)
         finally:
             self._references.evict_large()
-
-    def _failed(self, case: CheckCase, failure: KernelFailed) -> CaseVerdict:
-        """Return the verdict on a case without outputs.
-
-        A user's kernel may decline a case by its shapes, dtypes and layouts, not by its values or after some calls.
-        """
-        kind, reason = failure.kind, str(failure)
-        if kind == "declined":
-            kind = "unsupported" if self._is_users else "crashed"
-            if (case.case, case.layout) in self._taken:
-                kind, reason = "wrong", f"takes such a case with other values or in other calls, but here {reason}"
-            elif self._is_users:
-                reason = f"{DECLINES} ({reason})"
-        return CaseVerdict(str(case), case.case.dtype, "unsupported" if kind == "memory" else kind, reason=reason)
 
     def _call(self, request: Request) -> Reply:
         self._verdict.calls += 1
@@ -318,7 +262,6 @@ class Judge:
             options["instrumented"] = False
         request = self._references.request(case, run, **options)
         reply = self._call(request)
-        self._taken.add((case.case, case.layout))
         found, got = self._compare(case, run, reply)
         if found.verdict == "right":
             found = self._check_memory(run, request, reply) or found
@@ -328,12 +271,8 @@ class Judge:
         return found, got
 
     def _wants_gradients(self, case: CheckCase) -> bool:
-        """Return whether gradients are compared.
-
-        Not for inputs far from zero, where they are lost in cancellation, nor for zeros, where they may be undefined.
-        """
-        is_suitable = case.values not in ("shifted", "zeros")
-        return self._kernel.differentiable and self._has_gradient is not False and is_suitable
+        """Return whether gradients are compared: not for inputs far from zero, where they are lost in cancellation."""
+        return self._kernel.differentiable and self._has_gradient is not False and case.values != "shifted"
 
     def _ask_problem_check(self, found: CaseVerdict, run: ReferenceRun, outputs: list[Tensor]) -> None:
         if self._problem_check is None:
@@ -343,18 +282,10 @@ class Judge:
         except Exception as error:  # third-party code may raise anything
             objection = f"it raises {first_line(error)}"
         if found.verdict == "right" and objection:
-            who = "its own reference" if self._rejects_reference(run) else "it"
-            label = f"the problem's own check rejects {who}: {objection}"
+            label = f"the problem's own check rejects it: {objection}"
             self._verdict.labels += [label] if label not in self._verdict.labels else []
         elif found.verdict == "wrong" and not objection:
             found.reason += "; the problem's own check accepts it"
-
-    def _rejects_reference(self, run: ReferenceRun) -> bool:
-        """Return whether the problem's own check rejects even the outputs of its reference."""
-        assert self._problem_check is not None
-        with contextlib.suppress(Exception):
-            return self._problem_check(run.args, flatten(self._op.reference(*run.args))) is not None
-        return True
 
     def _compare(self, case: CheckCase, run: ReferenceRun, reply: Reply) -> tuple[CaseVerdict, list[Tensor]]:
         wrong = CaseVerdict("", "", "wrong")
@@ -434,14 +365,16 @@ class Judge:
                 self._spread = max(self._spread, *(float(d.max()) if d.numel() else 0.0 for d in differences))
         return found
 
-    def _call_more(self) -> None:
+    def _call_more(self, cases: Sequence[CheckCase]) -> None:
         """Call a user's kernel more often, to catch one that is honest in its first calls only.
 
         The number of calls has a long tail, so that no number of honest calls is safe.
         """
-        if not self._is_users or not self._rerun or any(case.verdict in NOT_RIGHT for case in self._verdict.cases):
+        judged = {(case.case, case.dtype): case.verdict for case in self._verdict.cases}
+        rerun = [case for case in cases if case.rerun and judged.get((str(case), case.case.dtype)) == "right"]
+        if not self._is_users or not rerun or any(verdict in NOT_RIGHT for verdict in judged.values()):
             return
-        generator, case = random.SystemRandom(), self._rerun[-1]
+        generator, case = random.SystemRandom(), rerun[-1]
         count = min(MAX_EXTRA_CALLS, int(MIN_EXTRA_CALLS / (1 - generator.random())))
         deadline = time.monotonic() + EXTRA_SECONDS
         known: dict[int, list[Tensor]] = {}
@@ -451,7 +384,7 @@ class Judge:
             try:
                 found = self._check_extra_call(case, generator.choice(EXTRA_DRAWS), known)
             except KernelFailed as failure:
-                found = self._failed(case, failure)
+                found = CaseVerdict("", "", failure.kind, reason=str(failure))
             except (ReferenceFailed, torch.cuda.OutOfMemoryError):
                 return
             if found.verdict in NOT_RIGHT:
@@ -525,9 +458,7 @@ class Judge:
         limit = SIMULATED_ELEMENTS[self._kernel.language]
         if elements <= limit:
             return None
-        smaller = -(-elements // limit)
-        what = f"--scale 1/{smaller} would fit" if self._problem_check else f"{smaller} times smaller would do"
-        return f"more than {limit} elements need a GPU; {what}"
+        return f"more than {limit} elements need a GPU; {-(-elements // limit)} times smaller would do"
 
 
 def _keep_worst(verdict: CaseVerdict, match: Match) -> None:

@@ -29,24 +29,6 @@ def unrepeatable(reference: Callable[..., Any], args: Sequence[Any]) -> str | No
         return unrepeatable_calls(lambda: prepare(args))
 
 
-def unsound(reference: Callable[..., Any], args: Sequence[Any]) -> str | None:
-    """Return why no kernel can be compared with a reference: it does not repeat itself, or it writes to its inputs."""
-    return unrepeatable(reference, args) or _written(reference, args)
-
-
-def _written(reference: Callable[..., Any], args: Sequence[Any]) -> str | None:
-    copies = [a.detach().clone() if isinstance(a, Tensor) else a for a in args]
-    forward(reference, copies, [])
-    for number, (before, after) in enumerate(zip(args, copies, strict=True)):
-        if isinstance(before, Tensor) and not torch.equal(_bits(before), _bits(after)):
-            return f"writes to its argument {number + 1}"
-    return None
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
 def unrepeatable_calls(prepare: Callable[[], Callable[[], Any]]) -> str | None:
     """Return why the calls that `prepare` makes do not return the same outputs, or None."""
     first, is_random = _seeded(prepare(), 0)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tilewright.workbench.explain.access_width import WORD
-from tilewright.workbench.explain.advice import FEWER_LAUNCHES, advise
 from tilewright.workbench.explain.analysis import Analysis
 from tilewright.workbench.explain.checklist import BOUND, FAIL, Check, checklist
 from tilewright.workbench.explain.collect import CALCULATED, COMPILED, COUNTED, MEASURED, CallData
@@ -26,6 +24,7 @@ TERMS = {
     "tensor": "tensor cores",
 }
 KEEP_ON_GPU = "keep tensors on the GPU, or overlap the copies with compute: pinned memory and a separate stream"
+FEWER_LAUNCHES = "do more work per launch, or launch less often: fuse launches, or use a CUDA graph"
 UNEXPLAINED = 1.5  # measured time / predicted time without overlap, from which no unit explains the time
 
 
@@ -39,8 +38,7 @@ class Bottleneck:
     name: str
     reason: str
     source: str
-    term: str | None = None  # a term of the prediction; None if it is none of them
-    advice: str = ""
+    advice: str = ""  # where the kernel itself is not the problem
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,6 @@ class Diagnosis:
     floor_us: float | None
     bottleneck: Bottleneck | None  # None if not even the bytes are known
     checks: Sequence[Check]
-    advice: str = ""  # against the bottleneck; empty if the failed checks have all of it
 
     @property
     def failed(self) -> list[Check]:
@@ -85,9 +82,7 @@ class Diagnosis:
             "prediction": self.prediction.as_json() if self.prediction else None,
             "moved": {**vars(call.audited.moved), "case": call.audited.case} if call.audited else None,
             "counters": {**counters.as_json(), "source": COUNTED} if counters else None,
-            "advice": self.advice,
             "checks": [check.as_json() for check in self.checks],
-            "unchecked": call.unchecked,
             "no_audit_reason": call.no_audit_reason,
             "no_timing_reason": "" if call.timing else call.no_timing_reason,
         }
@@ -99,13 +94,7 @@ def diagnose(call: CallData) -> Diagnosis:
         reason = "the FLOPs of its matrix multiplications cannot be read from the machine code"
         call = replace(call, audited=None, no_audit_reason=reason)
         analysis = Analysis(call)
-    found, checks, prediction = _bottleneck(analysis), checklist(analysis), analysis.prediction
-    if prediction and analysis.narrow_access:
-        narrow = f"the cost of accesses of less than {WORD} B per thread"
-        prediction = replace(prediction, excludes=(*prediction.excludes, narrow))
-    causes = [check for check in checks if check.verdict == FAIL and check.name != BOUND]
-    advice = (found and found.advice) or ("" if call.launch_error else advise(analysis, found and found.term, causes))
-    return Diagnosis(call, prediction, analysis.floor_us, found, checks, advice)
+    return Diagnosis(call, analysis.prediction, analysis.floor_us, _bottleneck(analysis), checklist(analysis))
 
 
 def _bottleneck(analysis: Analysis) -> Bottleneck | None:
@@ -118,28 +107,25 @@ def _bottleneck(analysis: Analysis) -> Bottleneck | None:
     if found is None or host.transfer_us > found.us:
         transfers = ", ".join(dict.fromkeys(host.transfers))
         reason = f"{host.bytes} B copied by {transfers} take {host.transfer_us:.1f} us at PCIe bandwidth"
-        return Bottleneck("host-device copies", reason, CALCULATED, advice=KEEP_ON_GPU)
+        return Bottleneck("host-device copies", reason, CALCULATED, KEEP_ON_GPU)
     if timing and timing["host_us"] and timing["host_us"] > timing["median_us"]:
         reason = f"a call takes {timing['host_us']:.1f} us on the host and {timing['median_us']:.1f} us on the GPU"
-        return Bottleneck("host overhead", reason, MEASURED, advice=FEWER_LAUNCHES)
+        return Bottleneck("host overhead", reason, MEASURED, FEWER_LAUNCHES)
     if analysis.call.other_work:
-        unknown = Bottleneck(
-            "unknown", f"the call also does {analysis.call.other_work}", COMPILED, advice=analysis.call.how_to_count
-        )
+        unknown = Bottleneck("unknown", f"the call also does {analysis.call.other_work}", COMPILED)
         return _from_counters(analysis, found) or unknown
     if timing and timing["median_us"] > UNEXPLAINED * found.high:
         reason = f"measured {timing['median_us']:.1f} us, but all units one after the other need {found.high:.1f} us"
-        advice = f"{analysis.call.how_to_count} and look at the stall reasons"
-        return Bottleneck(TERMS["latency"], reason, MEASURED, "latency", advice)
+        return Bottleneck(TERMS["latency"], reason, MEASURED)
     if bottleneck := _from_counters(analysis, found):
         return bottleneck
     if found.is_too_short:
         reason = f"DRAM would be {found.busy:.0%} busy: the call ends before memory is saturated"
-        return Bottleneck(TERMS["latency"], reason, CALCULATED, "latency")
+        return Bottleneck(TERMS["latency"], reason, CALCULATED)
     term = found.terms[found.bottleneck]
     source = COMPILED if found.bottleneck in ("latency", "start") else term.source
-    reason = f"{term.us:.1f} of the predicted {found.us:.1f} us"
-    return Bottleneck(term_name(found.bottleneck), reason, source, found.bottleneck)
+    advice = FEWER_LAUNCHES if found.bottleneck == "start" else ""
+    return Bottleneck(term_name(found.bottleneck), f"{term.us:.1f} of the predicted {found.us:.1f} us", source, advice)
 
 
 def _from_counters(analysis: Analysis, found: Prediction) -> Bottleneck | None:
@@ -154,4 +140,4 @@ def _from_counters(analysis: Analysis, found: Prediction) -> Bottleneck | None:
         "compute": max(compute, key=lambda unit: found.terms[unit].us, default="issue"),
     }.get(counters.bottleneck, found.bottleneck)
     reason = f"memory is {counters.memory:.0%} busy, the SMs {counters.sm:.0%}"
-    return Bottleneck(term_name(term), reason, COUNTED, term)
+    return Bottleneck(term_name(term), reason, COUNTED)

@@ -25,19 +25,13 @@ from tilewright.driver import cuda_queries, device_properties, target
 from tilewright.hardware import DATASHEETS, GPU
 
 META = torch.device("meta")
-# The functions by which the host reads values of a tensor.
-READS = {
-    *(Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__),
-    *(torch.equal, torch.allclose, torch.is_nonzero),
-}
-Reads = Callable[[Any, tuple[Any, ...]], Any]  # a function of READS and its arguments, to the value that it returns
 FIRST_INDEX = 64  # above the indices of real GPUs, so that per-device caches never mix them up
 _INDICES = {name: FIRST_INDEX + n for n, name in enumerate(DATASHEETS)}
 
 
 @contextmanager
-def fake_gpu(gpu: GPU, reads: Reads | None = None, computed: list[str] | None = None) -> Iterator[torch.device]:
-    """Make `gpu` the only GPU. Its tensors are meta tensors; `reads` returns the values that the host reads.
+def fake_gpu(gpu: GPU, reads: int | None = None, computed: list[str] | None = None) -> Iterator[torch.device]:
+    """Make `gpu` the only GPU. Its tensors are meta tensors; each value read from one is `reads`.
 
     Torch functions that would launch a kernel are appended to `computed`.
     """
@@ -45,7 +39,7 @@ def fake_gpu(gpu: GPU, reads: Reads | None = None, computed: list[str] | None = 
         on_gpu = partial(_OnGPU, device, reads, computed)
         stack.enter_context(patch.object(CustomOpDef, "__call__", _custom_op_call(on_gpu)))
         stack.enter_context(patch.object(torch.autograd, "_engine_run_backward", _backward(on_gpu)))
-        stack.enter_context(exit_raises())
+        stack.enter_context(patch.object(os, "_exit", _raising_exit()))
         stack.enter_context(on_gpu())
         yield device
 
@@ -69,7 +63,7 @@ def fake_cuda_queries(gpu: GPU, *others: Any) -> Iterator[torch.device]:
 class _OnGPU(TorchFunctionMode):
     """Let meta tensors report the GPU as their device, and create meta tensors for that device."""
 
-    def __init__(self, device: torch.device, reads: Reads | None, computed: list[str] | None):
+    def __init__(self, device: torch.device, reads: int | None, computed: list[str] | None):
         super().__init__()
         self._reads = reads
         self._computed = computed
@@ -80,8 +74,8 @@ class _OnGPU(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in self._faked and args[0].is_meta:
             return self._faked[func]
-        if func in READS and args[0].is_meta and self._reads is not None:
-            return self._reads(func, args)
+        if func is Tensor.tolist and args[0].is_meta and self._reads is not None:
+            return torch.full(args[0].shape, self._reads).tolist()
         if func is Tensor.pin_memory:
             return args[0]
         if func is Tensor.cuda:
@@ -118,9 +112,8 @@ def _described(func: Any, given: Any) -> str:
     return f"{getattr(func, '__name__', func)} {[describe(one) for one in tree_leaves(given)]}"
 
 
-@contextmanager
-def exit_raises() -> Iterator[None]:
-    """Make `os._exit` raise in this process, because a user's file may call it; child processes exit."""
+def _raising_exit() -> Callable[[int], None]:
+    """Return a replacement for `os._exit` that raises here, because a user's file may call it; child processes exit."""
     here, leave = os.getpid(), os._exit
 
     def leave_or_raise(status: int) -> None:
@@ -128,8 +121,7 @@ def exit_raises() -> Iterator[None]:
             leave(status)
         raise SystemExit(f"it calls os._exit({status})")
 
-    with patch.object(os, "_exit", leave_or_raise):
-        yield
+    return leave_or_raise
 
 
 def _custom_op_call(on_gpu: Callable[[], _OnGPU]) -> Any:

@@ -21,10 +21,10 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from tilewright.errors import LauncherFailed, TilewrightError, UnknownSetting, WrongInputs, first_line
 from tilewright.hardware import GPU
 from tilewright.runtime.cuda import CudaLaunch, CudaSource, cpp_name
-from tilewright.spec import Case, Kernel, Op, bound_to
+from tilewright.spec import Case, Kernel, Op
 from tilewright.workbench.inspect.code import CudaCode, TritonCode
 from tilewright.workbench.inspect.compiler import compile_kernel
-from tilewright.workbench.inspect.fake_gpu import Reads, fake_gpu, target
+from tilewright.workbench.inspect.fake_gpu import fake_gpu, target
 from tilewright.workbench.inspect.occupancy import occupancy
 from tilewright.workbench.inspect.resources import resources
 from tilewright.worker.execute import backward, flatten, forward
@@ -72,8 +72,7 @@ def kernel_launches(
     """
     if kernel.name == "compile":
         return _generated(op, case, gpu) if "forward" in directions else []
-    read = None if reads is None else lambda func, args: func(torch.full(args[0].shape, reads))
-    with fake_gpu(gpu, read, computed), _recording(gpu) as found:
+    with fake_gpu(gpu, reads, computed), _recording(gpu) as found:
         args = op.make(case, device="meta")
         if not kernel.fits(*args):
             return []
@@ -104,22 +103,18 @@ def _generated(op: Op, case: Case, gpu: GPU) -> list[Launch]:
 
     found: list[Launch] = []
     with _failures("torch.compile", found):
-        args = op.make(case, device="meta")
-        for one in generated_kernels(bound_to(op.reference, args), args, gpu):
+        for one in generated_kernels(op.reference, op.make(case, device="meta"), gpu):
             note = f"the first of {one.configs} configurations that torch.compile would time" if one.configs > 1 else ""
             found.append(Launch(one.name, one.code, _grid(one.grid), gpu, note=note, is_complete=one.is_complete))
     return _merged(found)
 
 
-def call_launches(
-    load: Callable[[], tuple[Callable[..., Any], Sequence[Any]]], gpu: GPU, reads: Reads | None = None
-) -> list[Launch]:
+def call_launches(load: Callable[[], tuple[Callable[..., Any], Sequence[Any]]], gpu: GPU) -> list[Launch]:
     """Return the launches of one call.
 
     `load` returns a function and its arguments. It runs on the fake GPU too, since a file may query the GPU on import.
-    Values that the call reads from tensors come from `reads`; without it the launches end there.
     """
-    with fake_gpu(gpu, reads), _recording(gpu) as found:
+    with fake_gpu(gpu), _recording(gpu) as found:
         fn, args = load()
         _require_inputs(fn, args)
         with _failures(getattr(fn, "__name__", str(fn)), found):
