@@ -126,6 +126,12 @@ def test_the_two_forms_of_gelu_are_told_apart(model, approximate):
     assert forwards["ungated.act"]["activation"] == "gelu" + suffix
 
 
+def test_an_epsilon_is_found_beside_a_smaller_number(model):
+    model.first.epsilon, model.first.decay = 1e-6, 1e-8
+    site = next(site for site in tw.apply(model).sites if site.name == "first")
+    assert site.forward.keywords["norm"].eps == 1e-6
+
+
 def test_outputs_and_gradients_agree(model, tokens):
     expected = model(tokens)
     expected.square().sum().backward()
