@@ -370,6 +370,22 @@ def wider_elements_than_counted():
     return out
 
 
+@planted(OUT_OF_BOUNDS, "x", bytes_as_words, program=(0, 0, 0), element=(60,), lanes=1)
+def a_wide_element_that_begins_inside():
+    x = torch.arange(63, dtype=torch.int8)
+    out = torch.empty(4, dtype=torch.int32)
+    bytes_as_words[(1,)](x, out, 16, BLOCK=64)
+    return out
+
+
+@planted(OUT_OF_BOUNDS, "x", bytes_as_words, program=(0, 0, 0), element=(0, 0), lanes=16)
+def a_wide_element_that_reaches_into_a_gap():
+    x = torch.arange(64, dtype=torch.int8).view(16, 4)[:, :3]
+    out = torch.empty(4, dtype=torch.int32)
+    bytes_as_words[(1,)](x, out, 16, BLOCK=64)
+    return out
+
+
 @triton.jit
 def copy_described(x, out, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Correct if `rows` is the number of rows of x."""
@@ -446,6 +462,36 @@ if hasattr(TritonSemantic, "make_block_ptr"):  # not in every version of Triton
 # ---------------------------------------------------------------------------------------------------------------------
 # Races
 # ---------------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def reverse_through_memory(x, out, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    scratch = out + tl.program_id(0) * 2 * BLOCK
+    tl.store(scratch + offs, tl.load(x + offs))
+    reversed_again = tl.load(scratch + BLOCK - 1 - offs)  # fault
+    tl.store(scratch + BLOCK + offs, reversed_again)
+
+
+@planted(RACE, "out", reverse_through_memory, program=(0, 0, 0), element=(0, 255), lanes=2 * 256)
+def warps_that_load_what_others_store():
+    out = torch.empty(2, 512)
+    reverse_through_memory[(2,)](randn(256), out, BLOCK=256)
+    return out
+
+
+@triton.jit
+def last_of_a_block(x, out, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(out + offs, tl.load(x + offs))
+    tl.store(out + BLOCK, tl.load(out + BLOCK - 1))  # fault
+
+
+@planted(RACE, "out", last_of_a_block, program=(0, 0, 0), element=(255,), lanes=1)
+def all_warps_load_what_the_last_stores():
+    out = torch.empty(257)
+    last_of_a_block[(1,)](randn(256), out, BLOCK=256)
+    return out
 
 
 @triton.jit
@@ -829,6 +875,59 @@ def padding_not_initialized():
     padded, out = torch.empty(3, 64), torch.empty(3)
     copy_row_by_strides[(3,)](randn(3, 32), padded, 32, 64, BLOCK=32)
     sum_padded_row[(3,)](padded, out, 64, BLOCK=64)
+    return out
+
+
+@triton.jit
+def add_triangle(a, out, n, BLOCK: tl.constexpr):
+    """Sum the rows of a lower triangle; the mask keeps one diagonal too many."""
+    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    tile = tl.load(a + row * BLOCK + column)  # fault
+    tile = tl.where(column <= row + 1, 2 * tile, 0.0)
+    tl.store(out + tl.arange(0, BLOCK), tl.sum(tile, 1))
+
+
+@triton.jit
+def write_triangle(x, a, BLOCK: tl.constexpr):
+    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    offs = row * BLOCK + column
+    tl.store(a + offs, tl.load(x + offs), mask=column <= row)
+
+
+@planted(READ_BEFORE_WRITE, "a", add_triangle, program=(0, 0, 0), element=(0, 1))
+def mask_keeps_unwritten_diagonal():
+    a, out = torch.empty(16, 16), torch.empty(16)
+    write_triangle[(1,)](randn(16, 16), a, BLOCK=16)
+    add_triangle[(1,)](a, out, 16, BLOCK=16)
+    return out
+
+
+@triton.jit
+def gather_rows(x, rows, out, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    row = tl.load(rows + offs)  # fault
+    tl.store(out + offs, tl.load(x + row))
+
+
+@planted(READ_BEFORE_WRITE, "rows", gather_rows, program=(0, 0, 0), element=(0,), lanes=16)
+def address_not_written():
+    out = torch.empty(16)
+    gather_rows[(1,)](randn(16), torch.empty(16, dtype=torch.int64), out, BLOCK=16)
+    return torch.zeros(1)
+
+
+@triton.jit
+def count_up_to(counts, out, BLOCK: tl.constexpr):
+    total = 0
+    for _ in range(tl.load(counts + tl.program_id(0))):  # fault
+        total += 1
+    tl.store(out + tl.program_id(0), total)
+
+
+@planted(READ_BEFORE_WRITE, "counts", count_up_to, program=(0, 0, 0), element=(0,), lanes=2)
+def trip_count_not_written():
+    out = torch.empty(2, dtype=torch.int32)
+    count_up_to[(2,)](torch.empty(2, dtype=torch.int32), out, BLOCK=1)
     return out
 
 

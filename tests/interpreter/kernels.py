@@ -4,8 +4,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.experimental import gluon
-from triton.experimental.gluon import language as ttgl
 
 
 @triton.jit
@@ -89,16 +87,6 @@ def assembly(x: Tensor) -> Tensor:
     y = torch.empty_like(x)
     _assembly[(1,)](x, y, BLOCK=64)
     return y
-
-
-@gluon.jit
-def _gluon(x_ptr):
-    ttgl.store(x_ptr, 1.0)
-
-
-def gluon_kernel(x: Tensor) -> Tensor:
-    _gluon[(1,)](x)
-    return x
 
 
 @triton.autotune([triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 128})], key=["n"])

@@ -70,6 +70,23 @@ def test_a_lock_takes_linear_time():
     assert time.process_time() - start < 5  # quadratic: more than 10 s
 
 
+@triton.jit
+def _in_reverse(flags, N):
+    program = tl.program_id(0)
+    if program < N - 1:
+        while tl.atomic_add(flags + program + 1, 0) == 0:
+            pass
+    tl.atomic_xchg(flags + program, 1)
+
+
+def test_a_chain_of_waiting_programs_takes_linear_time():
+    flags = torch.zeros(16, dtype=torch.int32)
+    with tilewright.interpret() as run:
+        _in_reverse[(16,)](flags, 16)
+    assert flags.all()
+    assert run.launches[0].operations < 100_000  # quadratic: twice as many
+
+
 @triton.autotune([triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})], key=[])
 @triton.jit
 def _fill(x, BLOCK: tl.constexpr):
@@ -80,6 +97,77 @@ def test_an_autotuner_says_which_config_it_used():
     with tilewright.interpret():
         _fill[(1,)](torch.zeros(128))
     assert _fill.best_config.kwargs == {"BLOCK": 64}
+
+
+def _wide_configs():
+    return [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})]
+
+
+@triton.autotune(_wide_configs(), key=[])
+@triton.jit
+def _fill_wide(x, BLOCK: tl.constexpr):
+    tl.store(x, 2)
+    tl.static_assert(BLOCK >= 128)
+    tl.store(x + tl.arange(0, BLOCK), 1)
+
+
+def test_an_autotuner_skips_a_config_that_a_static_assert_forbids():
+    x = torch.zeros(128)
+    with tilewright.interpret():
+        _fill_wide[(1,)](x)
+        assert _fill_wide.best_config.kwargs == {"BLOCK": 128}
+        assert (x == 1).all()
+        y = torch.zeros(64)
+        with pytest.raises(triton.compiler.errors.CompileTimeAssertionFailure, match=r"test_foreign\.py"):
+            _fill_wide.fn[(1,)](y, BLOCK=64)
+    assert not y.any()  # nothing was compiled, so nothing was written
+
+
+class _OwnTuner(triton.runtime.Autotuner):
+    def run(self, *args, **kwargs):
+        self.nargs = dict(zip(self.arg_names, args, strict=False))
+        times = {config: self._bench(*args, config=config, **kwargs) for config in self.configs}
+        config = min(times, key=times.get)
+        return self.fn.run(*args, **kwargs, **config.all_kwargs())
+
+
+def test_an_autotuner_of_a_project_takes_its_first_config():
+    tuner = _OwnTuner(_fill.fn, _fill.arg_names, _wide_configs(), [], None, None)
+    x = torch.zeros(128)
+    with tilewright.interpret():
+        tuner[(1,)](x)
+    assert x.sum() == 64
+
+
+class _Reversed:
+    """A view with a negative stride, which torch does not have: Triton takes whatever has an address and a dtype."""
+
+    def __init__(self, base):
+        self.dtype = base.dtype
+        self._address = base.data_ptr() + (base.numel() - 1) * base.element_size()
+
+    def data_ptr(self):
+        return self._address
+
+
+@triton.jit
+def _copy_back(x, y, N, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    tl.store(y + offs, tl.load(x - offs, mask=offs < N), mask=offs < N)
+
+
+def test_any_object_with_an_address_is_a_pointer():
+    x, y = torch.randn(100), torch.empty(100)
+    with tilewright.interpret() as run:
+        _copy_back[(1,)](_Reversed(x), y, 100, BLOCK=128)
+    assert torch.equal(y, x.flip(0))
+    assert run.launches[0].arguments["x"].loaded == 400
+    with pytest.raises(KernelFault, match="element -1 of `x`"), tilewright.interpret():
+        _copy_back[(1,)](_Reversed(x), torch.empty(101), 101, BLOCK=128)
+    nothing = _Reversed(x)
+    nothing._address = 64
+    with pytest.raises(KernelAborted, match="`x` is a _Reversed with an address"), tilewright.interpret():
+        _copy_back[(1,)](nothing, y, 100, BLOCK=128)
 
 
 @triton.jit
@@ -171,6 +259,14 @@ def test_a_rejected_kernel_raises_as_the_compiler_does(launch, message):
     assert again.kind == "crashed"
 
 
+def test_a_rejected_kernel_is_caused_by_the_compilers_exception():
+    for _ in range(2):  # the second verdict is a known one
+        with pytest.raises(triton.CompilationError) as raised, tilewright.interpret():
+            _fill.fn[(1,)](torch.zeros(8), BLOCK=3)
+        assert "must be a power of 2" in str(raised.value.__cause__)
+        assert isinstance(raised.value.__cause__, ValueError)
+
+
 def test_a_fault_at_run_time_is_no_compilation_error():
     with pytest.raises(KernelAborted, match="outside of every tensor") as raised, tilewright.interpret():
         _stack[(1,)](torch.tensor([64]), torch.empty(128), 128, BLOCK=128)
@@ -180,6 +276,13 @@ def test_a_fault_at_run_time_is_no_compilation_error():
 def test_invalid_warps_are_rejected():
     with pytest.raises(AssertionError, match="num_warps must be a power of 2") as raised, tilewright.interpret():
         _threads[(1,)](torch.zeros(2, dtype=torch.int32), num_warps=3)
+    assert isinstance(raised.value, KernelAborted)
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1])
+def test_integers_of_more_than_64_bits_are_refused(value):
+    with pytest.raises(OverflowError, match=f"`N` is {value}, which does not fit") as raised, tilewright.interpret():
+        _stack[(1,)](torch.tensor([64]), torch.empty(128), value, BLOCK=128)
     assert isinstance(raised.value, KernelAborted)
 
 

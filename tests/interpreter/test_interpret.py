@@ -87,12 +87,9 @@ def test_a_fault_raises_unless_collected():
         pass
 
 
-@pytest.mark.parametrize(
-    ("fn", "message"), [(kernels.assembly, "inline_asm_elementwise"), (kernels.gluon_kernel, "Gluon")]
-)
-def test_unsupported_features_are_named(fn, message):
-    with pytest.raises(KernelAborted, match=message) as aborted, tilewright.interpret():
-        fn(torch.randn(64))
+def test_unsupported_features_are_named():
+    with pytest.raises(KernelAborted, match="inline_asm_elementwise") as aborted, tilewright.interpret():
+        kernels.assembly(torch.randn(64))
     assert aborted.value.kind == "unsupported"
     assert str(aborted.value).startswith(ROOT)
     assert "\n" not in str(aborted.value)
@@ -202,3 +199,12 @@ def test_a_sample_of_the_programs_is_extrapolated_to_the_grid():
     assert run.launches[0].programs_run is None
     assert run.launches[0].extrapolated is run.launches[0]
     assert torch.equal(x, y)
+
+
+def test_a_device_as_a_context_applies_inside():
+    with torch.device("meta"), tilewright.interpret():
+        assert torch.empty(3).is_meta
+    with tilewright.interpret(), torch.device("meta"):
+        assert torch.empty(3).is_meta
+    with torch.device("meta"):
+        assert torch.empty(3).is_meta

@@ -506,6 +506,31 @@ def own_scratch():
 
 
 @triton.jit
+def apply_triangle(x, a, out, BLOCK: tl.constexpr):
+    """Only the lower triangle of `a` is written; the product reads all of it and keeps the triangle."""
+    row, column = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    offs = row * BLOCK + column
+    tl.store(a + offs, tl.load(x + offs), mask=column <= row)
+    tile = tl.load(a + offs)
+    tile = tl.where(column <= row, tl.exp(tile) * 0.5, 0.0)
+    scale = tl.where((tl.load(a + offs) > 0) & (column <= row), 1.0, 2.0)
+    product = tl.dot(tile * scale, tl.load(x + offs), input_precision="ieee")
+    tl.store(out + offs, product)
+
+
+def triangle_product() -> Tensor:
+    x = randn(16, 16)
+    return (x.exp() * 0.5 * torch.where(x > 0, 1.0, 2.0)).tril() @ x
+
+
+@equals(triangle_product, exact=False)
+def unwritten_lanes_are_discarded():
+    out = torch.empty(16, 16)
+    apply_triangle[(1,)](randn(16, 16), torch.empty(16, 16), out, BLOCK=16)
+    return out
+
+
+@triton.jit
 def multiply_split_k(a, b, out, m, n, k, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
     """Split-K matrix product with atomics."""
     row = tl.arange(0, BLOCK)[:, None]
@@ -523,6 +548,42 @@ def split_k_by_atomics():
     out = torch.zeros(10, 12)
     multiply_split_k[(3,)](randn(10, 90), randn(90, 12, seed=1), out, 10, 12, 90, SPLITS=3, BLOCK=16)
     return out
+
+
+@triton.jit
+def reverse_after_waiting(x, out, BLOCK: tl.constexpr, REDUCES: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    value = tl.load(x + offs)
+    tl.store(out + offs, value)
+    tl.store(out + offs, tl.load(out + offs) + 1)  # each thread loads what it stored
+    if REDUCES:
+        value -= tl.sum(value)  # passes data between warps, so they wait for each other
+    else:
+        tl.debug_barrier()
+    value = tl.load(out + BLOCK - 1 - offs)
+    tl.debug_barrier()
+    tl.store(out + offs, value)
+
+
+def reversed_in_place(count: int, **options) -> Tensor:
+    out = torch.empty(count)
+    reverse_after_waiting[(1,)](randn(count), out, BLOCK=count, **options)
+    return out
+
+
+@equals(lambda: randn(256).flip(0) + 1)
+def warps_that_wait_at_a_barrier():
+    return reversed_in_place(256, REDUCES=False)
+
+
+@equals(lambda: randn(256).flip(0) + 1)
+def warps_that_wait_in_a_reduction():
+    return reversed_in_place(256, REDUCES=True)
+
+
+@equals(lambda: randn(256).flip(0) + 1)
+def a_single_warp():
+    return reversed_in_place(256, REDUCES=False, num_warps=1)
 
 
 @triton.jit

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 from triton.compiler import ASTSource, CompiledKernel
+from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
@@ -22,11 +24,15 @@ from tilewright.driver import stand_in
 from tilewright.errors import KernelAborted, KernelFault
 from tilewright.interpreter import executor
 from tilewright.interpreter.exceptions import (
+    IntegerRejected,
     KernelRejected,
     LaunchError,
     OptionsRejected,
+    OversizedInteger,
     RejectedKernel,
     RejectedOptions,
+    StaticAssertionError,
+    StaticAssertRejected,
 )
 from tilewright.interpreter.results import NEVER_WRITTEN, Finding, Launch, Traffic, tensors
 
@@ -93,9 +99,12 @@ class Run:
                 options = {"steps": self._steps, "maps": self._maps, "lanes": self._lanes}
                 launch = executor.run(function, args, kwargs, grid, initialized=self._initialized(), **options)
             except RejectedKernel as error:
-                raise KernelRejected(str(error)) from error.__cause__
+                is_asserted = isinstance(error.__cause__, StaticAssertionError | CompileTimeAssertionFailure)
+                raise (StaticAssertRejected if is_asserted else KernelRejected)(str(error)) from error.__cause__
             except RejectedOptions as error:
                 raise OptionsRejected(str(error)) from error.__cause__
+            except OversizedInteger as error:
+                raise IntegerRejected(str(error)) from error.__cause__
             except LaunchError as error:
                 raise KernelAborted(str(error), error.kind) from error.__cause__
             self.launches.append(launch)
@@ -109,7 +118,7 @@ class Run:
         if storage is not None and storage.nbytes():
             self.allocated.add(storage.data_ptr())
             if storage.nbytes() <= MAX_TRACKED_BYTES and self._lanes is None:  # a sample leaves most bytes unwritten
-                poison(tensor)
+                fill_with_poison(tensor)
                 with _LOCK:
                     self._uninitialized[storage.data_ptr()] = _Uninitialized(tensor)
         return tensor
@@ -159,7 +168,7 @@ class _Uninitialized:
         return True
 
 
-def poison(tensor: Tensor) -> None:
+def fill_with_poison(tensor: Tensor) -> None:
     """Fill memory with a pattern that is NaN in every float type and large in every integer type."""
     storage = tensor.untyped_storage()
     pattern = torch.tensor(POISON, device=storage.device).repeat(-(-storage.nbytes() // len(POISON)))
@@ -206,11 +215,18 @@ def interpret(
 
     def untuned(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.nargs = dict(zip(self.arg_names, args, strict=False))
-        config = self.prune_configs(kwargs)[0]
-        if config.pre_hook is not None:
-            config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
-        result = self.fn.run(*args, **kwargs, **config.all_kwargs())
-        self.best_config, self.nargs = config, None
+        configs, result = self.prune_configs(kwargs), None
+        for config in configs:
+            if config.pre_hook is not None:
+                config.pre_hook({**self.nargs, **kwargs, **config.all_kwargs()})
+            try:
+                result = self.fn.run(*args, **kwargs, **config.all_kwargs())
+            except StaticAssertRejected:  # Triton does not choose such a configuration either
+                if config is configs[-1]:
+                    raise
+            else:
+                self.best_config, self.nargs = config, None
+                break
         return result
 
     allocators = [*((torch, name) for name in _ALLOCATORS), (Tensor, "new_empty")] if memory else []
@@ -219,11 +235,20 @@ def interpret(
             (JITFunction, "run", launcher),
             (InterpretedFunction, "run", launcher),
             (Autotuner, "run", untuned),
+            (
+                Autotuner,
+                "_bench",
+                lambda *_, **__: [0.0] * 3,
+            ),  # for a subclass with its own `run`: the first wins
             (CompiledKernel, "__getitem__", compiled_launcher),
             *((owner, name, _tracking(getattr(owner, name), run)) for owner, name in allocators),
         ):
             stack.enter_context(patched(owner, name, replacement))
         yield run
+
+
+# torch remembers, at the first use of `with torch.device(...)`, to which functions it applies: to the real ones.
+_device_constructors()
 
 
 @contextlib.contextmanager

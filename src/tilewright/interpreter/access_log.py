@@ -1,8 +1,7 @@
-"""The memory accesses of a launch: traffic per argument, data races, and reads of uninitialized memory."""
+"""The memory accesses of a launch: traffic per argument, and data races."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from bisect import bisect_left
 from collections import defaultdict, deque
@@ -13,7 +12,7 @@ import numpy as np
 from triton._C.libtriton import ir
 
 from tilewright.interpreter.memory import ACQUIRE, RELEASE, Access, Argument, Memory
-from tilewright.interpreter.results import RACE, READ_BEFORE_WRITE, WARP, Finding, Traffic
+from tilewright.interpreter.results import RACE, WARP, Finding, Traffic, merged
 
 CHUNK_BITS = 24  # distinct elements are counted only in chunks with an access, not in all of a large tensor
 CHUNK = 1 << CHUNK_BITS  # units
@@ -62,10 +61,9 @@ class LastAccesses:
 class AccessLog:
     """Accumulates the accesses of all batches, in the order in which they ran."""
 
-    def __init__(self, memory: Memory, initialized: dict[int, np.ndarray]):
+    def __init__(self, memory: Memory):
         self._memory = memory
-        self._initialized = initialized  # by address of memory from torch.empty: a mask of the bytes written so far
-        self._findings: dict[tuple[Any, ...], Finding] = {}
+        self._findings: list[Finding] = []
         self._last: dict[int, LastAccesses] = {}
         self._counts: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # reads, writer, chunks accessed
         self._totals: dict[str, Traffic] = {}
@@ -77,8 +75,7 @@ class AccessLog:
 
     def commit(self) -> None:
         """Add the accesses of the current batch and clear its log."""
-        for finding in self._memory.findings:
-            self._add(finding)
+        self._findings += self._memory.findings
         for access in self._memory.accesses:
             self._clock += 1
             index = self._units(access)
@@ -86,11 +83,12 @@ class AccessLog:
             self._count(access, index, programs)
             if len(index):
                 self._check(access, index, programs)
+        self._findings = merged(self._findings)
         self._memory.clear_log()
 
     @property
     def findings(self) -> list[Finding]:
-        return list(self._findings.values())
+        return self._findings
 
     def traffic(self, maps: bool) -> dict[str, Traffic]:
         """Return the traffic per argument; `maps` adds the readers and the writer of each element."""
@@ -109,13 +107,6 @@ class AccessLog:
 
     def _total(self, argument: Argument) -> Traffic:
         return self._totals.setdefault(argument.name, Traffic(argument.name, argument.tensor))
-
-    def _add(self, finding: Finding) -> None:
-        key = (finding.kind, finding.argument, finding.file, finding.line)
-        known = self._findings.get(key)
-        if known is not None:
-            finding = dataclasses.replace(known, lanes=known.lanes + finding.lanes)
-        self._findings[key] = finding
 
     def _count(self, access: Access, index: np.ndarray, programs: np.ndarray) -> None:
         argument, total = access.argument, self._total(access.argument)
@@ -159,16 +150,13 @@ class AccessLog:
         return (programs + 1).astype(np.int32)
 
     def _check(self, access: Access, index: np.ndarray, programs: np.ndarray) -> None:
-        """Report races with earlier accesses and reads of uninitialized memory."""
+        """Report races with earlier accesses."""
         buffer = access.argument.buffer
         last = self._last.get(id(buffer))
         if last is None:
             last = self._last[id(buffer)] = LastAccesses(len(buffer.bytes) // buffer.unit)
         if self._synchronized:
             last.track_times()
-        initialized = self._initialized.get(buffer.storage.data_ptr())
-        if initialized is not None and access.kind != "store":
-            self._report_uninitialized(access, initialized, index, programs)
         if access.kind == "load":
             self._check_load(access, last, index, programs)
             return
@@ -176,9 +164,8 @@ class AccessLog:
         assert changed is not None
         if len(index) != len(changed):
             changed = np.repeat(changed, len(index) // len(changed))
-        first_write = self._mark_initialized(access, initialized, index)
         if access.kind == "store":
-            self._check_store(access, last, index, programs, changed | first_write)
+            self._check_store(access, last, index, programs, changed)
         else:
             self._check_atomic(access, last, index, programs, changed)
 
@@ -225,26 +212,6 @@ class AccessLog:
             for readers in ("reader", "second_reader"):
                 self._report_races(access, last, readers, at, by, "updates {}, which program {} reads")
             last.set("updater", at, by, self._clock)
-
-    def _report_uninitialized(
-        self, access: Access, initialized: np.ndarray, index: np.ndarray, programs: np.ndarray
-    ) -> None:
-        unwritten = ~initialized[index * access.argument.buffer.unit]
-        if unwritten.any():
-            lane = int(np.flatnonzero(unwritten)[0])
-            element = self._element(access.argument, int(index[lane]))
-            detail = f"{access.kind} of {access.argument.describe(element)}, which has not been written"
-            self._report(READ_BEFORE_WRITE, access, programs[lane], element, int(unwritten.sum()), detail)
-
-    def _mark_initialized(self, access: Access, initialized: np.ndarray | None, index: np.ndarray) -> np.ndarray:
-        """Mark the units as written and return which of them were not written before."""
-        if initialized is None:
-            return np.zeros(len(index), bool)
-        unit = access.argument.buffer.unit
-        unwritten = ~initialized[index * unit]
-        for byte in range(unit):
-            initialized[index * unit + byte] = True
-        return unwritten
 
     def _report_races(
         self, access: Access, last: LastAccesses, role: str, index: np.ndarray, programs: np.ndarray, text: str
@@ -332,7 +299,9 @@ class AccessLog:
 
     def _report(self, kind: str, access: Access, program: Any, element: int, lanes: int, detail: str) -> None:
         index = int(program) - 1
-        self._add(self._memory.finding(kind, access.argument, access.location, index, element, lanes, detail))
+        self._findings.append(
+            self._memory.finding(kind, access.argument, access.location, index, element, lanes, detail)
+        )
 
     def _element(self, argument: Argument, unit: int) -> int:
         return (unit * argument.buffer.unit - argument.first_byte) // argument.itemsize

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from triton.compiler.errors import CompilationError
+from triton.compiler.errors import CompilationError, CompileTimeAssertionFailure
 
 from tilewright.errors import KernelAborted
 
@@ -37,6 +39,10 @@ class RejectedOptions(LaunchError):
     """Triton's compiler rejects the launch options too."""
 
 
+class OversizedInteger(LaunchError):
+    """An argument does not fit into 64 bits."""
+
+
 class KernelRejected(KernelAborted, CompilationError):
     """A kernel that Triton's compiler rejects; tests written for the compiler catch it."""
 
@@ -49,8 +55,20 @@ class KernelRejected(KernelAborted, CompilationError):
         return type(self), (self.message,)
 
 
+class StaticAssertRejected(KernelRejected, CompileTimeAssertionFailure):
+    """A kernel with a false `tl.static_assert`; an autotuner tries its next configuration."""
+
+
+class StaticAssertionError(AssertionError):
+    """A false `tl.static_assert`, before the kernel and the line are known."""
+
+
 class OptionsRejected(KernelAborted, AssertionError):
     """Launch options that Triton's compiler rejects, with the type of its exception."""
+
+
+class IntegerRejected(KernelAborted, OverflowError):
+    """An integer of more than 64 bits, with the type of Triton's exception."""
 
 
 class DeviceError(Exception):
@@ -70,17 +88,26 @@ class Diverged(Exception):
 
 
 class SpinWait(Exception):
-    """The programs of a batch poll memory that only another program can change."""
+    """The programs of a batch poll memory that only another program can change: these offsets in a buffer."""
+
+    def __init__(self, buffer: Any, offsets: np.ndarray):
+        super().__init__("programs wait")
+        self.buffer, self.offsets = buffer, offsets
+
+
+def kernel_frames() -> Iterator[types.FrameType]:
+    """Iterate over the frames of the user's kernel that is being interpreted, the innermost first."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get(IS_KERNEL):
+            yield frame
+        frame = frame.f_back
 
 
 def current_line() -> Location:
     """Return the file and line of the user's kernel that is being interpreted."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get(IS_KERNEL):
-            return relative_path(frame.f_code.co_filename), frame.f_lineno
-        frame = frame.f_back
-    return "", 0
+    frame = next(kernel_frames(), None)
+    return (relative_path(frame.f_code.co_filename), frame.f_lineno) if frame is not None else ("", 0)
 
 
 def line_of(error: BaseException) -> Location:

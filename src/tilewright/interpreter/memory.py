@@ -22,7 +22,9 @@ from triton._C.libtriton import ir
 
 from tilewright.interpreter import numerics
 from tilewright.interpreter.exceptions import LaunchError, Location, SpinWait, current_line
-from tilewright.interpreter.results import OUT_OF_BOUNDS, OVERFLOW, RACE, SECTOR, Finding
+from tilewright.interpreter.results import OUT_OF_BOUNDS, OVERFLOW, RACE, READ_BEFORE_WRITE, SECTOR, Finding
+from tilewright.interpreter.unwritten import FIRST, Source
+from tilewright.interpreter.visibility import UnseenStores
 
 MAX_LOGGED_LANES = 2**22  # a program that runs alone commits its accesses when it has logged more
 SPIN_LIMIT = 500  # consecutive atomics at one address after which a program counts as waiting for another
@@ -33,7 +35,8 @@ SLOT_ORIGIN = 1 << 47  # offset of a storage's first byte in its slot, so that n
 class Buffer:
     """One storage, shared by all arguments that are views of it."""
 
-    def __init__(self, tensor: Tensor):
+    def __init__(self, tensor: Tensor, initialized: np.ndarray | None):
+        self.initialized = initialized  # memory from torch.empty: a mask of the bytes written so far
         self.storage = tensor.untyped_storage()
         self.on_cpu = self.storage if self.storage.device.type == "cpu" else self.storage.cpu()
         self.bytes = torch.empty(0, dtype=torch.uint8).set_(self.on_cpu).numpy()
@@ -43,6 +46,14 @@ class Buffer:
     def typed(self, itemsize: int) -> np.ndarray:
         whole = len(self.bytes) // itemsize * itemsize
         return self.bytes[:whole].view(f"u{itemsize}")
+
+    def unwritten(self, index: np.ndarray, itemsize: int) -> np.ndarray | None:
+        """Return which of these elements have a byte that was never written; None: none of them."""
+        if self.initialized is None or not len(self.initialized):
+            return None
+        whole = self.initialized[: len(self.initialized) // itemsize * itemsize].view(f"u{itemsize}")
+        unwritten = whole[index] != np.frombuffer(b"\1" * itemsize, whole.dtype)[0]
+        return unwritten if unwritten.any() else None
 
     def copy_back(self) -> None:
         if self.written and self.on_cpu is not self.storage:
@@ -100,15 +111,17 @@ class Argument:
         index = self.index(element)
         return f"`{self.name}[{', '.join(map(str, index))}]`" if index else f"`{self.name}`"
 
-    def describe_outside(self, element: int) -> str:
-        """Describe an element that does not belong to the tensor."""
-        shape = f"shape {tuple(self.tensor.shape)}"
+    def describe_outside(self, element: int, itemsize: int) -> str:
+        """Describe an access of `itemsize` bytes at an element that reaches outside of the tensor."""
         if not self.span:
             return f"`{self.name}`, which is empty"
-        if 0 <= element < self.span:
-            return f"element {element} of `{self.name}`, a gap in the view ({shape}, strides {self.tensor.stride()})"
         strides = "" if self.tensor.is_contiguous() else f", strides {self.tensor.stride()}"
-        return f"element {element} of `{self.name}`, whose elements are 0 to {self.span - 1} ({shape}{strides})"
+        view = f"(shape {tuple(self.tensor.shape)}{strides})"
+        if not 0 <= element < self.span:
+            return f"element {element} of `{self.name}`, whose elements are 0 to {self.span - 1} {view}"
+        if itemsize > self.itemsize:
+            return f"{itemsize} bytes from element {element} of `{self.name}`, of which some lie outside {view}"
+        return f"element {element} of `{self.name}`, a gap in the view {view}"
 
 
 @dataclass
@@ -148,8 +161,9 @@ class Access:
 class Memory:
     """The arguments of one launch and the accesses that the current batch has made to them."""
 
-    def __init__(self, kernel: str, grid: tuple[int, int, int]):
+    def __init__(self, kernel: str, grid: tuple[int, int, int], initialized: dict[int, np.ndarray]):
         self.kernel = kernel
+        self._initialized = initialized  # by address of memory from torch.empty: a mask of the bytes written so far
         self.grid = grid
         self.arguments: list[Argument] = []
         self.buffers: dict[int, Buffer] = {}
@@ -158,11 +172,13 @@ class Memory:
         self.programs = np.zeros(1, np.int32)  # indices of the programs in the batch
         self.commit: Callable[[], None] | None = None  # commits the logged accesses of a batch that cannot diverge
         self._spin_limit: float = SPIN_LIMIT
+        self._sources: list[Source] = []  # loads of unwritten memory by the batch
+        self.unseen = UnseenStores()
         self.clear_log()
 
     def add(self, name: str, tensor: Tensor) -> Argument:
         key = tensor.untyped_storage().data_ptr() or -1 - len(self.arguments)  # empty storages share address 0
-        buffer = self.buffers.get(key) or self.buffers.setdefault(key, Buffer(tensor))
+        buffer = self.buffers.get(key) or self.buffers.setdefault(key, Buffer(tensor, self._initialized.get(key)))
         argument = Argument(name, tensor, buffer, len(self.arguments) + 1)
         buffer.unit = min(buffer.unit, argument.itemsize)
         self.arguments.append(argument)
@@ -180,24 +196,39 @@ class Memory:
             out[addresses == address] = self._resolved[address]
         return out
 
-    def _find(self, address: int) -> int:
-        """Return the address, in its slot, of the tensor that begins here or, failing that, extends over it."""
+    def add_pointer(self, name: str, address: int) -> tuple[Argument, int] | None:
+        """Add the tensor that lies at a real address; return it and the address in its slot. None: no tensor does."""
         if self._live is None:
             self._live = [t for t in gc.get_objects() if type(t) in (Tensor, Parameter) and t.device.type != "meta"]
         near = [t for t in self._live if 0 <= address - t.untyped_storage().data_ptr() < t.untyped_storage().nbytes()]
         if not near:
-            return address
-        tensor = max(near, key=lambda t: (t.data_ptr() == address, t.numel()))
+            return None
+        tensor = max(near, key=lambda t: (t.data_ptr() == address, t.numel()))  # begins here or, failing that, is large
+        argument = self.add(name, tensor)
+        return argument, argument.storage_address + address - tensor.untyped_storage().data_ptr()
+
+    def _find(self, address: int) -> int:
+        """Return the address in its slot; a real one if no tensor lies there."""
         tables = [a for a in self.arguments if a.itemsize == 8 and a.is_dense]
         found = [(a, np.flatnonzero(a.buffer.typed(8)[a.first_byte // 8 : a.end_byte // 8] == address)) for a in tables]
         name = next((f"*{a.name}[{at[0]}]" for a, at in found if len(at)), f"*{address:#x}")
-        argument = self.add(name, tensor)
-        return argument.storage_address + address - tensor.untyped_storage().data_ptr()
+        added = self.add_pointer(name, address)
+        return added[1] if added else address
 
     def begin(self, programs: np.ndarray, may_spin: bool = False) -> None:
         self.programs = programs
         self._spin_limit = math.inf if may_spin else SPIN_LIMIT
+        self._sources = []
+        self.unseen.synchronize()
         self.clear_log()
+
+    def changes(self, buffer: Buffer, offsets: np.ndarray) -> bool:
+        """Return whether the batch has changed what lies at one of these offsets."""
+        return any(
+            access.argument.buffer is buffer and bool(np.isin(access.offsets[access.changed], offsets).any())
+            for access in self.accesses
+            if access.changed is not None
+        )
 
     def roll_back(self) -> None:
         for memory, index, old in reversed(self._undo):
@@ -222,27 +253,35 @@ class Memory:
         where = (*location, self.program_id(program), argument.index(element))
         return Finding(kind, self.kernel, argument.name, *where, lanes, detail)
 
-    def load(self, pointer: Any, mask: np.ndarray | None, ty: tl.dtype, volatile: bool) -> np.ndarray:
+    def load(self, pointer: Any, mask: Any, ty: tl.dtype, volatile: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the values and their poison."""
         itemsize = numerics.itemsize(ty)
-        shape = pointer.data.shape if mask is None else np.broadcast_shapes(pointer.data.shape, mask.shape)
-        out = None
+        shape = pointer.data.shape if mask is None else np.broadcast_shapes(pointer.data.shape, mask.data.shape)
+        out = poison = None
         for part in self._parts(pointer, shape, mask, itemsize, "load"):
             memory = part.argument.buffer.typed(itemsize)
-            bits = memory[part.offsets // itemsize] if len(memory) else np.zeros(part.offsets.shape, f"u{itemsize}")
+            index = part.offsets // itemsize
+            bits = memory[index] if len(memory) else np.zeros(part.offsets.shape, f"u{itemsize}")
             if part.mask is not None:
                 bits = np.where(part.mask, bits, bits.dtype.type(0))
+            unwritten = self._poison(part, index, itemsize)
+            self._report_missed_stores(part, itemsize)
             self._log("load", part, itemsize, volatile=volatile)
             if part.lanes is None:
-                out = bits
-            else:
-                out = np.zeros(shape, f"u{itemsize}") if out is None else out
-                out.reshape(-1)[part.lanes] = bits
-        return numerics.unpack(np.zeros(shape, f"u{itemsize}") if out is None else out, ty)
+                out, poison = bits, unwritten
+                continue
+            out = np.zeros(shape, f"u{itemsize}") if out is None else out
+            out.reshape(-1)[part.lanes] = bits
+            if unwritten is not None:
+                poison = np.zeros(shape, np.int64) if poison is None else poison
+                poison.reshape(-1)[part.lanes] = unwritten
+        return numerics.unpack(np.zeros(shape, f"u{itemsize}") if out is None else out, ty), poison
 
-    def store(self, pointer: Any, data: np.ndarray, mask: np.ndarray | None, ty: tl.dtype) -> None:
+    def store(self, pointer: Any, value: Any, mask: Any, ty: tl.dtype) -> None:
         itemsize = numerics.itemsize(ty)
-        shape = self._all_programs(pointer, data, mask)
-        bits = np.broadcast_to(numerics.pack(data, ty), shape)
+        shape = self._all_programs(pointer, value, mask)
+        self.use(value.poison, "store", mask)
+        bits = np.broadcast_to(numerics.pack(value.data, ty), shape)
         for part in self._parts(pointer, shape, mask, itemsize, "store"):
             memory, index = self._writable(part, itemsize)
             now, old = part.select(bits), memory[index]
@@ -250,17 +289,21 @@ class Memory:
             lost = memory[index] != now
             if lost.any():
                 self._report_conflicting_store(part, index, lost, itemsize)
-            self._log("store", part, itemsize, changed=old != now)
+            changed = (old != now) | self._mark_written(part, index, itemsize)
+            programs = self._programs(part)
+            assert programs is not None
+            self.unseen.add(part, itemsize, programs, changed, current_line())
+            self._log("store", part, itemsize, changed=changed)
 
     def atomic(
         self,
         pointer: Any,
         value: Any,
-        mask: np.ndarray | None,
+        mask: Any,
         update: Callable[..., np.ndarray],
         order: Any,
         scope: Any,
-        expected: np.ndarray | None = None,
+        expected: Any = None,
     ) -> np.ndarray:
         """Perform an atomic read-modify-write and return the old values; lanes take turns in program order.
 
@@ -268,12 +311,15 @@ class Memory:
         """
         ty = pointer.dtype.element_ty
         itemsize = numerics.itemsize(ty)
-        shape = self._all_programs(pointer, value.data, mask)
-        operands = [np.broadcast_to(value.data, shape)]
-        if expected is not None:
-            operands.append(np.broadcast_to(expected, shape))
+        self.unseen.synchronize()
+        shape = self._all_programs(pointer, value, mask)
+        handles = [value] if expected is None else [value, expected]
+        for handle in handles:
+            self.use(handle.poison, "atomic", mask)
+        operands = [np.broadcast_to(handle.data, shape) for handle in handles]
         out = np.zeros(shape, operands[0].dtype)
         for part in self._parts(pointer, shape, mask, itemsize, "atomic"):
+            self.use(self._poison(part, part.offsets // itemsize, itemsize), "atomic")
             memory, index = self._writable(part, itemsize)
             active = [part.select(operand) for operand in operands]
             before = np.zeros(len(index), out.dtype)
@@ -283,14 +329,70 @@ class Memory:
                 bits = numerics.pack(update(old, *[operand[group] for operand in active]), ty)
                 changed[group] = memory[index[group]] != bits
                 memory[index[group]] = bits
+            self._mark_written(part, index, itemsize)
             out.reshape(-1)[part.select(np.arange(out.size).reshape(shape))] = before
             self._log("atomic", part, itemsize, changed=changed, order=order, scope=scope)
         return out
 
-    def _all_programs(self, pointer: Any, data: np.ndarray, mask: np.ndarray | None) -> tuple[int, ...]:
+    def use(self, poison: np.ndarray | None, what: str, mask: Any = None) -> None:
+        """Report the loads of unwritten memory that reach a store, an address or a branch in an active lane."""
+        if poison is None:
+            return
+        if mask is not None:
+            poison = np.where(mask.data, poison, 0)
+        lanes = np.unique(poison[poison < 0])
+        if not len(lanes):
+            return
+        sources = np.searchsorted([source.first for source in self._sources], lanes, side="right") - 1
+        for number in np.unique(sources):
+            source = self._sources[number]
+            if not source.is_reported:
+                source.is_reported = True
+                self._report_poison(source, int(lanes[sources == number][0]) - source.first, what)
+
+    def _report_poison(self, source: Source, lane: int, what: str) -> None:
+        part, argument = source.part, source.part.argument
+        element = (int(part.offsets.reshape(-1)[lane]) - argument.first_byte) // argument.itemsize
+        row = 0 if part.rows is None else int(np.broadcast_to(part.rows, part.offsets.shape).reshape(-1)[lane])
+        detail = f"{argument.describe(element)}, which has not been written"
+        file, line = use = current_line()
+        if use == source.location and what == "atomic":
+            detail = f"atomic of {detail}"
+        else:
+            where = f"line {line}" if file == source.location[0] else f"{file}:{line}"
+            detail = f"load of {detail}, reaches the {what} in {where}"
+        found = self.finding(
+            READ_BEFORE_WRITE, argument, source.location, int(self.programs[row]), element, source.lanes, detail
+        )
+        self.findings.append(found)
+
+    def _poison(self, part: Part, index: np.ndarray, itemsize: int) -> np.ndarray | None:
+        """Return the poison of what a part reads, and number its lanes."""
+        unwritten = part.argument.buffer.unwritten(index, itemsize)
+        if unwritten is not None and part.mask is not None:
+            unwritten = unwritten & part.mask
+        if unwritten is None or not unwritten.any():
+            return None
+        first = self._sources[-1].first + self._sources[-1].part.offsets.size if self._sources else FIRST
+        self._sources.append(Source(first, part, current_line(), int(unwritten.sum())))
+        return np.where(unwritten, first + np.arange(unwritten.size).reshape(unwritten.shape), 0)
+
+    def _mark_written(self, part: Part, index: np.ndarray, itemsize: int) -> np.ndarray | bool:
+        """Mark elements as written, until a roll-back, and return which of them were not written before."""
+        buffer = part.argument.buffer
+        if (unwritten := buffer.unwritten(index, itemsize)) is None:
+            return False
+        initialized = buffer.initialized
+        assert initialized is not None
+        written = initialized[: len(initialized) // itemsize * itemsize].view(f"u{itemsize}")
+        self._undo.append((written, index, written[index]))
+        written[index] = np.frombuffer(b"\1" * itemsize, written.dtype)[0]
+        return unwritten
+
+    def _all_programs(self, pointer: Any, value: Any, mask: Any) -> tuple[int, ...]:
         """Return the shape of a write with one row per program, even if all programs write the same."""
         batch = (len(self.programs),) + (1,) * (pointer.data.ndim - 1)
-        return np.broadcast_shapes(batch, pointer.data.shape, data.shape, () if mask is None else mask.shape)
+        return np.broadcast_shapes(batch, pointer.data.shape, value.data.shape, () if mask is None else mask.data.shape)
 
     def _writable(self, part: Part, itemsize: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the memory that a part writes and the indices there, and save the old values for a roll-back."""
@@ -311,6 +413,21 @@ class Memory:
         who = "two lanes of one program" if one == two else f"this program and program {self.program_id(two)}"
         detail = f"{who} store different values to {argument.describe(element)}"
         self.findings.append(self.finding(RACE, argument, current_line(), one, element, int(lost.sum()), detail))
+
+    def _report_missed_stores(self, part: Part, itemsize: int) -> None:
+        if not self.unseen.may_miss(part):
+            return
+        programs, argument = self._programs(part), part.argument
+        missed = self.unseen.missed(part, itemsize, programs, current_line())
+        if missed is None:
+            return
+        lanes, line = missed
+        lane = int(np.flatnonzero(lanes)[0])
+        program = int(self.programs[0] if programs is None else programs[lane])
+        element = (int(part.select(part.offsets)[lane]) - argument.first_byte) // argument.itemsize
+        what = f"reads {argument.describe(element)}, which another warp of the program stores in line {line}"
+        detail = f"{what}, without tl.debug_barrier in between"
+        self.findings.append(self.finding(RACE, argument, current_line(), program, element, int(lanes.sum()), detail))
 
     def _programs(self, part: Part) -> np.ndarray | None:
         if part.rows is None:
@@ -336,18 +453,20 @@ class Memory:
         else:
             self._repeats += 1
             if self._repeats > self._spin_limit:
-                raise SpinWait
+                raise SpinWait(part.argument.buffer, access.offsets)
 
-    def _parts(
-        self, pointer: Any, shape: tuple[int, ...], mask: np.ndarray | None, itemsize: int, kind: str
-    ) -> list[Part]:
+    def _parts(self, pointer: Any, shape: tuple[int, ...], mask: Any, itemsize: int, kind: str) -> list[Part]:
         """Split an operation's lanes by the argument they access, and mask the lanes that are out of bounds."""
         addresses = np.broadcast_to(pointer.data, shape)
-        mask = None if mask is None else np.broadcast_to(mask, shape)
+        if mask is not None:
+            self.use(mask.poison, "mask")
+            mask = np.broadcast_to(mask.data, shape)
         if not addresses.size:
             return []
         same_for_all = shape[0] == 1 and len(self.programs) > 1
         rows = None if same_for_all else np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+        if pointer.poison is not None:
+            addresses, mask = self._mask_poisoned(pointer, addresses, mask)
         if pointer.wrapped is not None:
             addresses, mask = self._mask_wrapped(pointer, addresses, mask, rows)
         low, high = int(addresses.min()), int(addresses.max())
@@ -386,17 +505,27 @@ class Memory:
         bad = (offsets < argument.first_byte) | (offsets + itemsize > argument.end_byte)
         elements = (offsets - argument.first_byte) // argument.itemsize
         if not argument.is_dense:
-            bad |= ~argument.occupied[np.where(bad, 0, elements)]
+            for step in range(max(1, itemsize // argument.itemsize)):  # a wide access covers several elements
+                bad |= ~argument.occupied[np.where(bad, 0, elements + step)]
         if part.mask is not None:
             bad &= part.mask
         if bad.any():
             lane, program, count = self._first_of(bad, part.rows)
             element = int(elements.reshape(-1)[lane])
-            detail = f"{kind} of {argument.describe_outside(element)}"
+            detail = f"{kind} of {argument.describe_outside(element, itemsize)}"
             self.findings.append(self.finding(OUT_OF_BOUNDS, argument, current_line(), program, element, count, detail))
             part.mask = ~bad if part.mask is None else part.mask & ~bad
         if part.mask is not None:
             part.offsets = np.where(part.mask, offsets, argument.first_byte if argument.span else 0)
+
+    def _mask_poisoned(
+        self, pointer: Any, addresses: np.ndarray, mask: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Report and mask the lanes whose address derives from unwritten memory."""
+        poison = np.broadcast_to(pointer.poison, addresses.shape)
+        self.use(poison if mask is None else np.where(mask, poison, 0), "address")
+        clean = poison == 0
+        return np.where(clean, addresses, self.arguments[0].address), clean if mask is None else mask & clean
 
     def _mask_wrapped(
         self, pointer: Any, addresses: np.ndarray, mask: np.ndarray | None, rows: np.ndarray | None

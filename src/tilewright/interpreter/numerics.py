@@ -7,6 +7,7 @@ determines the signedness; int1 as bool. `pack` and `unpack` convert between a v
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -220,3 +221,8 @@ def to_integer(data: np.ndarray, bits: int, is_signed: bool) -> np.ndarray:
     if data.dtype == F64 or wide == 64:
         out[np.isnan(whole)] = lowest if is_signed else 2 ** (wide - 1)  # and 0 in all other conversions
     return signed(out).astype(_INTEGERS[bits])
+
+
+def on_unsigned(ufunc: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """Return an operation on integers that are taken as unsigned."""
+    return lambda a, b: signed(ufunc(unsigned(a), unsigned(b)))

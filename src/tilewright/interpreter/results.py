@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,11 @@ class Finding:
     element: tuple[int, ...]  # index in the tensor; outside of it, the offset from the first element
     lanes: int  # faulty accesses by this line and of this kind, summed over all programs
     detail: str  # completes the message: "load of element 100 of `x`, ..."
+
+    @property
+    def fault(self) -> tuple[Any, ...]:
+        """The kind, the line and the argument: findings that share them are one fault of the kernel."""
+        return self.kind, self.kernel, self.argument, self.file, self.line
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}: " if self.line else ""
@@ -103,6 +108,15 @@ class Launch:
             return self
         factor = self.programs / self.programs_run
         return replace(self, arguments={name: t.scaled(factor) for name, t in self.arguments.items()})
+
+
+def merged(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the first finding of each fault, with the lanes of all: a kernel may be launched several times."""
+    first: dict[tuple[Any, ...], Finding] = {}
+    for finding in findings:
+        known = first.get(finding.fault)
+        first[finding.fault] = finding if known is None else replace(known, lanes=known.lanes + finding.lanes)
+    return list(first.values())
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
