@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from support import LAYOUTS, assert_compiles, assert_gradients_match, assert_right, laid_out
+from support import LAYOUTS, assert_compiles, assert_gradients_match, assert_right, crossover_at, laid_out
 from tilewright.ops.activation import _gated
 from tilewright.ops.activation import _unary as _activation
 from tilewright.runtime import elementwise as _flat
@@ -33,7 +33,7 @@ class PlainLaws:
     @pytest.fixture(autouse=True)
     def fast_path(self, monkeypatch):
         """The public function uses our kernels for inputs of any size."""
-        monkeypatch.setattr(self.module, "SMALLEST", 0)
+        monkeypatch.setattr(self.module, "CROSSOVER", crossover_at(0))
 
     def ours(self, x, **options):
         return type(self).call(x, **options)
@@ -98,7 +98,7 @@ class PlainLaws:
         torch.testing.assert_close(torch.func.jvp(self.ours, (x,), (x,)), torch.func.jvp(self.expected, (x,), (x,)))
 
     def test_small_inputs_go_to_torch(self, device, monkeypatch):
-        monkeypatch.setattr(self.module, "SMALLEST", 9)
+        monkeypatch.setattr(self.module, "CROSSOVER", crossover_at(9))
         forbid_launches(monkeypatch)
         x = torch.randn(8, device=device)
         torch.testing.assert_close(self.ours(x), self.expected(x), rtol=0, atol=0)
@@ -160,7 +160,7 @@ class GatedLaws:
 
     @pytest.fixture(autouse=True)
     def fast_path(self, monkeypatch):
-        monkeypatch.setattr(self.module, "SMALLEST", 0)
+        monkeypatch.setattr(self.module, "CROSSOVER", crossover_at(0))
 
     def ours(self, gate, up=None):
         return type(self).call(gate, up)

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 from torch import Tensor
 
-from support import assert_compiles, assert_gradients_match, assert_right, laid_out
+from support import assert_compiles, assert_gradients_match, assert_right, crossover_at, laid_out
 from tilewright.ops.norm import _cuda as _norm_cuda
 from tilewright.ops.norm import _operators as _norm
 from tilewright.ops.norm import _triton as _norm_triton
 from tilewright.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from tilewright.ops.norm._operators import Norm, NormBackward
 from tilewright.runtime.configs import clear_plans
+from tilewright.runtime.crossovers import PerGPU
+from tilewright.runtime.sizes import next_power_of_2, quarter_octave
 
 NORMS = (rms_norm, layer_norm, add_rms_norm, add_layer_norm)
 inf, nan = float("inf"), float("nan")
@@ -27,7 +28,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 def fast_path(monkeypatch):
     """The public functions use our kernels for inputs of any size."""
     for norm in NORMS:
-        monkeypatch.setattr(norm, "SMALLEST", 0)
+        monkeypatch.setattr(norm, "CROSSOVER", crossover_at(0))
 
 
 class NormLaws:
@@ -86,7 +87,8 @@ class NormLaws:
     @pytest.mark.parametrize("shape", [(37, 200), (3, 8192), (3, 8200)], ids=str)
     def test_every_configuration(self, shape, device, monkeypatch):
         """With so few programs that each loops over several tiles."""
-        monkeypatch.setattr(_norm_cuda, "CLUSTER_RANGE", dict.fromkeys(_norm_cuda.CLUSTER_RANGE, (1, 0)))  # no clusters
+        never = PerGPU("never", lambda gpu: float("inf"))
+        monkeypatch.setattr(_norm_cuda, "MIN_CLUSTER", dict.fromkeys(_norm_cuda.MIN_CLUSTER, never))
         tensors = [t.requires_grad_() for t in self.tensors(shape, device)]
 
         def run(norm):
@@ -95,13 +97,14 @@ class NormLaws:
 
         expected = run(self.expected)
         for direction in ("forward", "backward"):
-            key = (self.module.op.name, direction, 4, triton.next_power_of_2(shape[1]))
+            bucket = quarter_octave if direction == "forward" else next_power_of_2
+            key = (self.module.op.name, direction, 4, bucket(shape[1]))
             alike = {"PROGRAMS": 2} | (
                 {"num_warps": 4, "STAGES": 1} if device == "cpu" else {}
             )  # these have no effect on the CPU
             choices = [
                 {name: alike.get(name, value) for name, value in config.items()}
-                for config in _norm_triton.CONFIG.choices(*key)
+                for config in _norm_triton.CONFIG.choices_on(-1, key)
             ]
             for config in (c for n, c in enumerate(choices) if c not in choices[:n]):
                 with _norm_triton.CONFIG.override(key, config):
@@ -202,7 +205,7 @@ class NormLaws:
         torch.testing.assert_close(ours, theirs)
 
     def test_small_inputs_go_to_torch(self, device, monkeypatch):
-        monkeypatch.setattr(self.module, "SMALLEST", 33)
+        monkeypatch.setattr(self.module, "CROSSOVER", crossover_at(33))
         tensors = self.tensors((4, 8), device)
         torch.testing.assert_close(self.ours(*tensors), self.expected(*tensors), rtol=0, atol=0)
 
@@ -275,6 +278,16 @@ class NormLaws:
             expected = torch.autograd.grad(self.ours(*leaves).square().sum(), leaves)
             torch.testing.assert_close(gradients, expected)
 
+    @pytest.mark.parametrize("shape", [(6, 33), (2, 3, 1000)], ids=str)
+    def test_rows_with_gaps_are_read_in_place(self, shape, device, monkeypatch):
+        tensors = self.tensors(shape, device)
+        wide = torch.zeros(*shape[:-1], shape[-1] + 24, device=device)
+        x = wide[..., : shape[-1]].copy_(tensors[0])
+        spied, plan = [], _norm._plan_forward
+        monkeypatch.setattr(_norm, "_plan_forward", lambda *args: spied.append(args[5:]) or plan(*args))
+        torch.testing.assert_close(self.ours(x, *tensors[1:]), self.ours(*tensors), rtol=0, atol=0)
+        assert spied[0] == (shape[-1] + 24,)
+
     @pytest.mark.gpu
     def test_more_than_2_31_elements(self, device):
         x = torch.ones(2**20 + 1, 2048, device=device, dtype=torch.bfloat16)
@@ -304,9 +317,8 @@ class NormLaws:
     @pytest.mark.parametrize("dtype", FLOATS, ids=str)
     @pytest.mark.parametrize("M", [1, 3, 1500])
     def test_clusters(self, M, dtype, device):
-        """Even and uneven rows, and more rows than clusters. Unaligned memory and rows that are no multiple of a
-        vector use another kernel."""
-        for N in (8, 1000, 4096, 5120, 32768 if M < 10 else 1024, 1001):
+        """Rows that start at vectors or anywhere, and more rows than clusters. Unaligned memory uses another kernel."""
+        for N in (8, 1000, 4096, 5120, 32768 if M < 10 else 1024, 3, 257, 1001, 1002, 5003, 20001 if M < 10 else 129):
             for wide in (False, True):
                 tensors = self.tensors((M, N), device, dtype=dtype, wide=wide)
                 for given in (tensors, tensors[: self.inputs]):
@@ -317,7 +329,7 @@ class NormLaws:
         assert_right(self.by_clusters(*tensors), lambda *t: self.expected(*t, eps=1e-5), *tensors)
 
     @pytest.mark.gpu
-    @pytest.mark.parametrize("N", [500, 512, 1024, 8192, 12288, 32768])
+    @pytest.mark.parametrize("N", [500, 501, 512, 1024, 5001, 8192, 12288, 32768])
     def test_every_configuration_of_clusters(self, N, device):
         tensors = [t.requires_grad_() for t in self.tensors((700, N), device)]
 
@@ -326,9 +338,9 @@ class NormLaws:
             return y, *torch.autograd.grad(y, tensors, torch.cos(y.detach()))
 
         expected = run(lambda *t: self.expected(*t, eps=1e-5))
-        for direction in ("cuda-forward", "cuda-backward"):
-            key = (self.module.op.name, direction, 4, triton.next_power_of_2(N // 4))
-            for config in _norm_cuda.CLUSTER.choices(*key):
+        for direction in ("cuda-uneven" if N % 4 else "cuda-forward", "cuda-backward"):
+            key = (self.module.op.name, direction, 4, quarter_octave(-(-(N + 3 * (N % 4 > 0)) // 4)))
+            for config in _norm_cuda.CLUSTER.choices_on(-1, key):
                 with _norm_cuda.CLUSTER.override(key, config):
                     torch.testing.assert_close(run(self.by_clusters), expected, rtol=1e-4, atol=1e-3)
 
@@ -361,12 +373,30 @@ class AddLaws(NormLaws):
         for mine, torchs in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine, torchs, rtol=1e-4, atol=1e-4)
 
-    def test_inputs_must_have_one_shape_and_dtype(self, device):
+    def test_inputs_must_be_tensors_of_one_shape(self, device):
         x = torch.randn(4, 8, device=device)
-        for residual, error, what in (
-            (x[:1], ValueError, "shape"),
-            (x.half(), ValueError, "dtype"),
-            (1, TypeError, "int"),
-        ):
+        for residual, error, what in ((x[:1], ValueError, "shape"), (1, TypeError, "int")):
             with pytest.raises(error, match=f"^residual must .*{what}"):
                 type(self).call(x, residual, (8,))
+
+    @pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.float16)], ids=str)
+    def test_two_dtypes_are_promoted_as_torch_does(self, dtypes, device):
+        """An autocast model adds a bfloat16 branch to a float32 residual."""
+        branch, residual, *weights = self.tensors((4, 40), device)
+        tensors = [branch.to(dtypes[0]), residual.to(dtypes[1]), *weights]
+        leaves = [t.detach().requires_grad_() for t in tensors]
+
+        def run(fn):
+            results = fn(*leaves[:2], (40,), *leaves[2:])
+            loss = results[0].square().sum() + (3 * results[1]).sum()
+            return *results, *torch.autograd.grad(loss, leaves)
+
+        def in_two_steps(x, r, shape, *weights):
+            total = x + r
+            return type(self).alone(total, shape, *weights), total
+
+        ours, theirs = run(type(self).call), run(in_two_steps)
+        assert [t.dtype for t in ours] == [torch.float32] * 2 + [t.dtype for t in tensors]
+        for mine, torchs in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, torchs)
+        assert_compiles(lambda x, r, *w: type(self).call(x, r, (40,), *w), *tensors)

@@ -10,8 +10,19 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support import assert_compiles, assert_gradients_match, assert_right, few_examples, laid_out, layouts, shapes
+import tilewright as tw
+from support import (
+    assert_compiles,
+    assert_gradients_match,
+    assert_right,
+    crossover_at,
+    few_examples,
+    laid_out,
+    layouts,
+    shapes,
+)
 from tilewright.ops.reduce import _operators as _reduce
+from tilewright.ops.reduce import _plans
 from tilewright.runtime import configs as _tuned
 
 inf, nan = float("inf"), float("nan")
@@ -34,13 +45,15 @@ def few_programs(monkeypatch):
     """A function that sets how many programs, or rows, fill the GPU: fewer rows are split, however short they are."""
 
     def fill(programs: int, rows: int | None = None) -> None:
-        monkeypatch.setattr(_reduce, "MAX_PROGRAMS", programs)
-        monkeypatch.setattr(_reduce, "MANY_ROWS", programs // 4 if rows is None else rows)
-        monkeypatch.setattr(_reduce, "MAX_TILE", 512)
-        monkeypatch.setattr(_reduce, "MAX_PARTS", 4)
-        monkeypatch.setattr(_reduce, "PARTS_PER_STEP", 4)
-        monkeypatch.setattr(_reduce, "COLUMN_TILE", 256)
-        monkeypatch.setattr(_reduce.LONG, "default", lambda *_: {"BLOCK_N": 512, "num_warps": 4})
+        monkeypatch.setattr(_plans, "max_programs", lambda gpu: programs)
+        monkeypatch.setattr(_plans, "many_rows", lambda gpu: programs // 4 if rows is None else rows)
+        monkeypatch.setattr(_plans, "MAX_TILE", 512)
+        monkeypatch.setattr(_plans, "MAX_ODD_TILE", 2048)
+        monkeypatch.setattr(_plans, "MAX_PARTS", 4)
+        monkeypatch.setattr(_plans, "PARTS_PER_STEP", 4)
+        monkeypatch.setattr(_plans, "column_programs", lambda gpu: programs // 4)
+        monkeypatch.setattr(_plans, "MIN_SPAN", 64)
+        monkeypatch.setattr(_plans.LONG, "default", lambda *_: {"BLOCK_N": 512, "num_warps": 4})
         forget()
 
     yield fill
@@ -51,6 +64,14 @@ def few_programs(monkeypatch):
 def forget() -> None:
     _tuned.ConfigTable._best.cache_clear()
     _tuned.clear_plans()
+
+
+CONTIGUOUS = torch.Tensor.contiguous
+
+
+def _must_be_small(x: torch.Tensor) -> torch.Tensor:
+    assert x.is_contiguous() or x.numel() <= 108, "copies the input"
+    return CONTIGUOUS(x)
 
 
 def same(got, wanted) -> None:
@@ -70,7 +91,7 @@ class ReductionLaws:
     @pytest.fixture(autouse=True)
     def fast_path(self, monkeypatch):
         """The public function uses our kernels for inputs of any size."""
-        monkeypatch.setattr(self.module, "SMALLEST", 0)
+        monkeypatch.setattr(self.module, "CROSSOVER", crossover_at(0))
 
     def ours(self, x, *args, **kwargs):
         return type(self).call(x, *args, **kwargs)
@@ -162,6 +183,65 @@ class ReductionLaws:
             found.append((dx, again.detach(), *torch.autograd.grad(again.square().sum(), x)))
         torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
+    @pytest.mark.parametrize(
+        ("shape", "dim", "programs"),
+        [
+            ((9, 40, 6), (0, 2), 8),  # neighboring columns of a result are combined later
+            ((61, 3, 7), (0, 2), 4),  # rows that are read several at a time, and some after them
+            ((40, 3, 300), (0, 2), 16),  # one program takes the neighboring columns of a result
+            ((2, 33, 3, 260), (1, 3), 64),
+            ((3, 50, 4, 7), (1, 3), 8),
+            ((2, 3, 2, 3, 2), (0, 2, 4), 8),
+            ((2, 3, 2, 3, 5), (0, 2), 8),  # more alternations than a kernel takes
+        ],
+    )
+    def test_alternating_dimensions(self, shape, dim, programs, device, few_programs):
+        if self.dims == "one":
+            pytest.skip("takes one dimension")
+        few_programs(programs)
+        for layout, dtype in (("contiguous", torch.float32), ("offset", torch.bfloat16)):
+            x = self.values(laid_out(shape, layout, device=device)).to(dtype)
+            self.close(self.ours(x, dim), x, dim)
+        x = self.values(laid_out(shape, "contiguous", device=device))
+        assert_gradients_match(lambda x: self.ours(x, dim), lambda x: self.expected(x, dim), x)
+
+    @pytest.mark.parametrize("order", [(2, 0, 1), (1, 2, 0), (0, 2, 1), (2, 1, 0)])
+    def test_a_tensor_is_reduced_in_the_order_of_its_memory(self, order, device, monkeypatch):
+        x = self.values(laid_out((5, 12, 9), "contiguous", device=device)).permute(order)
+        wanted = [self.expected(x, dim, keepdim=keepdim) for dim in (0, 1, 2) for keepdim in (False, True)]
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "contiguous", _must_be_small)
+            found = [self.ours(x, dim, keepdim=keepdim) for dim in (0, 1, 2) for keepdim in (False, True)]
+        for got, expected in zip(found, wanted, strict=True):
+            assert got.is_contiguous()
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+        if self.has_gradients:
+            assert_gradients_match(lambda x: self.ours(x, 1), lambda x: self.expected(x, 1), x)
+
+    @pytest.mark.parametrize(
+        ("shape", "programs"),
+        [((70, 24), 4224), ((3, 1500), 4), ((2, 1024), 4224), ((61, 40), 8), ((5, 7, 16), 4224), ((6, 9), 4224)],
+    )
+    def test_rows_of_a_wider_tensor_are_not_copied(self, shape, programs, device, few_programs, monkeypatch):
+        few_programs(programs)
+        for dtype in (torch.float32, torch.bfloat16):
+            x = self.values(laid_out(shape, "contiguous", device=device)).to(dtype)
+            wide = torch.full((*shape[:-1], shape[-1] + 8), nan, device=device, dtype=dtype)
+            wide[..., : shape[-1]] = x
+            for dim in (-1, -2):
+                with monkeypatch.context() as patch:
+                    patch.setattr(torch.Tensor, "contiguous", None)
+                    got = self.ours(wide[..., : shape[-1]], dim)
+                self.close(got, x, dim)
+
+    def test_tensors_that_would_be_copied_go_to_torch(self, device):
+        x = self.values(laid_out((6, 9), "contiguous", device=device))
+        for layout in (x.repeat_interleave(2, dim=1)[:, ::2], x[:1].expand(6, 9)):
+            with tw.trace() as calls:
+                got = self.ours(layout, -1)
+            self.close(got, layout.contiguous(), -1)
+            assert bool(calls[0].kernels) == (type(self).call is tw.logsumexp)
+
     def test_double_backward(self, device):
         if not self.has_gradients:
             pytest.skip("no gradients")
@@ -213,7 +293,7 @@ class ReductionLaws:
             torch.testing.assert_close(ours, torch.func.jvp(lambda x: self.expected(x, -1), (x,), (x,)))
 
     def test_small_inputs_go_to_torch(self, device, monkeypatch):
-        monkeypatch.setattr(self.module, "SMALLEST", 33)
+        monkeypatch.setattr(self.module, "CROSSOVER", crossover_at(33))
         x = self.values(torch.randn(4, 8, device=device))
         same(self.ours(x, -1), self.expected(x, -1))
 
@@ -245,7 +325,7 @@ class ReductionLaws:
 def registered(kind: str, device: str, p: float = 0.0) -> None:
     """Run torch.library.opcheck on the operators of a reduction."""
     x = torch.rand(4, 33, device=device, requires_grad=True)
-    torch.library.opcheck(_reduce.reduce_forward.registered, (x, 1, 2, False, kind, p, None))
+    torch.library.opcheck(_reduce.reduce_forward.registered, (x, [1], False, kind, p, None))
     if kind in _reduce.KEPT_FOR_BACKWARD:
-        torch.library.opcheck(_reduce.reduce_keeping.registered, (x, 1, 2, True, kind, p, torch.float32))
-        torch.library.opcheck(_reduce.reduce_keeping.registered, (x.detach()[:0], 1, 2, False, kind, p, None))
+        torch.library.opcheck(_reduce.reduce_keeping.registered, (x, [1], True, kind, p, torch.float32))
+        torch.library.opcheck(_reduce.reduce_keeping.registered, (x.detach()[:0], [1], False, kind, p, None))

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
-from support import LAYOUTS, assert_compiles, assert_gradients_match, few_examples, laid_out, layouts, shapes
+from support import (
+    LAYOUTS,
+    assert_compiles,
+    assert_gradients_match,
+    crossover_at,
+    few_examples,
+    laid_out,
+    layouts,
+    shapes,
+)
 from tilewright.errors import MissingPackage
 from tilewright.ops import add as module
 from tilewright.runtime import numba as _numba
@@ -20,7 +29,7 @@ EXTREMES = (1e38, -3e38, float("inf"), -float("inf"), float("nan"), 1e-42, 0.0, 
 @pytest.fixture
 def fast_path(monkeypatch):
     """The public function uses our kernels for inputs of any size."""
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 def same(got, wanted) -> None:

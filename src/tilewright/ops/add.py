@@ -7,7 +7,6 @@ wide, that several are in flight, and that offsets may exceed 2**31.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.runtime.configs import cached_plan
+from tilewright.runtime.crossovers import Crossover, never
 from tilewright.runtime.cuda import CudaSource
 from tilewright.runtime.elementwise import eligible_elementwise
 from tilewright.runtime.launch import Launcher, PreparedLaunch
@@ -158,13 +158,13 @@ def numba(x: Tensor, y: Tensor) -> Tensor:
     return add_forward(x, y, "numba")
 
 
-SMALLEST = math.inf  # elements; torch's kernel reaches the bandwidth ceiling at every recorded size
+CROSSOVER = Crossover("add", never)
 
 
 def add(input: Any, other: Any, *, alpha: float = 1, out: Tensor | None = None) -> Tensor:
     """Elementwise sum, with the arguments of `torch.add`."""
     plain = out is None and type(alpha) in (int, float) and alpha == 1
     # Inductor fuses torch's add with its neighbors, but not our operator.
-    if torch.compiler.is_compiling() or not plain or not eligible_elementwise(SMALLEST, input, other):
+    if torch.compiler.is_compiling() or not plain or not eligible_elementwise(CROSSOVER, input, other):
         return torch.add(input, other, alpha=alpha, out=out)
     return add_forward(input, other, "triton")

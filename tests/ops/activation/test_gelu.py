@@ -16,6 +16,7 @@ from support import (
     assert_compiles,
     assert_gradients_match,
     assert_right,
+    crossover_at,
     few_examples,
     laid_out,
     layouts,
@@ -39,7 +40,7 @@ def gradient(x, dy, approximate, form):
 @pytest.fixture
 def fast_path(monkeypatch):
     """The public function uses our kernels for inputs of any size."""
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 @both

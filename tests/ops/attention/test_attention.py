@@ -1,5 +1,7 @@
 """Attention: properties of the reference and of the kernel."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  the customary name
@@ -7,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
-from support import assert_compiles, assert_right, few_examples, laid_out, layouts
+from support import assert_compiles, assert_right, crossover_at, few_examples, laid_out, layouts
+from tilewright.ops.attention import _formula, _operators
 from tilewright.ops.attention import attention as module
 
 FORMS = ["eager", "triton"]
@@ -17,7 +20,8 @@ LENGTHS = [(1, 1), (1, 40), (64, 64), (130, 70), (70, 150)]
 @pytest.fixture
 def fast_path(monkeypatch):
     """The public function uses our kernel for sequences of any length."""
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
+    monkeypatch.setattr(module, "MODES_CROSSOVER", crossover_at(0))
 
 
 def run(form, *args):
@@ -32,7 +36,7 @@ def drawn(device, B=1, H=2, HKV=None, LQ=9, LK=None, D=16, dtype=torch.float32):
 def exact_gradients(q, k, v, causal, dout, scale=None):
     """Return the output and the gradients of q, k and v, from the reference in float64."""
     leaves = [t.detach().double().requires_grad_() for t in (q, k, v)]
-    out = module.attend(*leaves, causal, q.shape[-1] ** -0.5 if scale is None else scale)
+    out = _formula.attend(*leaves, causal, q.shape[-1] ** -0.5 if scale is None else scale)
     return out, *torch.autograd.grad(out, leaves, dout.double())
 
 
@@ -101,6 +105,17 @@ def test_output_and_gradients_of_any_length(lengths, causal, dtype, device):
     assert_near(got, exact_gradients(q, k, v, causal, dout))
 
 
+def test_a_nan_in_an_incoming_gradient_does_not_reach_hidden_keys(device):
+    q, k, v = [t.requires_grad_() for t in drawn(device, H=2, HKV=1, LQ=90)]
+    out = run("triton", q, k, v, True)
+    dout = laid_out(tuple(out.shape), "contiguous", device=device, seed=7)
+    dout[:, :, 40] = torch.nan
+    (dk,) = torch.autograd.grad(out, k, dout)
+    dout[:, :, 40] = 0.0
+    assert dk[:, :, :41].isnan().all()
+    assert_near((dk[:, :, 41:],), (exact_gradients(q, k, v, True, dout)[2][:, :, 41:],))
+
+
 @pytest.mark.parametrize("D", [1, 40, 64, 128, 200])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_output_and_gradients_of_any_head(D, dtype, device):
@@ -113,7 +128,7 @@ def test_output_and_gradients_of_any_head(D, dtype, device):
 @pytest.mark.parametrize("cached", [1, 2 * 33, 4 * 65])  # rows in the L2: one head, 4 of 6, or 2 of 3 key heads
 def test_any_order_of_programs(cached, device, monkeypatch):
     q, k, v = [t.requires_grad_() for t in drawn(device, H=6, HKV=3, LQ=65, LK=33)]
-    monkeypatch.setattr(module, "L2_SHARE", cached * 2 * q.shape[3] * q.element_size())
+    monkeypatch.setitem(_operators.L2_SHARE, q.get_device(), cached * 2 * q.shape[3] * q.element_size())
     out = run("triton", q, k, v, True)
     dout = laid_out(tuple(out.shape), "contiguous", device=device, seed=7)
     assert_near((out, *torch.autograd.grad(out, (q, k, v), dout)), exact_gradients(q, k, v, True, dout))
@@ -138,7 +153,7 @@ def test_interleaved_heads_are_not_copied(device, fast_path):
     """[B, L, H, D] viewed as [B, H, L, D], sliced from one projection: the output has the layout of the query."""
     projected = laid_out((2, 30, 3, 4, 16), "contiguous", device=device)
     q, k, v = (projected[:, :, i].transpose(1, 2) for i in range(3))
-    assert module._rows(q) is q
+    assert _operators._rows(q) is q
     out = tw.scaled_dot_product_attention(q, k, v, is_causal=True)
     torch.testing.assert_close(out, module.reference(q, k, v, True))
     assert tw.scaled_dot_product_attention(q.transpose(1, 2).contiguous().transpose(1, 2), k, v).stride() == (
@@ -162,6 +177,24 @@ def test_scale(scale, device, fast_path):
     got = out, *torch.autograd.grad(out, (q, k, v), dout)
     assert_near(got, exact_gradients(q, k, v, True, dout, scale))
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale))
+
+
+@pytest.mark.parametrize("form", ["gluon-cooperative", "gluon-pingpong", "gluon-overlapped"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_specialized_warps(form, causal, device):
+    """Values, and in the interpreter barriers and races; three blocks of keys pass through two slots."""
+    q, k, v = drawn(device, H=2, HKV=1, LQ=256 if causal else 128, LK=384, D=64, dtype=torch.bfloat16)
+    assert module.op.kernels[form].fits(q, k, v, causal)
+    assert_near([run(form, q, k, v, causal)], exact_gradients(*(t.requires_grad_() for t in (q, k, v)), causal, q)[:1])
+
+
+@pytest.mark.parametrize("D", [64, 96])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_specialized_warps_take_whole_blocks_in_order(D, layout, device):
+    q, k, v = (laid_out((1, 1, n, D), layout, device=device, dtype=torch.bfloat16) for n in (128, 256, 256))
+    fits = module.op.kernels["gluon-overlapped"].fits
+    assert fits(q, k, v, False) is (D == 64 and layout == "contiguous")
+    assert not fits(q[:, :, :64].contiguous(), k, v, False)
 
 
 @pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True)])
@@ -217,6 +250,19 @@ def torch_takes(device):
     yield "negative scale", (q, k, v), {"scale": -1.0}
     yield "float64", [t.double() for t in (q, k, v)], {"is_causal": True}
     yield "more queries than keys", (k, q, q), {"is_causal": True}
+    yield "more queries than keys, other value size", (k, q, q[..., :5]), {"is_causal": True, "scale": 0.3}
+    empty_row = mask & (torch.arange(6, device=device) > 1)[:, None]
+    yield "mask that hides all keys of a row", (q, k, v), {"attn_mask": empty_row}
+    yield "mask per batch, grouped", (q, *few), {"attn_mask": mask.expand(2, 1, 6, 8), "enable_gqa": True}
+    yield "mask, causal", (q, k, v), {"attn_mask": mask, "is_causal": True}
+    yield "mask of keys", (q, k, v), {"attn_mask": mask[2:3]}
+    yield "additive mask", (q, k, v), {"attn_mask": torch.randn(4, 6, 8, device=device), "scale": 0.7}
+    yield (
+        "additive mask of -inf",
+        (q, k, v),
+        {"attn_mask": torch.zeros(6, 8, device=device).masked_fill(~mask, -math.inf)},
+    )
+    yield "additive mask of five dimensions", (q[None], k[None], v[None]), {"attn_mask": torch.ones(1, 1, 1, 6, 8)}
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in torch_takes("cpu")])
@@ -226,8 +272,30 @@ def test_accepts_what_torch_accepts(name, device, fast_path):
     torch.testing.assert_close(ours, F.scaled_dot_product_attention(*args, **options), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mask per batch, grouped", "additive mask", "other value size"])
+def test_masks_and_value_sizes_run_our_kernel(name, device, fast_path, monkeypatch):
+    args, options = next((args, options) for known, args, options in torch_takes(device) if known == name)
+    expected = F.scaled_dot_product_attention(*args, **options)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", None)
+    torch.testing.assert_close(tw.scaled_dot_product_attention(*args, **options), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_an_additive_mask_has_a_gradient(device, fast_path):
+    q, k, v = drawn(device, B=2, H=3, LQ=6, LK=8)
+    mask = torch.randn(3, 1, 8, device=device, requires_grad=True)
+    ours, theirs = (
+        torch.autograd.grad(attend(q, k, v, attn_mask=mask).square().sum(), mask)[0]
+        for attend in (tw.scaled_dot_product_attention, F.scaled_dot_product_attention)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 def test_errors_match_torch(device, fast_path):
     q, k, v = drawn(device, H=4, LQ=6)
+    mask = torch.ones(6, 6, device=device)
+    for options in ({"attn_mask": mask[:, :5]}, {"attn_mask": mask.double()}):
+        with pytest.raises(RuntimeError):
+            tw.scaled_dot_product_attention(q, k, v, **options)
     for args in ((q, k[..., :5], v), (q, k.half(), v), (q, k[:, :3], v), (q, k[:, :2], v[:, :2])):
         with pytest.raises(RuntimeError):
             tw.scaled_dot_product_attention(*args)
@@ -250,7 +318,7 @@ def test_our_kernel_runs_only_where_it_wins(device, monkeypatch):
     monkeypatch.setattr(module, "attention_forward", lambda *args: calls.append(args) or (q, q))
     tw.scaled_dot_product_attention(q, k, v)
     assert not calls
-    monkeypatch.setattr(module, "SMALLEST", 6 * 8)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(6 * 8))
     tw.scaled_dot_product_attention(q, k, v, is_causal=True, scale=2.0)
     assert calls == [(q, k, v, True, 2.0)]
 
@@ -279,7 +347,7 @@ def test_registered_operators(device):
         torch.library.opcheck(module.attention_forward, (q, k, v, True, 0.3), test_utils=checks)
         for wanted in ((True, True), (True, False), (False, True)):
             args = (q, k, v, out, lse, out, True, 0.3, *wanted)
-            torch.library.opcheck(module.attention_backward, args, test_utils=checks)
+            torch.library.opcheck(_operators.attention_backward, args, test_utils=checks)
 
 
 def test_compiles_to_one_graph(device, fast_path):

@@ -12,21 +12,24 @@ from support import (
     assert_compiles,
     assert_gradients_match,
     assert_right,
+    crossover_at,
     few_examples,
     laid_out,
     layouts,
     shapes,
 )
+from tilewright.ops.linear import _triton
 from tilewright.ops.linear import linear as module
+from tilewright.runtime.gpus import gpu_facts
 
 FORMS = ["eager", "triton", pytest.param("cuda", marks=pytest.mark.gpu)]
-OWN = FORMS[1:]  # forms of our operator
+OWN = FORMS[1:]  # forms of our operator that take any input
 
 
 @pytest.fixture
 def fast_path(monkeypatch):
     """The public function uses our operator for inputs of any size."""
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 def run(form, *args):
@@ -81,7 +84,7 @@ def test_infinities_and_nan(form, device):
 @pytest.mark.parametrize("smallest_grid", [1, 10**9])  # the largest tile, and the smallest one in several groups
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_every_kind_of_tile(smallest_grid, dtype, device, monkeypatch):
-    monkeypatch.setattr(module, "SMS", smallest_grid)
+    monkeypatch.setattr(_triton, "gpu_facts", lambda device: gpu_facts(device)._replace(sms=smallest_grid))
     x, weight, bias, relu = drawn(650, 70, 19, device, dtype=dtype)
     assert_right(run("triton", x, weight, bias, relu), module.reference, x, weight, bias, relu)
     x, weight, bias, relu = drawn(5, 300, 256, device, dtype=dtype)
@@ -89,11 +92,9 @@ def test_every_kind_of_tile(smallest_grid, dtype, device, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", OWN)
 @few_examples
 @given(shape=shapes, N=st.integers(1, 9), layout=layouts, has_bias=st.booleans())
-def test_any_shape_and_layout(shape, N, layout, has_bias, form, device, fast_path, monkeypatch):
-    monkeypatch.setattr(module, "FUSED", form)
+def test_any_shape_and_layout(shape, N, layout, has_bias, device, fast_path):
     x = laid_out(shape, layout, device=device)
     weight = laid_out((N, shape[-1]), layout, device=device, seed=1)
     bias = laid_out((N,), layout, device=device, seed=2) if has_bias else None
@@ -111,9 +112,7 @@ def test_gradients(form, relu, device):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("form", OWN)
-def test_gradients_of_any_layout(form, layout, device, fast_path, monkeypatch):
-    monkeypatch.setattr(module, "FUSED", form)
+def test_gradients_of_any_layout(layout, device, fast_path):
     x, weight, bias, _ = drawn(6, 5, 7, device)
     leaves = [t.clone().requires_grad_() for t in (x[None], weight, bias)]
     y = tw.linear(*leaves, activation="relu")
@@ -149,10 +148,8 @@ def test_double_backward(form, relu, device):
     torch.testing.assert_close(twice(lambda *a: run(form, *a)), twice(module.reference))
 
 
-@pytest.mark.parametrize("form", OWN)
 @pytest.mark.parametrize("sizes", [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0)])
-def test_empty(form, sizes, device, fast_path, monkeypatch):
-    monkeypatch.setattr(module, "FUSED", form)
+def test_empty(sizes, device, fast_path):
     M, N, K = sizes
     args = [torch.randn(shape, device=device, requires_grad=True) for shape in ((2, M, K), (N, K), (N,))]
     ours, theirs = tw.linear(*args, activation="relu"), torch.relu(F.linear(*args))
@@ -160,9 +157,7 @@ def test_empty(form, sizes, device, fast_path, monkeypatch):
     torch.testing.assert_close(torch.autograd.grad(ours.sum(), args), torch.autograd.grad(theirs.sum(), args))
 
 
-@pytest.mark.parametrize("form", OWN)
-def test_accepts_what_torch_accepts(form, device, fast_path, monkeypatch):
-    monkeypatch.setattr(module, "FUSED", form)
+def test_accepts_what_torch_accepts(device, fast_path):
     x, weight, bias, _ = drawn(3, 4, 5, device)
     for b in (None, bias):
         torch.testing.assert_close(tw.linear(x, weight, b), F.linear(x, weight, b))
@@ -177,23 +172,39 @@ def test_accepts_what_torch_accepts(form, device, fast_path, monkeypatch):
             tw.linear(*wrong, activation="relu")
 
 
+@pytest.mark.parametrize(
+    ("sizes", "wins"),
+    [
+        ((4096, 4096, 4096), True),
+        ((1024, 4096, 4096), True),
+        ((512, 8192, 4096), False),  # too few rows
+        ((1536, 4608, 4096), False),  # 216 tiles for 132 SMs
+        ((4096, 4096, 4100), False),  # rows that TMA cannot read
+    ],
+)
+def test_fused_kernel_wins_with_many_full_tiles(sizes, wins):
+    M, N, K = sizes
+    a, b = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((M, K), (K, N)))
+    assert module._wins(a, b) == wins
+
+
 def test_fused_epilogue_runs_only_where_it_wins(device, monkeypatch):
     x, weight, bias, _ = drawn(3, 4, 5, device)
     calls = []
     monkeypatch.setattr(module, "linear_forward", lambda *args: calls.append(args) or torch.zeros(3, 4))
     tw.linear(x, weight, bias, activation="relu")
     assert not calls
-    monkeypatch.setattr(module, "SMALLEST", 3 * 4 * 5)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(3 * 4 * 5))
     tw.linear(x, weight, bias)
     assert not calls
     tw.linear(x, weight, bias, activation="relu")
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("activation", ["gelu", "ReLU", "", torch.relu])
+@pytest.mark.parametrize("activation", ["none", "ReLU", "", torch.relu])
 def test_unknown_activation(activation, device):
     x, weight, bias, _ = drawn(3, 4, 5, device)
-    with pytest.raises(ValueError, match='must be None or "relu"'):
+    with pytest.raises(ValueError, match="must be None or one of relu, "):
         tw.linear(x, weight, bias, activation=activation)
 
 
@@ -211,19 +222,64 @@ def test_functional_transforms_match_torch(device, fast_path):
 
 
 @pytest.mark.parametrize("form", OWN)
-def test_registered_operators(form, device, fast_path, monkeypatch):
-    monkeypatch.setattr(module, "FUSED", form)
+def test_registered_operators(form, device, fast_path):
     x, weight, bias, _ = drawn(6, 5, 7, device)
     args = [t.requires_grad_() for t in (x, weight, bias)]
-    for relu in (False, True):
-        torch.library.opcheck(module.linear_forward.registered, (*args, relu, form))
+    for activation in ("none", "relu"):
+        torch.library.opcheck(module.linear_forward.registered, (*args, None, activation, form))
     assert_compiles(lambda *args: tw.linear(*args, activation="relu"), x[None].detach(), weight.detach())
 
 
-def test_registered_matmul(device):
-    a, b = laid_out((6, 7), "transposed", device=device), laid_out((7, 5), "sliced", device=device)
-    torch.library.opcheck(module.linear_matmul.registered, (a, b))
-    torch.testing.assert_close(module.linear_matmul(a, b), a @ b)
+def drawn_for_tma(device, dtype=torch.bfloat16):
+    """Return x, weight, bias and residual that every form takes."""
+    shapes = (72, 64), (136, 64), (136,), (72, 136)
+    return [laid_out(shape, "contiguous", device=device, dtype=dtype, seed=n) for n, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("has_residual", [False, True])
+@pytest.mark.parametrize("activation", module.ACTIVATIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("form", ["triton", "gluon"])
+def test_epilogues(form, dtype, activation, has_residual, has_bias, device):
+    if form == "gluon" and dtype == torch.float32:
+        pytest.skip("16-bit floats only")
+    x, weight, bias, residual = drawn_for_tma(device, dtype)
+    args = x, weight, bias if has_bias else None, residual if has_residual else None, activation
+    assert_right(module.linear_forward(*args, form), module.unfused, *args)
+
+
+@pytest.mark.parametrize("activation", module.ACTIVATIONS)
+def test_gradients_of_epilogues(activation, device):
+    args = [t.double().float() for t in drawn_for_tma(device)]
+    fn = lambda *args: module.linear_forward(*args, activation, "triton")
+    assert_gradients_match(fn, lambda *args: module.unfused(*args, activation), *args)
+
+
+def test_double_backward_of_an_epilogue(device):
+    args = [(t.float() / 8).requires_grad_() for t in drawn_for_tma(device)]
+
+    def twice(fn):
+        first = torch.autograd.grad(fn(*args).square().sum(), args, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), args)
+
+    ours = twice(lambda *args: module.linear_forward(*args, "silu", "triton"))
+    torch.testing.assert_close(ours, twice(lambda *args: module.unfused(*args, "silu")), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("activation", [None, *module.FORMULAS])
+@pytest.mark.parametrize("wants_gradients", [False, True])
+def test_public_epilogues(activation, wants_gradients, device, fast_path):
+    x, weight, bias, residual = (t.requires_grad_(wants_gradients) for t in drawn_for_tma(device, torch.float32))
+    y = tw.linear(x[None], weight, bias, activation=activation, residual=residual[None])
+    wanted = module.unfused(x[None], weight, bias, residual[None], activation or "none")
+    torch.testing.assert_close(y, wanted, rtol=1e-4, atol=1e-4)
+    broadcast = tw.linear(x, weight, bias, activation=activation, residual=bias)
+    torch.testing.assert_close(
+        broadcast, module.unfused(x, weight, bias, bias, activation or "none"), rtol=1e-4, atol=1e-4
+    )
+    with pytest.raises(RuntimeError):
+        tw.linear(x, weight, bias, activation=activation, residual=residual[:5])
 
 
 @pytest.mark.gpu

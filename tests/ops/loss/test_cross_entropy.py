@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
-from support import LAYOUTS, assert_compiles, assert_right, few_examples, laid_out
+from support import LAYOUTS, assert_compiles, assert_right, crossover_at, few_examples, laid_out
 from tilewright.ops.loss import _triton as shared
 from tilewright.ops.loss import cross_entropy as module
 
@@ -21,7 +21,7 @@ reductions = pytest.mark.parametrize("reduction", shared.REDUCTIONS)
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
     """Make the public function call our kernels for every size."""
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 @pytest.fixture(params=["tile", "loop"])

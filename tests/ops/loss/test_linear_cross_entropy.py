@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  the customary name
 
 import tilewright as tw
-from support import assert_compiles, assert_right
+from support import assert_compiles, assert_right, crossover_at
 from tilewright.ops.loss import _triton as shared
 from tilewright.ops.loss import linear_cross_entropy as module
 
@@ -15,7 +15,7 @@ M, K, N = 11, 6, 35
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
     """Make the public function call our kernels for every size."""
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 @pytest.fixture(params=["one chunk", "chunks"])
@@ -179,3 +179,44 @@ def test_registered_operators_and_compile(device):
     assert_compiles(lambda x: tw.linear_cross_entropy(x, w, target), x)
     compiled = torch.compile(tw.linear_cross_entropy, fullgraph=True, dynamic=True, backend="aot_eager")
     torch.testing.assert_close(all_of(compiled, x, w, target, bias), all_of(plain, x, w, target, bias))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_loss_in_float32(reduction, chunks, device):
+    x, w, target, _ = made(device, torch.bfloat16)
+    options = dict(reduction=reduction, dtype=torch.float32)
+    wide, narrow = ([t.clone().requires_grad_() for t in (x, w)] for _ in range(2))
+    loss = tw.linear_cross_entropy(*wide, target, **options)
+    assert loss.dtype == torch.float32
+    expected = F.cross_entropy(F.linear(x.float(), w.float()), target, reduction=reduction)
+    torch.testing.assert_close(loss, expected, rtol=2e-2, atol=2e-2)
+    (loss.sum() / 7).backward()
+    (tw.linear_cross_entropy(*narrow, target, reduction=reduction).sum() / 7).backward()
+    for one, other in zip(wide, narrow, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=2e-2, atol=1e-2)
+
+
+def test_no_other_dtype_of_the_loss(device):
+    x, w, target, _ = made(device)
+    with pytest.raises(ValueError, match=r"None or torch.float32, not torch.float16"):
+        tw.linear_cross_entropy(x, w, target, dtype=torch.float16)
+
+
+def test_a_loss_in_fp32_adds_up_the_gradient_of_the_weight_in_fp32(device, monkeypatch):
+    """With one row per chunk, bf16 sums would lose what fp32 sums keep: the result is rounded once."""
+    monkeypatch.setattr(module, "CHUNK", 1)
+    generator = torch.Generator().manual_seed(3)
+    x = (torch.randn(40, 3, generator=generator) + 2).to(device, torch.bfloat16)
+    w = torch.randn(7, 3, generator=generator).to(device, torch.bfloat16)
+    target = torch.randint(7, (40,), generator=generator).to(device)
+
+    def errors(**options):
+        ours, truth = w.clone().requires_grad_(), w.double().requires_grad_()
+        tw.linear_cross_entropy(x, ours, target, reduction="sum", **options).backward()
+        module.torch_cross_entropy(
+            F.linear(x.double(), truth), target, None, shared.CrossEntropy(reduction="sum")
+        ).backward()
+        assert ours.grad.dtype == torch.bfloat16
+        return ((ours.grad.double() - truth.grad).norm() / truth.grad.norm()).item()
+
+    assert errors(dtype=torch.float32) < errors() / 2

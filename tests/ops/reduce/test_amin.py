@@ -6,7 +6,7 @@ import torch
 import tilewright as tw
 from reduction_laws import EXTREMES, ReductionLaws, same
 from reduction_laws import few_programs as few_programs
-from support import assert_gradients_match, laid_out
+from support import assert_gradients_match, crossover_at, laid_out
 from tilewright.ops.reduce import amin as module
 
 
@@ -16,7 +16,7 @@ class TestAmin(ReductionLaws):
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 @pytest.mark.parametrize("dim", [None, 0, 1])

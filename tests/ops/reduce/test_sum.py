@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 import tilewright as tw
 from reduction_laws import ReductionLaws, inf, nan, registered, same
 from reduction_laws import few_programs as few_programs
-from support import few_examples, laid_out
+from support import crossover_at, few_examples, laid_out
 from tilewright.ops.reduce import _numba as _reduce_numba
-from tilewright.ops.reduce import _operators as _reduce
+from tilewright.ops.reduce import _plans
 from tilewright.ops.reduce import sum as module
 from tilewright.runtime import numba as _numba
+from tilewright.runtime.gpus import gpu_facts
 
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 FORMS = ["eager", "triton", CUDA, "numba"]
@@ -74,17 +75,20 @@ def test_every_element_counts_once_in_every_regime(
 @few_examples
 @given(M=st.integers(1, 5000), N=st.integers(1, 2**40), block=st.sampled_from([1024, 4096, 16384]))
 def test_splits_cover_a_row_and_fill_the_gpu(M, N, block):
-    chunk, chunks = _reduce.split(M, N, block)
+    chunk, chunks = _plans.split(M, N, block, -1)
     assert chunk * (chunks - 1) < N <= chunk * chunks
     if chunks > 1:
         assert chunk % block == 0
-    if M * triton.cdiv(N, block) >= _reduce.MAX_PROGRAMS:  # enough work for all programs
-        assert _reduce.MAX_PROGRAMS // 4 <= M * chunks <= max(M, 2 * _reduce.MAX_PROGRAMS)
+    programs = _plans.max_programs(gpu_facts(-1))
+    if M * triton.cdiv(N, block) >= programs:  # enough work for all of them
+        assert programs // 4 <= M * chunks <= max(M, 2 * programs)
 
 
 def test_more_programs_take_shorter_splits():
-    assert [_reduce.split(1, 2**28, 8192, programs) for programs in (4096, 16384)] == [(2**16, 4096), (2**14, 16384)]
-    assert _reduce.split(_reduce.MANY_ROWS, 2**28, 8192, 16384) == (2**28, 1), "the rows fill the GPU"
+    assert _plans.split(1, 2**28, 8192, -1, 4096) == (2**16, 4096)
+    assert _plans.split(1, 2**28, 8192, -1, 16384) == (2**14, 16384)
+    rows = _plans.many_rows(gpu_facts(-1))
+    assert _plans.split(rows, 2**28, 8192, -1, 16384) == (2**28, 1), "the rows fill the GPU"
 
 
 @pytest.mark.gpu
@@ -102,7 +106,7 @@ def test_extreme_values(form, device):
 
 
 def test_half_precision_is_accumulated_in_fp32(device, monkeypatch):
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
     x = torch.ones(1, 60000, device=device, dtype=torch.float16)
     same(tw.sum(x, -1), torch.full((1,), 60000.0, device=device, dtype=torch.float16))
     assert tw.sum(torch.cat((x, x), dim=-1), -1).item() == inf

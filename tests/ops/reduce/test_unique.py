@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tilewright as tw
-from support import assert_compiles, few_examples, laid_out, layouts, shapes
+from support import assert_compiles, crossover_at, few_examples, laid_out, layouts, shapes
 from tilewright.ops.reduce import unique as module
 from tilewright.runtime import configs as _tuned
 
@@ -25,8 +25,8 @@ ALL = OPTIONS[-1]
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
     """The public function uses our kernels for inputs of any size."""
-    monkeypatch.setattr(module, "SMALLEST", 0)
-    monkeypatch.setattr(module, "SMALLEST_COUNT", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
+    monkeypatch.setattr(module, "COUNT_CROSSOVER", crossover_at(0))
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def forms(monkeypatch):
     seen = []
     best = module.CONFIG.default
 
-    def default(form, size):
+    def default(gpu, form, size):
         seen.append(form)
-        return best(form, size)
+        return best(gpu, form, size)
 
     monkeypatch.setattr(module.CONFIG, "default", default)
     _tuned.ConfigTable._best.cache_clear()
@@ -46,7 +46,7 @@ def forms(monkeypatch):
 
 
 def test_16_bit_counts_without_inverse_go_to_torch(forms, monkeypatch, device):
-    monkeypatch.setattr(module, "SMALLEST_COUNT", math.inf)
+    monkeypatch.setattr(module, "COUNT_CROSSOVER", crossover_at(math.inf))
     x = whole(1000, scale=100, dtype=torch.int16, device=device)
     same(tw.unique(x, return_counts=True), torch.unique(x, return_counts=True))
     assert forms == []
@@ -206,7 +206,7 @@ def test_functional_transforms_match_torch(device):
 
 
 def test_small_inputs_go_to_torch(device, monkeypatch, forms):
-    monkeypatch.setattr(module, "SMALLEST", 33)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(33))
     x = whole(32, scale=2, dtype=torch.int8, device=device)
     same(tw.unique(x), torch.unique(x))
     assert not forms

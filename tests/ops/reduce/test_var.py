@@ -6,14 +6,14 @@ import torch
 import tilewright as tw
 from reduction_laws import ReductionLaws, registered
 from reduction_laws import few_programs as few_programs
-from support import assert_gradients_match, laid_out
+from support import assert_gradients_match, crossover_at, laid_out
 from tilewright.ops.reduce import var as module
-from tilewright.ops.reduce._operators import KINDS, _combine
+from tilewright.ops.reduce._plans import KINDS, _combine
 
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 @pytest.mark.filterwarnings("ignore:var")  # too few degrees of freedom

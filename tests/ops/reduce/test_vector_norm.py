@@ -9,7 +9,7 @@ import torch
 import tilewright as tw
 from reduction_laws import ReductionLaws, registered, same
 from reduction_laws import few_programs as few_programs
-from support import assert_gradients_match, assert_right, laid_out
+from support import assert_gradients_match, assert_right, crossover_at, laid_out
 from tilewright.ops.reduce import _operators as _reduce
 from tilewright.ops.reduce import vector_norm as module
 
@@ -19,7 +19,7 @@ ORDERS = (0, 0.5, 1, 1.5, 2, 3, math.inf, -math.inf, -1.5)
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 class TestVectorNorm(ReductionLaws):
@@ -73,6 +73,6 @@ def test_registered_operators(device):
     for kind, p in (("norm2", 2.0), ("normp", 2.5)):
         registered(kind, device, p)
     x, y = torch.randn(4, 33, device=device), torch.randn(33, device=device)
-    torch.library.opcheck(_reduce.reduce_forward.registered, (x.t(), 0, 2, True, "norm2", 2.0, torch.float32))
-    torch.library.opcheck(_reduce.reduce_forward.registered, (x[:0], 0, 2, False, "norm2", 2.0, None))
-    torch.library.opcheck(_reduce.reduce_backward.registered, (x, y, y, y, 0, 1, False, "norminf", 0.0, None))
+    torch.library.opcheck(_reduce.reduce_forward.registered, (x.t(), [0, 1], True, "norm2", 2.0, torch.float32))
+    torch.library.opcheck(_reduce.reduce_forward.registered, (x[:0], [0, 1], False, "norm2", 2.0, None))
+    torch.library.opcheck(_reduce.reduce_backward.registered, (x, y, y, y, [0], False, "norminf", 0.0, None))

@@ -10,6 +10,7 @@ from support import (
     assert_compiles,
     assert_gradients_match,
     assert_right,
+    crossover_at,
     few_examples,
     laid_out,
     layouts,
@@ -24,7 +25,7 @@ FORMS = ["eager", "triton-online", "triton"]
 @pytest.fixture
 def fast_path(monkeypatch):
     """The public function uses our kernels for inputs of any size."""
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -10,6 +10,7 @@ from support import (
     assert_compiles,
     assert_gradients_match,
     assert_right,
+    crossover_at,
     few_examples,
     laid_out,
     layouts,
@@ -26,7 +27,7 @@ FORMS.remove("compile")
 @pytest.fixture
 def fast_path(monkeypatch):
     """The public function uses our kernels for inputs of any size."""
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -86,6 +87,41 @@ def test_clusters_with_any_row(N, dtype, log, device):
         cluster = lambda x: module.softmax_forward(x, Softmax(-1, log, "cluster"))
         assert_right(cluster(x), lambda x: of_torch(x, -1), x)
         assert_gradients_match(cluster, lambda x: of_torch(x, -1), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("N", [8, 12, 24, 1000])
+def test_rows_of_whole_vectors(N, dtype, device, fast_path):
+    """The length is a multiple of a vector, but not of 16 elements, which Triton would see."""
+    x = laid_out((3, N), "contiguous", device=device, dtype=dtype)
+    assert_right(tw.softmax(x, -1), lambda x: torch.softmax(x, -1), x)
+    assert_gradients_match(lambda x: tw.softmax(x, -1), lambda x: torch.softmax(x, -1), x)
+
+
+ROWS = [1, 3, 17, 33, 96, 127, 200, 257, 781, 1000, 1023, 1544, 2047, 2560, 3001, 5120, 11008, 20001, 50257, 131071]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("N", ROWS)
+@pytest.mark.parametrize("layout", [*LAYOUTS, "padded"])
+def test_rows_of_any_length_and_layout(N, dtype, layout, device, fast_path):
+    x = laid_out((5, N), layout, device=device, dtype=dtype)
+    assert_right(tw.softmax(x, -1), lambda x: torch.softmax(x, -1), x)
+    assert_gradients_match(lambda x: tw.softmax(x, -1), lambda x: torch.softmax(x, -1), x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5, 8), (2, 700, 40), (2, 33, 70), (7, 300, 3), (1, 4099, 24), (300, 2, 16)])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "offset", "padded"])
+def test_columns_of_any_length_and_layout(shape, dtype, layout, device, fast_path):
+    x = laid_out(shape, layout, device=device, dtype=dtype)
+    for dim in (0, 1):
+        assert_right(tw.softmax(x, dim), lambda x, dim=dim: torch.softmax(x, dim), x)
+        assert_gradients_match(lambda x, dim=dim: tw.softmax(x, dim), lambda x, dim=dim: torch.softmax(x, dim), x)
+    swapped = x.transpose(1, 2)
+    assert_right(tw.softmax(swapped, -1), lambda x: torch.softmax(x, -1), swapped)
 
 
 @pytest.mark.gpu

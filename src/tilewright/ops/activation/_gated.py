@@ -293,4 +293,5 @@ def gated_op(name: str, act: str, reference: Callable[..., Tensor]) -> Op:
         bench=points(M=(4096, 4096, 16384, 16384), N=(4096, 4096, 14336, 14336), packed=(False, True, False, True)),
         backward_cost=lambda gate, up: backward_cost_of(act, gate, up),
         batch="M",
+        draws={"N": "intermediate"},
     )

@@ -15,8 +15,10 @@ from torch import Tensor
 from triton.language.extra import libdevice
 
 from tilewright.runtime.configs import ConfigTable, cached_plan
+from tilewright.runtime.crossovers import Crossover, always
 from tilewright.runtime.elementwise import can_write_in_place, eligible_elementwise, size_bucket, tile_grid, tile_start
 from tilewright.runtime.eligibility import FLOATS, Dispatch, TensorKey, eligible, empty_like_options, unary
+from tilewright.runtime.gpus import GPUFacts
 from tilewright.runtime.launch import Launcher, PreparedLaunch
 from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.partial_sums import sum_partials
@@ -235,32 +237,32 @@ _launch_bias_fwd = Launcher(_bias_activation_fwd)
 _launch_bias_bwd = Launcher(_bias_activation_bwd)
 
 
-def _default(form: str, *rest: object) -> dict[str, int]:
+def _default(gpu: GPUFacts, form: str, *rest: object) -> dict[str, int]:
     config = {"block": 2048, "num_warps": 4}
     if form == "bias-fwd":
         return config | ({"block": 1024, "columns": 512} if rest[-1] == "small" else {"columns": 1024})
     if form == "bias-bwd":
-        return {"block": 1024, "columns": 1024, "programs": 1056, "num_warps": 8}
+        return {"block": 1024, "columns": 1024, "programs": 8 * gpu.sms, "num_warps": 8}
     return config
 
 
-def _choices(form: str, *_: object) -> list[dict[str, int]]:
+def _choices(gpu: GPUFacts, form: str, *_: object) -> list[dict[str, int]]:
     blocks = [{"block": block, "num_warps": warps} for block in (1024, 2048, 4096, 8192) for warps in (4, 8)]
     if form == "bias-fwd":
         some = ({"block": 512, "num_warps": 4}, blocks[0], *blocks[2:6])
         found = [config | {"columns": columns} for config in some for columns in (256, 512, 1024, 2048)]
         return [config for config in found if config["columns"] <= config["block"]]
-    if form == "bias-bwd":  # 1056 programs of 8 warps are one wave on an H200
+    if form == "bias-bwd":  # 8 programs of 8 warps are what a multiprocessor holds
         shapes = [(1024, 1024, 8), (1024, 1024, 4), (2048, 256, 4), (2048, 2048, 4), (2048, 1024, 4), (2048, 1024, 8)]
         return [
             {"block": block, "columns": columns, "programs": programs, "num_warps": warps}
             for block, columns, warps in shapes
-            for programs in (528, 1056, 2112)
+            for programs in (4 * gpu.sms, 8 * gpu.sms, 16 * gpu.sms)
         ]
     return blocks
 
 
-CONFIG = ConfigTable("activation.json", _default, _choices)
+CONFIG = ConfigTable("activation.json", _default, _choices, takes_gpu=True)
 
 
 def _tile_rows(config: dict[str, int], N: int) -> tuple[int, int]:
@@ -438,17 +440,21 @@ def _call(act: str, x: Tensor, bias: Tensor | None = None) -> Tensor | None:
 
 def _is_eligible(x: Tensor, bias: Tensor | None) -> bool:
     # Inductor fuses torch's own activation with its neighbors; it cannot look into ours.
-    return not torch.compiler.is_compiling() and eligible_elementwise(0, x) and (bias is None or eligible(x, bias))
+    return not torch.compiler.is_compiling() and eligible_elementwise(None, x) and (bias is None or eligible(x, bias))
 
 
 dispatch = Dispatch(_plan_call, _call)
+BIAS_CROSSOVER = Crossover("bias_activation", always)
 
 
-def activate_in_place(smallest: float, act: str, x: Any, bias: Any) -> Tensor | None:
+def activate_in_place(crossover: Crossover, act: str, x: Any, bias: Any) -> Tensor | None:
     """Write the activation of x + bias to x; return x, or None for torch."""
     if bias is not None:
         require_bias(x, bias)
-    if not isinstance(x, Tensor) or x.numel() < smallest or not _is_eligible(x, bias):
+    if not isinstance(x, Tensor):
+        return None
+    device, size = x.get_device(), x.numel()
+    if not crossover.reached(size, device) or not _is_eligible(x, bias):
         return None
     if not can_write_in_place(x, *(() if bias is None else (bias,))):
         return None

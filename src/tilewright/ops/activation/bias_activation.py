@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tilewright.ops.activation._unary import FORMULAS, bias_activation, dispatch, flops, with_bias
+from tilewright.ops.activation._unary import BIAS_CROSSOVER, FORMULAS, bias_activation, dispatch, flops, with_bias
 from tilewright.spec import Cost, Op, grid, points
 
 
@@ -39,6 +39,7 @@ op = Op(
     bench=grid(M=(16384,), N=(8192,), act=("relu", "silu", "gelu_tanh", "gelu")),
     backward_cost=backward_cost,
     batch="M",
+    draws={"N": "intermediate"},
 )
 
 
@@ -49,5 +50,5 @@ def triton_bias_activation(x: Tensor, bias: Tensor, act: str) -> Tensor:
 
 @op.public
 def public(x: Tensor, bias: Tensor, act: str) -> Tensor:
-    y = dispatch(0, act, x, bias)
+    y = dispatch(BIAS_CROSSOVER, act, x, bias)
     return FORMULAS[act](with_bias(x, bias)) if y is None else y

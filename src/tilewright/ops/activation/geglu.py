@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tilewright.ops.activation._gated import SHAPES, backward_cost_of, cost_of, dispatch, gated, inputs, split_gate
 from tilewright.ops.activation._unary import GELUS
+from tilewright.runtime.crossovers import Crossover, always
 from tilewright.spec import Cost, Op, grid, points
 
 __all__ = ["geglu"]
@@ -40,6 +41,7 @@ op = Op(
     ],
     backward_cost=backward_cost,
     batch="M",
+    draws={"N": "intermediate"},
 )
 
 
@@ -48,12 +50,12 @@ def triton_geglu(gate: Tensor, up: Tensor | None, approximate: str) -> Tensor:
     return gated(gate, up, GELUS[approximate])
 
 
-SMALLEST = 0  # elements: one launch costs the host less than torch's two
+CROSSOVER = Crossover("geglu", always)
 
 
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
     """gelu(gate) * up. Without up, `gate` is packed: its last dimension holds the gate, then up."""
-    y = dispatch(SMALLEST, GELUS[approximate], gate, up) if approximate in GELUS else None
+    y = dispatch(CROSSOVER, GELUS[approximate], gate, up) if approximate in GELUS else None
     return reference(gate, up, approximate) if y is None else y
 
 

@@ -16,7 +16,8 @@ import math
 import torch
 from torch import Tensor
 
-from tilewright.ops.activation._unary import GELUS, activation, dispatch, flops, with_bias
+from tilewright.ops.activation._unary import BIAS_CROSSOVER, GELUS, activation, dispatch, flops, with_bias
+from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.runtime.cuda import CudaSource
 from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.sizes import cdiv
@@ -115,14 +116,14 @@ def cuda(x: Tensor, approximate: str) -> Tensor:
     return gelu_cuda(x, approximate)
 
 
-SMALLEST = 2**21  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("gelu", faster_after(us=1.75, bytes_per_element=4))
 
 
 def gelu(input: Tensor, approximate: str = "none", *, bias: Tensor | None = None) -> Tensor:
     """GELU of `input + bias`, with the arguments of `torch.nn.functional.gelu`."""
     if approximate in APPROXIMATIONS:
         act = GELUS[approximate]
-        y = dispatch(SMALLEST, act, input) if bias is None else dispatch(0, act, input, bias)
+        y = dispatch(CROSSOVER, act, input) if bias is None else dispatch(BIAS_CROSSOVER, act, input, bias)
         if y is not None:
             return y
     return torch.nn.functional.gelu(with_bias(input, bias), approximate=approximate)

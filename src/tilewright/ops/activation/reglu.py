@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.activation._gated import dispatch, gated, gated_op, split_gate
+from tilewright.runtime.crossovers import Crossover, always
 
 __all__ = ["reglu"]
 
@@ -23,12 +24,12 @@ def triton_reglu(gate: Tensor, up: Tensor | None) -> Tensor:
     return gated(gate, up, "relu")
 
 
-SMALLEST = 0  # elements: one launch costs the host less than torch's two
+CROSSOVER = Crossover("reglu", always)
 
 
 def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """relu(gate) * up. Without up, `gate` is packed: its last dimension holds the gate, then up."""
-    y = dispatch(SMALLEST, "relu", gate, up)
+    y = dispatch(CROSSOVER, "relu", gate, up)
     return reference(gate, up) if y is None else y
 
 

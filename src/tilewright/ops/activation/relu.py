@@ -6,12 +6,18 @@ anyway, so the input need not be saved.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-from tilewright.ops.activation._unary import activate_in_place, activation, activation_op, dispatch, with_bias
+from tilewright.ops.activation._unary import (
+    BIAS_CROSSOVER,
+    activate_in_place,
+    activation,
+    activation_op,
+    dispatch,
+    with_bias,
+)
+from tilewright.runtime.crossovers import Crossover, never
 
 __all__ = ["relu"]
 
@@ -28,15 +34,15 @@ def triton_relu(x: Tensor) -> Tensor:
     return activation(x, "relu")
 
 
-SMALLEST = math.inf  # elements: torch's own kernel reaches the ceiling
+CROSSOVER = Crossover("relu", never)
 
 
 def relu(input: Tensor, inplace: bool = False, *, bias: Tensor | None = None) -> Tensor:
     """ReLU of `input + bias`, with the arguments of `torch.nn.functional.relu`."""
     if inplace:
-        y = activate_in_place(SMALLEST if bias is None else 0, "relu", input, bias)
+        y = activate_in_place(CROSSOVER if bias is None else BIAS_CROSSOVER, "relu", input, bias)
     else:
-        y = dispatch(SMALLEST, "relu", input) if bias is None else dispatch(0, "relu", input, bias)
+        y = dispatch(CROSSOVER, "relu", input) if bias is None else dispatch(BIAS_CROSSOVER, "relu", input, bias)
     if y is not None:
         return y
     return torch.nn.functional.relu(with_bias(input, bias, inplace=inplace), inplace=inplace)

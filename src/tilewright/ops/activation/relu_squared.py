@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.activation._unary import activation, activation_op, dispatch, with_bias
+from tilewright.runtime.crossovers import Crossover, always
 
 __all__ = ["relu_squared"]
 
@@ -22,12 +23,12 @@ def triton_relu_squared(x: Tensor) -> Tensor:
     return activation(x, "relu_squared")
 
 
-SMALLEST = 0  # elements: one launch costs the host less than torch's two
+CROSSOVER = Crossover("relu_squared", always)
 
 
 def relu_squared(input: Tensor, *, bias: Tensor | None = None) -> Tensor:
     """max(input + bias, 0)²."""
-    y = dispatch(SMALLEST, "relu_squared", input, *(() if bias is None else (bias,)))
+    y = dispatch(CROSSOVER, "relu_squared", input, *(() if bias is None else (bias,)))
     return torch.relu(with_bias(input, bias)).square() if y is None else y
 
 

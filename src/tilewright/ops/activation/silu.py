@@ -9,7 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tilewright.ops.activation._unary import activate_in_place, activation, activation_op, dispatch, with_bias
+from tilewright.ops.activation._unary import (
+    BIAS_CROSSOVER,
+    activate_in_place,
+    activation,
+    activation_op,
+    dispatch,
+    with_bias,
+)
+from tilewright.runtime.crossovers import Crossover, faster_after
 
 __all__ = ["silu"]
 
@@ -26,15 +34,15 @@ def triton_silu(x: Tensor) -> Tensor:
     return activation(x, "silu")
 
 
-SMALLEST = 2**21  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("silu", faster_after(us=1.75, bytes_per_element=4))
 
 
 def silu(input: Tensor, inplace: bool = False, *, bias: Tensor | None = None) -> Tensor:
     """SiLU of `input + bias`, with the arguments of `torch.nn.functional.silu`."""
     if inplace:
-        y = activate_in_place(SMALLEST if bias is None else 0, "silu", input, bias)
+        y = activate_in_place(CROSSOVER if bias is None else BIAS_CROSSOVER, "silu", input, bias)
     else:
-        y = dispatch(SMALLEST, "silu", input) if bias is None else dispatch(0, "silu", input, bias)
+        y = dispatch(CROSSOVER, "silu", input) if bias is None else dispatch(BIAS_CROSSOVER, "silu", input, bias)
     if y is not None:
         return y
     return torch.nn.functional.silu(with_bias(input, bias, inplace=inplace), inplace=inplace)

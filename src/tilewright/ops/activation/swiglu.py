@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.activation._gated import dispatch, gated, gated_op, split_gate
+from tilewright.runtime.crossovers import Crossover, always
 
 __all__ = ["swiglu"]
 
@@ -27,12 +28,12 @@ def triton_swiglu(gate: Tensor, up: Tensor | None) -> Tensor:
     return gated(gate, up, "silu")
 
 
-SMALLEST = 0  # elements: one launch costs the host less than torch's two
+CROSSOVER = Crossover("swiglu", always)
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """silu(gate) * up. Without up, `gate` is packed: its last dimension holds the gate, then up."""
-    y = dispatch(SMALLEST, "silu", gate, up)
+    y = dispatch(CROSSOVER, "silu", gate, up)
     return reference(gate, up) if y is None else y
 
 

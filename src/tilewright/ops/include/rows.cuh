@@ -6,11 +6,13 @@
 
 constexpr int MAX_THREADS = 1024, MAX_BLOCKS = 16, WARP = 32;
 
-template <typename Fold> __device__ __forceinline__ float2 warp_reduce(float2 value) {
-    for (int step = WARP / 2; step; step /= 2) {
-        float2 other = {__shfl_xor_sync(~0u, value.x, step), __shfl_xor_sync(~0u, value.y, step)};
-        value = Fold::of(value, other);
-    }
+__device__ __forceinline__ float warp_max(float value, int lanes = WARP) {
+    for (int step = lanes / 2; step; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
+    return value;
+}
+
+__device__ __forceinline__ float warp_sum(float value, int lanes = WARP) {
+    for (int step = lanes / 2; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
     return value;
 }
 
@@ -112,10 +114,10 @@ template <int SLOTS = MAX_BLOCKS * MAX_THREADS / WARP, bool ONE_BLOCK = false> s
     // Reduces one value per thread over the cluster; every thread gets the result. `Fold` combines two values, and has a
     // neutral one.
     template <typename Fold> __device__ __forceinline__ float2 combine(float2 value) {
-        const float2* all = exchange(warp_reduce<Fold>(value));
+        const float2* all = exchange(Fold::over_warp(value));
         value = Fold::neutral();
         for (int n = threadIdx.x % WARP; n < warps(); n += WARP) value = Fold::of(value, all[n]);
-        return warp_reduce<Fold>(value);
+        return Fold::over_warp(value);
     }
 
     // Sends the value of this warp to all blocks; returns the values of all warps of the cluster, in the order of blocks.
@@ -268,6 +270,25 @@ __device__ __forceinline__ void store_words(void* pointer, const Words& words) {
                  "r"(words.at[2]), "r"(words.at[3]));
 }
 
+// Returns the 16 bytes at an offset of `bytes` in `low`, which `high` follows.
+__device__ __forceinline__ Words bytes_from(const Words& low, const Words& high, int bytes) {
+    unsigned all[8];
+#pragma unroll
+    for (int w = 0; w < 8; w++) all[w] = w < 4 ? low.at[w] : high.at[w - 4];
+    if (bytes & 8) {
+#pragma unroll
+        for (int w = 0; w < 6; w++) all[w] = all[w + 2];
+    }
+    if (bytes & 4) {
+#pragma unroll
+        for (int w = 0; w < 5; w++) all[w] = all[w + 1];
+    }
+    Words found;
+#pragma unroll
+    for (int w = 0; w < 4; w++) found.at[w] = __funnelshift_r(all[w], all[w + 1], bytes % 4 * 8);
+    return found;
+}
+
 // The split of a row of N elements over a cluster: `per_block` elements for each block, counted from the last multiple of
 // `align` bytes before the row.
 struct RowSplit {
@@ -275,49 +296,73 @@ struct RowSplit {
 };
 
 // This thread's part of a row, which may start and end at any address. The threads of a block take its vectors in turn,
-// which are aligned to 16 bytes; the first and the last one of a row may be partially out of bounds.
-template <typename T, int VECTORS> struct RowPart {
-    Words packs[VECTORS];
-    int start, end; // offsets in the row: of this thread's first vector, and of the end of this block's part
+// which are aligned to 16 bytes; the first and the last one of a row may be partially out of bounds. With LANES, this many
+// threads of a warp take a row, instead of a cluster.
+//
+// SHIFTED: the row is loaded from addresses that differ from those of this part modulo 16 bytes. Then a warp takes
+// neighboring vectors, and each is put together from two that are loaded, its own and that of the next lane.
+template <typename T, int VECTORS, int LANES = 0, bool SHIFTED = false> struct RowPart {
+    static constexpr int GROUP = LANES ? LANES : WARP;
+    Words packs[VECTORS], next; // `next` follows the last vector of the group
+    int start, end;             // offsets in the row: of this thread's first vector, and of the end of this block's part
+    int bytes;                  // of which each vector begins after the start of the one that is loaded
 
     __device__ __forceinline__ RowPart(const T* row, RowSplit split) {
         int shift = (int)((unsigned long long)row & (split.align - 1)) / (int)sizeof(T);
-        int first = cluster_rank() * split.per_block - shift;
-        start = first + threadIdx.x * VECTOR<T>;
+        int first = (LANES ? 0 : cluster_rank() * split.per_block) - shift;
+        start = first + slot() * VECTOR<T>;
         end = min(first + split.per_block, split.N);
     }
 
     // Returns whether this thread holds the element of that index.
     __device__ __forceinline__ bool holds(int at) const {
-        return at >= block_start() && at < end && (at - block_start()) / VECTOR<T> % (int)blockDim.x == threadIdx.x;
+        return at >= block_start() && at < end && (at - block_start()) / VECTOR<T> % lanes() == lane();
     }
 
-    // Loads the part; elements outside of the row are `other`.
-    __device__ __forceinline__ void load(const T* row, float other) {
+    // Requests the part; `settle` waits for it. Edges are whole vectors, which cross no page.
+    __device__ __forceinline__ void request(const T* row, float other) {
         unsigned filler = word_of<T>(other, other);
-#pragma unroll
-        for (int e = 0; e < VECTORS; e++) {
-            packs[e] = {filler, filler, filler, filler};
-            load_words(row + first(e), is_full(e), packs[e]);
+        if (SHIFTED) {
+            bytes = (int)((unsigned long long)(row + start) % 16);
+            next = {filler, filler, filler, filler};
+            if (lane() % GROUP == GROUP - 1) request_vector(row, first(VECTORS - 1) + VECTOR<T>, next);
         }
 #pragma unroll
         for (int e = 0; e < VECTORS; e++) {
-            if (!is_partial(e)) continue;
+            packs[e] = {filler, filler, filler, filler};
+            request_vector(row, first(e), packs[e]);
+        }
+    }
+
+    // Makes the requested elements available; those outside of the row are `other`.
+    __device__ __forceinline__ void settle(float other) {
+        unsigned filler = word_of<T>(other, other);
+#pragma unroll
+        for (int e = 0; e < VECTORS; e++) {
+            if (SHIFTED) {
+                Words following;
+#pragma unroll
+                for (int w = 0; w < 4; w++) {
+                    unsigned mine = e + 1 < VECTORS && lane() % GROUP == 0 ? packs[e + 1].at[w] : packs[e].at[w];
+                    following.at[w] = __shfl_sync(~0u, mine, (lane() + 1) % GROUP, GROUP);
+                }
+                if (e + 1 == VECTORS && lane() % GROUP == GROUP - 1) following = next;
+                packs[e] = bytes_from(packs[e], following, bytes);
+            }
+            if (SHIFTED ? is_full(e) : !is_partial(e)) continue;
 #pragma unroll
             for (int w = 0; w < 4; w++) {
-                float pair[2];
+                unsigned mask = 0;
 #pragma unroll
-                for (int n = 0; n < PER_WORD<T>; n++) {
-                    int at = first(e) + w * PER_WORD<T> + n;
-                    pair[n] = at >= 0 && at < end ? to_float(row[at]) : other;
-                }
-                packs[e].at[w] = word_of<T>(pair[0], pair[1]);
+                for (int n = 0; n < PER_WORD<T>; n++)
+                    if (is_in_row(first(e) + w * PER_WORD<T> + n)) mask |= ~0u >> (32 - 8 * (int)sizeof(T)) << (16 * n);
+                packs[e].at[w] = (packs[e].at[w] & mask) | (filler & ~mask);
             }
         }
     }
 
     // Returns the offset of this block's part in the row.
-    __device__ __forceinline__ int block_start() const { return start - (int)threadIdx.x * VECTOR<T>; }
+    __device__ __forceinline__ int block_start() const { return start - slot() * VECTOR<T>; }
 
     __device__ __forceinline__ float max() const {
         unsigned largest = packs[0].at[0];
@@ -344,6 +389,7 @@ template <typename T, int VECTORS> struct RowPart {
     template <typename Use> __device__ __forceinline__ void each(Use use) const {
 #pragma unroll
         for (int e = 0; e < VECTORS; e++) {
+            if (is_skipped(e)) continue;
             Words pack = packs[e];
 #pragma unroll
             for (int n = 0; n < VECTOR<T>; n++)
@@ -363,6 +409,7 @@ template <typename T, int VECTORS> struct RowPart {
     template <typename Make> __device__ __forceinline__ void write(T* row, Make make) const {
 #pragma unroll
         for (int e = 0; e < VECTORS; e++) {
+            if (is_skipped(e)) continue;
             Words pack = packs[e];
 #pragma unroll
             for (int w = 0; w < 4; w++) {
@@ -373,12 +420,7 @@ template <typename T, int VECTORS> struct RowPart {
                 pack.at[w] = word_of<T>(made[0], made[1]);
             }
             if (is_full(e)) store_words(row + first(e), pack);
-            if (!is_partial(e)) continue;
-#pragma unroll
-            for (int n = 0; n < VECTOR<T>; n++) {
-                int at = first(e) + n;
-                if (at >= 0 && at < end) row[at] = from_float<T>(element<T>(pack.at[n / PER_WORD<T>], n % PER_WORD<T>));
-            }
+            if (is_partial(e)) store_partially(row, first(e), pack);
         }
     }
 
@@ -391,7 +433,19 @@ template <typename T, int VECTORS> struct RowPart {
     }
 
   private:
-    __device__ __forceinline__ int first(int e) const { return start + e * (int)blockDim.x * VECTOR<T>; }
+    static __device__ __forceinline__ int lane() { return LANES ? threadIdx.x % LANES : threadIdx.x; }
+    static __device__ __forceinline__ int lanes() { return LANES ? LANES : blockDim.x; }
+
+    // Returns the number of this thread's first vector in the part of the block.
+    static __device__ __forceinline__ int slot() {
+        return SHIFTED ? lane() / GROUP * GROUP * VECTORS + lane() % GROUP : lane();
+    }
+
+    __device__ __forceinline__ int first(int e) const {
+        return start + e * (SHIFTED ? GROUP : lanes()) * VECTOR<T>;
+    }
+
+    __device__ __forceinline__ bool is_in_row(int at) const { return at >= 0 && at < end; }
 
     __device__ __forceinline__ bool is_full(int e) const {
         return first(e) >= 0 && first(e) + VECTOR<T> <= end;
@@ -401,7 +455,48 @@ template <typename T, int VECTORS> struct RowPart {
     __device__ __forceinline__ bool is_partial(int e) const {
         return !is_full(e) && first(e) + VECTOR<T> > 0 && first(e) < end;
     }
+
+    // Returns whether a vector is known to lie behind the row. Not asked of those that rarely do.
+    __device__ __forceinline__ bool is_skipped(int e) const {
+        return e > 0 && (SHIFTED || e == VECTORS - 1) && first(e) >= end;
+    }
+
+    // Loads the 16 bytes that contain the element of that index, if they contain one of the row.
+    __device__ __forceinline__ void request_vector(const T* row, int at, Words& words) const {
+        int from = SHIFTED ? at - bytes / (int)sizeof(T) : at;
+        load_words(row + from, from < end && from + VECTOR<T> > 0, words);
+    }
+
+    // Stores the elements of a vector that are in the row, in pairs where both are.
+    __device__ __forceinline__ void store_partially(T* row, int at, const Words& pack) const {
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            int here = at + w * PER_WORD<T>, there = here + PER_WORD<T> - 1;
+            if (is_in_row(here) && is_in_row(there)) *(unsigned*)(row + here) = pack.at[w];
+            else if (is_in_row(here)) row[here] = from_float<T>(element<T>(pack.at[w], 0));
+            else if (is_in_row(there)) row[there] = from_float<T>(element<T>(pack.at[w], PER_WORD<T> - 1));
+        }
+    }
 };
+
+// Requests rows that start at a multiple of 16 bytes for shared memory. `wait_for_copies` waits for all of a block.
+template <typename T> __device__ __forceinline__ void copy_in(T* tile, const T* from, int elements) {
+    for (int n = threadIdx.x * VECTOR<T>; n < elements; n += blockDim.x * VECTOR<T>)
+        copy_words((Words*)(tile + n), from + n, true); // the last vector may be partial, but crosses no page
+}
+
+__device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+}
+
+template <typename T> __device__ __forceinline__ void copy_out(T* to, const T* tile, int elements) {
+    for (int n = threadIdx.x * VECTOR<T>; n < elements; n += blockDim.x * VECTOR<T>) {
+        if (n + VECTOR<T> <= elements) store_words(to + n, *(const Words*)(tile + n));
+        else
+            for (int rest = n; rest < elements; rest++) to[rest] = tile[rest];
+    }
+}
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -415,6 +510,12 @@ __device__ __forceinline__ float exp_approx(float x) { return exp2_approx(x * LO
 
 // Softmax's reduction: the maximum of values x, and the sum of exp(x - maximum).
 struct MaxAndSum {
+    // The maximum comes first, so that a thread rescales its sum once.
+    static __device__ __forceinline__ float2 over_warp(float2 value) {
+        float m = warp_max(value.x);
+        return {m, warp_sum(value.y * exp_approx(value.x - shift(m)))};
+    }
+
     static __device__ __forceinline__ float2 neutral() { return {-INFINITY, 0.0f}; }
 
     // A maximum of -inf must not be subtracted, since -inf + inf is NaN.
@@ -424,9 +525,24 @@ struct MaxAndSum {
         float m = fmaxf(a.x, b.x), shift_by = shift(m);
         return {m, a.y * exp_approx(a.x - shift_by) + b.y * exp_approx(b.x - shift_by)};
     }
+
+    // Combines `count` values in shared memory, `apart` elements from each other.
+    static __device__ __forceinline__ float2 over(const float2* values, int count, int apart) {
+        float m = -INFINITY, total = 0.0f;
+        for (int n = 0; n < count; n++) m = fmaxf(m, values[n * apart].x);
+        for (int n = 0; n < count; n++) total += values[n * apart].y * exp_approx(values[n * apart].x - shift(m));
+        return {m, total};
+    }
 };
 
+// The sum of the first of two values.
 struct Sum {
+    static __device__ __forceinline__ float2 over_warp(float2 value) { return {warp_sum(value.x), 0.0f}; }
     static __device__ __forceinline__ float2 neutral() { return {0.0f, 0.0f}; }
-    static __device__ __forceinline__ float2 of(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
+    static __device__ __forceinline__ float2 of(float2 a, float2 b) { return {a.x + b.x, 0.0f}; }
+    static __device__ __forceinline__ float2 over(const float2* values, int count, int apart) {
+        float total = 0.0f;
+        for (int n = 0; n < count; n++) total += values[n * apart].x;
+        return {total, 0.0f};
+    }
 };

@@ -1,24 +1,22 @@
-"""Linear layer with ReLU in its epilogue: y = relu(x wᵀ + b), or y = x wᵀ + b.
+"""Linear layer with an activation and a residual in its epilogue: y = activation(x wᵀ + b) + residual.
 
-The epilogue applies bias and ReLU to the fp32 accumulators while they are in registers, so only the result goes through
-memory.
+The epilogue applies them to the fp32 accumulators while they are in registers, so only the result goes through memory.
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from tilewright.runtime.configs import cached_plan
+from tilewright.ops.activation._unary import FORMULAS
+from tilewright.ops.linear import _gluon, _triton
+from tilewright.ops.linear.matmul import best_kernel, fits_gluon, matmul_forward
+from tilewright.runtime.crossovers import Crossover, never
 from tilewright.runtime.cuda import CudaSource
-from tilewright.runtime.eligibility import eligible
-from tilewright.runtime.launch import Launcher, PreparedLaunch, shared_memory
-from tilewright.runtime.operator import operator
+from tilewright.runtime.eligibility import eligible, is_interpreted
+from tilewright.runtime.launch import aligned
+from tilewright.runtime.operator import needs_gradient, operator
 from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
 
@@ -69,7 +67,9 @@ op = Op(
     check=[
         case
         for relu in (False, True)
-        for case in points(M=(1, 3, 64, 70, 129), N=(1, 5, 64, 130, 65), K=(1, 7, 64, 67, 256), relu=(relu,) * 5)
+        for case in points(
+            M=(1, 3, 64, 70, 129, 136), N=(1, 5, 64, 130, 65, 264), K=(1, 7, 64, 67, 256, 72), relu=(relu,) * 6
+        )
     ],
     bench=points(
         M=(1024, 4096, 8192, 8192),
@@ -79,105 +79,8 @@ op = Op(
     ),
     backward_cost=backward_cost,
     batch="M",
+    draws={"N": "intermediate", "K": "hidden"},
 )
-
-
-@triton.jit
-def _linear_matmul(
-    a_ptr, b_ptr, bias_ptr, c_ptr, stride_am, stride_ak, stride_bk, stride_bn, M, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EVEN_K: tl.constexpr,
-    HAS_BIAS: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    # Programs take GROUP_M rows of tiles column by column, so that those in flight share rows of a and columns of b
-    # in L2.
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_in_group = GROUP_M * tl.cdiv(N, BLOCK_N)
-    first_m = tl.program_id(0) // tiles_in_group * GROUP_M
-    rows = tl.minimum(tiles_m - first_m, GROUP_M)
-    index = tl.program_id(0) % tiles_in_group
-    start_m = (first_m + index % rows) * BLOCK_M
-    start_n = index // rows * BLOCK_N
-
-    # Rows past the end wrap around: the loop needs no boundary masks, and their results are never stored.
-    offs_m = start_m + tl.arange(0, BLOCK_M)
-    offs_n = start_n + tl.arange(0, BLOCK_N)
-    offs_k = tl.arange(0, BLOCK_K).to(tl.int64)  # int64: M * K may exceed 2**31
-    a_ptrs = a_ptr + (offs_m % M).to(tl.int64)[:, None] * stride_am + offs_k[None, :] * stride_ak
-    b_ptrs = b_ptr + offs_k[:, None] * stride_bk + (offs_n % N).to(tl.int64)[None, :] * stride_bn
-    step = tl.full([], BLOCK_K, tl.int64)
-    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for start_k in range(0, K, BLOCK_K):
-        if EVEN_K:
-            a = tl.load(a_ptrs)
-            b = tl.load(b_ptrs)
-        else:
-            a = tl.load(a_ptrs, mask=(offs_k < K - start_k)[None, :], other=0.0)
-            b = tl.load(b_ptrs, mask=(offs_k < K - start_k)[:, None], other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
-        a_ptrs += step * stride_ak
-        b_ptrs += step * stride_bk
-
-    if HAS_BIAS:
-        acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]
-    if RELU:
-        acc = tl.where(acc < 0, 0.0, acc)  # a maximum would drop NaN
-    c_ptrs = c_ptr + offs_m.to(tl.int64)[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
-    tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=(offs_m < M)[:, None] & (offs_n < N)[None, :])
-
-
-SMS = 132  # multiprocessors of an H200
-GROUP_M = 8
-# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, num_stages: the first that gives every SM a tile, else the last. Shared memory
-# limits the stages.
-TILES = {
-    "half": ((128, 128, 64, 4, 3), (64, 64, 64, 4, 4), (64, 32, 128, 4, 4)),
-    "tf32": ((128, 128, 32, 8, 4), (64, 64, 32, 4, 4)),
-    "ieee": ((128, 128, 16, 8, 3), (64, 64, 32, 4, 3)),
-}
-
-
-def _tile(M: int, N: int, unit: str) -> tuple[int, int, int, int, int]:
-    for tile in TILES[unit]:
-        if cdiv(M, tile[0]) * cdiv(N, tile[1]) >= SMS:
-            return tile
-    return TILES[unit][-1]
-
-
-_launch = Launcher(_linear_matmul)
-
-
-@cached_plan
-def _plan(
-    sizes: tuple[int, int, int],
-    strides: tuple[int, ...],
-    dtype: torch.dtype,
-    device: int,
-    precision: str,
-    has_bias: bool,
-    relu: bool,
-) -> PreparedLaunch:
-    """Return the launch that takes a [M, K] and b [K, N] of these strides, bias and c."""
-    M, N, K = sizes
-    block_m, block_n, block_k, warps, stages = _tile(M, N, precision if dtype == torch.float32 else "half")
-    stages = min(stages, shared_memory(device) // ((block_m + block_n) * block_k * dtype.itemsize))
-    return _launch.prepare(
-        (cdiv(M, block_m) * cdiv(N, block_n),), *strides, M, N, K,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, GROUP_M=GROUP_M, EVEN_K=K % block_k == 0,
-        HAS_BIAS=has_bias, RELU=relu, PRECISION=precision, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-
-
-def _matmul(a: Tensor, b: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-    """Return c = a b, plus the bias, then ReLU; a and b may have any strides."""
-    M, K = a.shape
-    N = b.shape[1]
-    c = a.new_empty(M, N)
-    if c.numel():
-        a, b = (t if 1 in t.stride() else t.contiguous() for t in (a, b))  # vector loads need a contiguous dimension
-        precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-        strides = *a.stride(), *b.stride()
-        _plan((M, N, K), strides, a.dtype, a.get_device(), precision, bias is not None, relu)(a, b, bias, c)
-    return c
 
 
 CUDA = CudaSource("linear/linear.cu", "linear_fwd")
@@ -185,94 +88,169 @@ CUDA_TILE = 128  # rows and columns of a block's tile, as in linear.cu
 CUDA_THREADS = 256
 
 
-def _triton(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    return _matmul(x, weight.t(), bias.contiguous(), relu)
+ACTIVATIONS = ("none", *FORMULAS)
 
 
-def _cuda(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+def unfused(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> Tensor:
+    """Return activation(x wᵀ + b) + residual by torch."""
+    y = F.linear(x, weight, bias)
+    y = y if activation == "none" else FORMULAS[activation](y)
+    return y if residual is None else y + residual
+
+
+def _triton_form(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> Tensor:
+    return _triton.matmul(x, weight.t(), bias, activation, residual)
+
+
+def _gluon_form(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> Tensor:
+    a, b = aligned(x), aligned(weight).t()
+    return _gluon.matmul(a, b, best_kernel(a, b), bias, activation, residual)
+
+
+def _cuda_form(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> Tensor:
     (M, K), N = x.shape, weight.shape[0]
-    x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
+    x, weight = x.contiguous(), weight.contiguous()
     y = torch.empty(M, N, dtype=x.dtype, device=x.device)
+    numbers = M, N, K, int(activation == "relu")
     tiles = cdiv(M, CUDA_TILE) * cdiv(N, CUDA_TILE)
-    if tiles:
-        numbers = M, N, K, int(relu)
-        CUDA.prepare("linear_fwd", x.dtype, x.get_device(), (tiles,), CUDA_THREADS, *numbers)(x, weight, bias, y)
+    CUDA.prepare("linear_fwd", x.dtype, x.get_device(), (tiles,), CUDA_THREADS, *numbers)(x, weight, bias, y)
     return y
 
 
-FORMS = {"triton": _triton, "cuda": _cuda}
+FORMS = {"triton": _triton_form, "gluon": _gluon_form, "cuda": _cuda_form}
+GEMMS = {"triton": "triton", "gluon": "best", "cuda": "cuda-tiled"}  # by which each form differentiates
 
 
 @operator("linear", fake=lambda x, weight, *_: x.new_empty(x.shape[0], weight.shape[0]))
-def linear_forward(x: Tensor, weight: Tensor, bias: Tensor, relu: bool, form: str) -> Tensor:
-    """Linear of x [M, K], weight [N, K] and bias [N], with ReLU if wanted: y [M, N]."""
-    return FORMS[form](x, weight, bias, relu)
+def linear_forward(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, form: str
+) -> Tensor:
+    """Linear of x [M, K], weight [N, K] and bias [N], an activation, and a residual [M, N]: y [M, N].
 
-
-@operator("linear_matmul", fake=lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
-def linear_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """The GEMM a b by the Triton kernel of `linear`, whose gradients are two of these."""
-    return _matmul(a, b, None, False)
+    The form "cuda" takes a bias, no residual, and ReLU or no activation.
+    """
+    if 0 in (x.shape[0], weight.shape[0]):
+        return x.new_empty(x.shape[0], weight.shape[0])
+    bias = None if bias is None else bias.contiguous()
+    residual = None if residual is None else residual.contiguous()
+    return FORMS[form](x, weight, bias, residual, activation)
 
 
 def _save(ctx, inputs, output) -> None:
-    x, weight, _, ctx.relu, ctx.form = inputs
-    ctx.save_for_backward(x, weight, output if ctx.relu else None)
+    x, weight, bias, residual, ctx.activation, ctx.form = inputs
+    ctx.has_bias = bias is not None
+    is_relu = ctx.activation == "relu" and residual is None  # then the result tells where the gradient is zero
+    ctx.save_for_backward(x, weight, None if is_relu else bias, output if is_relu else None)
 
 
 def _backward(ctx, dy: Tensor):
-    x, weight, y = ctx.saved_tensors
-    dz = torch.ops.aten.threshold_backward(dy, y, 0) if ctx.relu else dy
-    # Double backward: torch differentiates its own GEMM again.
-    matmul = linear_matmul if ctx.form == "triton" and not torch.is_grad_enabled() else torch.mm
-    needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+    x, weight, bias, y = ctx.saved_tensors
+    product = lambda a, b: matmul_forward(a, b, GEMMS[ctx.form])
+    needs_x, needs_weight, needs_bias, needs_residual, *_ = ctx.needs_input_grad
+    if y is not None:
+        dz = torch.ops.aten.threshold_backward(dy, y, 0)
+    elif ctx.activation == "none":
+        dz = dy
+    else:
+        dz = _activation_backward(x, weight, bias, dy, ctx.activation)
     return (
-        matmul(dz, weight) if needs_x else None,
-        matmul(dz.t(), x) if needs_weight else None,
+        product(dz, weight) if needs_x else None,
+        product(dz.t(), x) if needs_weight else None,
         dz.sum(0) if needs_bias else None,
+        dy if needs_residual else None,
     )
+
+
+def _activation_backward(x: Tensor, weight: Tensor, bias: Tensor | None, dy: Tensor, activation: str) -> Tensor:
+    """Return the gradient of the activation's input, which is computed again."""
+    is_double = torch.is_grad_enabled()  # torch differentiates this again
+    with torch.enable_grad():
+        z = F.linear(x, weight, bias)
+        z = z if is_double else z.detach().requires_grad_()
+        (dz,) = torch.autograd.grad(FORMULAS[activation](z), z, dy, create_graph=is_double)
+    return dz
 
 
 linear_forward.differentiate(_save, _backward)
 
 
+def _named(relu: bool) -> str:
+    return "relu" if relu else "none"
+
+
 @op.kernel("triton", language="triton")
 def triton_tiled(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    return linear_forward(x, weight, bias, relu, "triton")
+    return linear_forward(x, weight, bias, None, _named(relu), "triton")
+
+
+@op.kernel("gluon", language="gluon", fits=lambda x, weight, *_: fits_gluon(x, weight.t()))
+def gluon_cooperative(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
+    return linear_forward(x, weight, bias, None, _named(relu), "gluon")
 
 
 @op.kernel("cuda", language="cuda")
 def cuda(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    return linear_forward(x, weight, bias, relu, "cuda")
+    return linear_forward(x, weight, bias, None, _named(relu), "cuda")
 
 
-# FMAs from which on fusing pays: none yet. Where our kernel is faster than torch's two, on small matrices, our call
-# costs the host more than it saves. cuBLAS's fused ReLU is no alternative: it turns NaN into 0.
-SMALLEST = math.inf
-FUSED = "triton"  # the form that `linear` calls
+SMALLEST = (
+    1024,
+    4096,
+    4096,
+)  # M, N and K from which on the fused kernel may win; below, cuBLAS has more shapes of tiles
+BUSY = 0.95  # the share of the SMs that the last tiles must leave busy on average
+
+# cuBLAS's own fused ReLU is no alternative: it turns NaN into 0.
+CROSSOVER = Crossover("linear", never, unit="FMAs", size=lambda input, weight, *_: input.numel() * weight.shape[0])
 
 
-def _is_eligible(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    tensors = (input, weight) if bias is None else (input, weight, bias)
+def _is_eligible(input: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str) -> bool:
+    tensors = [t for t in (input, weight, bias, residual) if t is not None]
+    keeps_result = activation == "none" or (activation == "relu" and residual is None)
     return (
-        input.dim() > 0
+        not torch.compiler.is_compiling()  # which fuses the epilogue into its own GEMM
+        and input.dim() > 0
         and weight.dim() == 2
         and input.shape[-1] == weight.shape[1]
         and (bias is None or bias.shape == weight.shape[:1])
-        and input.numel() * weight.shape[0] >= SMALLEST
+        and (residual is None or residual.shape == (*input.shape[:-1], weight.shape[0]))
+        and CROSSOVER.reached(input.numel() * weight.shape[0], input.get_device())
         and eligible(*tensors)
+        # The gradient of the other activations needs their input, which torch keeps and a fused kernel does not.
+        and (keeps_result or not needs_gradient(*tensors))
+        and (is_interpreted(input) or _wins(input.reshape(-1, input.shape[-1]), weight.t()))
     )
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
-    """Linear layer, with the arguments of `torch.nn.functional.linear`, then an activation: None or "relu"."""
-    if activation not in (None, "relu"):
-        raise ValueError(f'activation must be None or "relu", not {activation!r}')
-    if activation is None:
+def _wins(a: Tensor, b: Tensor) -> bool:
+    """Return whether the fused kernel takes these matrices and its GEMM is about as fast as that of cuBLAS."""
+    sizes = M, N, _ = a.shape[0], b.shape[1], b.shape[0]
+    enough = all(size >= smallest for size, smallest in zip(sizes, SMALLEST, strict=True))
+    return enough and fits_gluon(a, b) and _gluon.busy_share(M, N, a.get_device()) >= BUSY
+
+
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """Linear layer with the arguments of `torch.nn.functional.linear`, then an activation, then `+ residual`.
+
+    The activation is None, "relu", "relu_squared", "silu", "gelu" or "gelu_tanh".
+    """
+    if activation is not None and activation not in FORMULAS:
+        raise ValueError(f"activation must be None or one of {', '.join(FORMULAS)}, not {activation!r}")
+    if activation is None and residual is None:
         return F.linear(input, weight, bias)
-    if not _is_eligible(input, weight, bias):
-        return torch.relu(F.linear(input, weight, bias))
+    activation = activation or "none"
+    if not _is_eligible(input, weight, bias, residual, activation):
+        return unfused(input, weight, bias, residual, activation)
     N, K = weight.shape
-    x, bias = input.reshape(input.shape[:-1].numel(), K), weight.new_zeros(N) if bias is None else bias
-    y = linear_forward(x, weight, bias, True, FUSED)
+    rows = input.shape[:-1].numel()
+    residual = None if residual is None else residual.reshape(rows, N)
+    form = "triton" if is_interpreted(input) else "gluon"
+    y = linear_forward(input.reshape(rows, K), weight, bias, residual, activation, form)
     return y.view(*input.shape[:-1], N)

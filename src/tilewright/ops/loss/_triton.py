@@ -23,15 +23,17 @@ from triton.language.extra import libdevice
 from tilewright.ops._exp import exp
 from tilewright.runtime.clusters import (
     VECTOR,
-    VECTORS_PER_THREAD,
+    Held,
     Rows,
     cluster_choices,
     cluster_default,
-    cluster_launch,
+    row_launch,
 )
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
+from tilewright.runtime.crossovers import Crossover, PerGPU
 from tilewright.runtime.cuda import CudaSource
 from tilewright.runtime.eligibility import eligible
+from tilewright.runtime.gpus import gpu_facts
 from tilewright.runtime.launch import MAX_INT32, Launcher, PreparedLaunch
 from tilewright.runtime.operator import fast_apply
 from tilewright.runtime.sizes import cdiv
@@ -49,6 +51,7 @@ class CrossEntropy(NamedTuple):
     z_loss: float = 0.0
     softcap: float | None = None
     form: str = "best"  # triton, or the faster one of Triton and CUDA C++
+    is_wide: bool = False  # the loss is fp32, whatever the dtype of the logits
 
     @property
     def is_scalar(self) -> bool:
@@ -65,13 +68,17 @@ class CrossEntropy(NamedTuple):
     def with_floats(self) -> CrossEntropy:
         """Return the same with floats where ints were given, for which Triton would compile other kernels."""
         softcap = None if self.softcap is None else float(self.softcap)
-        numbers = float(self.label_smoothing), float(self.z_loss), softcap
-        return CrossEntropy(self.ignore_index, self.reduction, *numbers, self.form)
+        return self._replace(label_smoothing=float(self.label_smoothing), z_loss=float(self.z_loss), softcap=softcap)
+
+    def loss_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of the loss of logits of a dtype."""
+        return torch.float32 if self.is_wide else dtype
 
 
 def torch_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None, options: CrossEntropy) -> Tensor:
     """Cross entropy of soft-capped logits by torch, plus the z-loss."""
     cap, reduction = options.softcap, options.reduction
+    logits = logits.float() if options.is_wide else logits
     z = logits if cap is None else cap * torch.tanh(logits / cap)
     given = {"ignore_index": options.ignore_index, "label_smoothing": options.label_smoothing}
     loss = torch.nn.functional.cross_entropy(z, target, weight, reduction=reduction, **given)
@@ -91,7 +98,12 @@ def torch_cross_entropy(logits: Tensor, target: Tensor, weight: Tensor | None, o
 
 
 def eligible_loss(
-    smallest: int, shape: torch.Size, floats: Sequence[Tensor], target: Any, weight: Any, options: CrossEntropy
+    crossover: Crossover,
+    shape: torch.Size,
+    floats: Sequence[Tensor],
+    target: Any,
+    weight: Any,
+    options: CrossEntropy,
 ) -> bool:
     """Return whether our kernels can take logits of this shape, computed from `floats`, as torch would.
 
@@ -99,7 +111,10 @@ def eligible_loss(
     """
     if not isinstance(target, Tensor) or len(shape) not in (1, 2):
         return False
-    if shape.numel() < max(1, smallest) or shape[-1] > MAX_INT32:
+    device, size = floats[0].get_device(), shape.numel()
+    if not crossover.reached(size, device):
+        return False
+    if not size or shape[-1] > MAX_INT32:
         return False
     floats = [*floats]
     if target.dtype == torch.int64:
@@ -391,7 +406,7 @@ TILE = 4096  # elements of short rows that share a program, and of the longest u
 BLOCK_M = 8192  # targets or losses that one program sums per step
 MAX_PARTS = 128  # partial sums of targets or losses
 SCALE_CONFIG = {"BLOCK_N": 4096, "num_warps": 8}
-MAX_SCALE_PROGRAMS = 528  # 4 per multiprocessor of an H200: few, since mostly they have nothing to do
+SCALE_PROGRAMS_PER_SM = 4  # few, since mostly they have nothing to do
 
 
 def _default(mode: str, itemsize: int, bucket: int, is_aligned: bool) -> Config:
@@ -437,12 +452,14 @@ def _plan_triton(mode: str, rows: Rows, probs: bool, stride: int, options: Cross
     return _launch_loop.prepare((rows.M,), *given, **flags, VECTOR=vector, IS_ALIGNED=is_aligned, **blocks)
 
 
-CUDA = CudaSource("loss/cross_entropy.cu", f"cross_entropy_both<T, {VECTORS_PER_THREAD[1]}>")
-MIN_CLUSTER = 4096  # elements of a row from which on a cluster is faster
+HELD = Held(1, least=8)
+CUDA = CudaSource("loss/cross_entropy.cu", f"cross_entropy_both<T, {HELD.vectors}>")
+# Elements of a row from which on a cluster is faster.
+MIN_CLUSTER = PerGPU("cross_entropy in clusters", lambda gpu: TILE)
 CLUSTER = ConfigTable(
     "cross_entropy.json",
-    lambda kernel, itemsize, vectors: cluster_default(1, vectors),
-    lambda kernel, itemsize, vectors: cluster_choices(1, vectors),
+    lambda kernel, itemsize, vectors, *most: cluster_default(HELD, vectors, *most),
+    lambda kernel, itemsize, vectors: cluster_choices(HELD, vectors),
 )
 
 
@@ -467,11 +484,14 @@ def _plan_rows(
     probs = target.is_floating_point  # type: ignore[union-attr]
     is_plain = mode == "both" and not probs and weight is None and options.softcap is None
     is_plain = is_plain and not options.label_smoothing and {*others} <= {None, torch.float32}
-    rows = Rows(M, N, logits, device, is_plain and is_aligned)  # type: ignore[arg-type]
-    if options.form == "triton" or N < MIN_CLUSTER or not rows.fit_cluster(tensors=1):
+    rows = Rows(M, N, logits, device)  # type: ignore[arg-type]
+    fits = is_plain and is_aligned and options.form != "triton" and rows.fit_cluster(HELD)
+    if not fits or MIN_CLUSTER[device] > N:
         return _plan_triton(mode, rows, probs, stride, options)
-    numbers = stride, M, N, options.ignore_index, float(options.z_loss)
-    launch = cluster_launch(CLUSTER, CUDA, "cross_entropy_both", rows, 1, (), *numbers)
+    how = row_launch(CLUSTER, "cross_entropy_both", rows, HELD)
+    numbers = stride, M, N, options.ignore_index, float(options.z_loss), *how.numbers
+    name = f"cross_entropy_both<T, {how.each}>"
+    launch = CUDA.prepare(name, rows.dtype, device, how.grid, how.threads, *numbers, cluster=how.blocks)
     return lambda logits, target, weight, *others: launch(logits, target, *others)
 
 
@@ -566,7 +586,7 @@ def scale_in_place(x: Tensor, by: Tensor) -> None:
 
 @cached_plan
 def _plan_scale(dtype: torch.dtype, by_dtype: torch.dtype, device: int, N: int) -> PreparedLaunch:
-    programs = min(MAX_SCALE_PROGRAMS, cdiv(N, SCALE_CONFIG["BLOCK_N"]))
+    programs = min(SCALE_PROGRAMS_PER_SM * gpu_facts(device).sms, cdiv(N, SCALE_CONFIG["BLOCK_N"]))
     return _launch_scale.prepare((programs,), N, **SCALE_CONFIG)
 
 

@@ -22,12 +22,13 @@ cross_entropy_both(const T* x, const long long* target, const float* divisor, co
     x += row * N;
     dx += row * N;
     RowPart<T, VECTORS> part(x, {(int)N, (int)per_block, (int)align});
-    part.load(x, -INFINITY);
+    part.request(x, -INFINITY);
     exchange.open();
     // All other loads are issued before the exchange, which hides their latency.
     int y = class_of(target[row], ignore_index, N);
     bool is_counted = y != IGNORED, is_class = y >= 0, is_mine = is_class && part.holds(y);
     float at_target = is_mine ? to_float(x[y]) : 0.0f; // no other thread writes it
+    part.settle(-INFINITY);
     float scale = (dloss ? dloss[row * stride_dloss] : 1.0f) / (divisor ? *divisor : 1.0f);
     float m = part.max(), local_shift = MaxAndSum::shift(m), total = 0.0f;
     part.keep_packed();

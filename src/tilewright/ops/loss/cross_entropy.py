@@ -28,6 +28,7 @@ from tilewright.ops.loss._triton import (
     sum_losses,
     torch_cross_entropy,
 )
+from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.runtime.launch import MAX_INT32
 from tilewright.runtime.operator import contiguous_like, is_observed, needs_gradient, operator
 from tilewright.spec import Cost, Draw, Op, points
@@ -91,6 +92,7 @@ op = Op(
     is_one_pass=True,
     takes=lambda case: case["N"] != 0,
     grows="M",
+    draws={"N": "vocabulary"},
     mutates=lambda *_: (0,),  # Liger overwrites the logits with their gradient; our kernels do not
 )
 
@@ -201,7 +203,7 @@ def cuda_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None, *op
     return _cross_entropy(input, target, weight, CrossEntropy(*options))
 
 
-SMALLEST = 2**23  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("cross_entropy", faster_after(us=3.5, bytes_per_element=2), unit="logits")
 
 
 def cross_entropy(
@@ -226,7 +228,7 @@ def cross_entropy(
         reduction = legacy_get_string(size_average, reduce)
     options = CrossEntropy(ignore_index, reduction, label_smoothing, z_loss, softcap)
     options.validate()
-    if isinstance(input, Tensor) and eligible_loss(SMALLEST, input.shape, [input], target, weight, options):
+    if isinstance(input, Tensor) and eligible_loss(CROSSOVER, input.shape, [input], target, weight, options):
         return _cross_entropy(input, target, weight, options.with_floats())
     return torch_cross_entropy(input, target, weight, options)
 

@@ -28,6 +28,7 @@ from tilewright.ops.loss._triton import (
     sum_losses,
     torch_cross_entropy,
 )
+from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.runtime.operator import is_observed, needs_gradient, operator, scatter
 from tilewright.runtime.sizes import cdiv
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
@@ -137,7 +138,9 @@ def _chunked(
     rows = min(M, cdiv(rows, CHUNK_ROWS) * CHUNK_ROWS if max_rows >= CHUNK_ROWS else rows)
     buffer = input.new_empty((rows, N))
     dinput = torch.empty_like(input) if wanted[0] else None
-    dweight = torch.empty_like(linear_weight) if wanted[1] else None
+    # In the weight's own dtype, every chunk would round the sum of all chunks before it.
+    is_wide = options.is_wide and rows < M and linear_weight.dtype != torch.float32
+    dweight = torch.empty_like(linear_weight, dtype=torch.float32 if is_wide else None) if wanted[1] else None
     dbias = None
     for start in range(0, M, max(1, rows)):
         chunk = slice(start, min(start + rows, M))
@@ -152,12 +155,22 @@ def _chunked(
         if dinput is not None:
             torch.mm(logits, linear_weight, out=dinput[chunk])
         if dweight is not None:
-            torch.addmm(dweight, logits.t(), x, beta=float(start > 0), out=dweight)
+            _add_product(dweight, logits.t(), x, float(start > 0))
         if wanted[2]:
             sums = logits.sum(0, dtype=torch.float32)
             dbias = sums if dbias is None else dbias.add_(sums)
-    gradients = dinput, dweight, None if dbias is None else dbias.to(input.dtype)
-    return [gradient for gradient in gradients if gradient is not None]
+    gradients = dinput, dweight, dbias
+    return [gradient.to(input.dtype) for gradient in gradients if gradient is not None]
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor, beta: float) -> None:
+    """Compute total = beta total + a b in place; the total may be fp32 where the factors are not."""
+    if total.dtype == a.dtype:
+        torch.addmm(total, a, b, beta=beta, out=total)
+    elif a.device.type == "cuda":
+        torch.addmm(total, a, b, out_dtype=total.dtype, beta=beta, out=total)
+    else:
+        torch.addmm(total, a.to(total.dtype), b.to(total.dtype), beta=beta, out=total)
 
 
 def _forward(
@@ -167,14 +180,15 @@ def _forward(
     input, inputs = args[0], _Inputs.of(*args)
     M, N = inputs.sizes
     divisor = mean_divisor(inputs.target, inputs.weight, M, N, options)
-    losses = input.new_empty(M, dtype=torch.float32 if options.is_scalar else input.dtype)
+    dtype = options.loss_dtype(input.dtype)
+    losses = input.new_empty(M, dtype=torch.float32 if options.is_scalar else dtype)
     gradients = _chunked(options, inputs, divisor, losses, None, wanted)
-    loss = sum_losses(losses, divisor, input.dtype) if options.is_scalar else losses.view(input.shape[:-1])
+    loss = sum_losses(losses, divisor, dtype) if options.is_scalar else losses.view(input.shape[:-1])
     return (loss, input.new_empty(0, dtype=torch.float32) if divisor is None else divisor), gradients
 
 
 def _fake(input: Tensor, linear_weight: Tensor, target: Tensor, bias: Any, weight: Any, options: CrossEntropy) -> Any:
-    loss = input.new_empty(() if options.is_scalar else input.shape[:-1])
+    loss = input.new_empty(() if options.is_scalar else input.shape[:-1], dtype=options.loss_dtype(input.dtype))
     return loss, input.new_empty(() if options.reduction == "mean" else 0, dtype=torch.float32)
 
 
@@ -279,7 +293,12 @@ def triton_linear_cross_entropy(
     return _linear_cross_entropy(input, linear_weight, target, linear_bias, None, triton)
 
 
-SMALLEST = 2**26  # logits, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover(
+    "linear_cross_entropy",
+    faster_after(us=28, bytes_per_element=2),
+    unit="logits",
+    size=lambda input, linear_weight, *_: input.numel() // input.shape[-1] * linear_weight.shape[0],
+)
 
 
 def linear_cross_entropy(
@@ -294,14 +313,18 @@ def linear_cross_entropy(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     softcap: float | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Cross entropy of a linear layer, with the arguments of `torch.nn.functional.linear_cross_entropy`.
 
     The same as `cross_entropy`, with all its options, of `linear(input, linear_weight, linear_bias)`, for a weight
-    [C, K], but the logits are never all in memory.
+    [C, K], but the logits are never all in memory. The loss has the dtype of the input, or is fp32 with
+    `dtype=torch.float32`, as for a sum over many tokens; the gradient of the weight is then also added up in fp32.
     """
+    if dtype not in (None, torch.float32):
+        raise ValueError(f"dtype must be None or torch.float32, not {dtype}")
     ignored = IGNORE_INDEX if ignore_index is None else ignore_index
-    options = CrossEntropy(ignored, reduction, label_smoothing, z_loss, softcap)
+    options = CrossEntropy(ignored, reduction, label_smoothing, z_loss, softcap, is_wide=dtype is not None)
     options.validate()
     if _is_eligible(input, linear_weight, target, linear_bias, weight, options):
         return _linear_cross_entropy(input, linear_weight, target, linear_bias, weight, options.with_floats())
@@ -316,7 +339,7 @@ def _is_eligible(input: Any, linear_weight: Any, target: Any, bias: Any, weight:
     K, N = input.shape[-1], linear_weight.shape[0] if linear_weight.dim() == 2 else 0
     fits = linear_weight.shape == (N, K) and (bias is None or bias.shape == (N,))
     shape = torch.Size((*input.shape[:-1], N))
-    return fits and eligible_loss(SMALLEST, shape, floats, target, weight, options) and target.dtype == torch.int64
+    return fits and eligible_loss(CROSSOVER, shape, floats, target, weight, options) and target.dtype == torch.int64
 
 
 @op.public

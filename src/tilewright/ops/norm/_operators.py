@@ -12,8 +12,8 @@ order of all sums, so results are deterministic.
 A row too long for registers is read in blocks, twice. The forward sums of layer_norm are then taken, lane by lane,
 around the lane's first element, so that little cancels in the variance.
 
-Form "triton" (`_triton.py`) is that. Form "cuda" (`_cuda.py`) has a thread block cluster hold a row, however long;
-"best" is whichever is faster.
+Form "triton" (`_triton.py`) is that. Form "cuda" (`_cuda.py`) has a thread block cluster hold a row of up to 262144
+elements (65536 in backward) that may start anywhere; "best" is whichever is faster.
 """
 
 from __future__ import annotations
@@ -101,21 +101,45 @@ def _plan_cluster(
     dtype, *weights = dtypes
     weight_dtypes = {*weights} - {None} or {dtype}
     op, form = options.op(adds), options.form
-    loses = form == "best" and not clusters_win(op, direction, device, options.N)
+    loses = form == "best" and not clusters_win(op, direction, dtype, device, M, options.N)  # type: ignore[arg-type]
     if form == "triton" or not is_aligned or len(weight_dtypes) > 1 or loses:
         return None
     numbers = (options.eps, options.offset) if direction == "forward" else (options.offset,)
     return cluster_plan(op, direction, dtype, *weight_dtypes, device, M, options.N, *numbers)  # type: ignore[arg-type]
 
 
+def _row_stride(x: Tensor, N: int) -> int | None:
+    """Return the distance between the rows of x: N elements without gaps. None if rows have gaps or no one distance."""
+    row, stride, size = 1, None, 0
+    for length, step in zip(reversed(x.shape), reversed(x.stride()), strict=True):
+        if length == 1:
+            continue
+        if row < N:
+            if step != row:
+                return None
+            row *= length
+        elif stride is None:
+            stride, size = step, length * step
+        elif step != size:
+            return None
+        else:
+            size *= length
+    return stride
+
+
 @cached_plan
-def _plan_forward(options: Norm, dtypes: Dtypes, is_aligned: bool, device: int, M: int) -> Callable[..., None]:
-    """Return the launch that takes x, residual, weight, bias, y, sum and stats; dtypes are those of the first four."""
+def _plan_forward(
+    options: Norm, dtypes: Dtypes, is_aligned: bool, device: int, M: int, stride: int | None = None
+) -> Callable[..., None] | None:
+    """Return the launch that takes x, residual, weight, bias, y, sum and stats; dtypes are those of the first four.
+
+    `stride` is the distance between the rows of x if they do not follow each other; None if no kernel can take them.
+    """
     x, residual, *weights = dtypes
     adds = residual is not None
-    found = _plan_cluster(options, adds, "forward", (x, *weights), is_aligned, device, M)
-    numbers = options.N, options.eps, float(options.offset)
-    return found or plan_triton_forward(options.op(adds), x, device, M, *numbers)  # type: ignore[arg-type]
+    numbers = options.eps, float(options.offset)
+    found = stride is None and _plan_cluster(options, adds, "forward", (x, *weights), is_aligned, device, M)
+    return found or plan_triton_forward(options.op(adds), x, device, M, options.N, stride, *numbers)  # type: ignore[arg-type]
 
 
 def _forward(
@@ -124,8 +148,14 @@ def _forward(
     """Return the normalized rows and, with a residual, the sum."""
     y, total = contiguous_like(x), None if residual is None else contiguous_like(x)
     if M := options.N and x.numel() // options.N:
-        tensors, dtypes, is_aligned = _contiguous(x, residual, weight, bias)
-        _plan_forward(options, dtypes, is_aligned, x.get_device(), M)(*tensors, y, total, stats)
+        tensors, dtypes, is_aligned = _contiguous(residual, weight, bias)
+        launch = None
+        if not x.is_contiguous() and (stride := _row_stride(x, options.N)) is not None:
+            launch = _plan_forward(options, (x.dtype, *dtypes), False, x.get_device(), M, stride)
+        if launch is None:
+            (x,), _, is_x_aligned = _contiguous(x)
+            launch = _plan_forward(options, (x.dtype, *dtypes), is_aligned and is_x_aligned, x.get_device(), M)
+        launch(x, *tensors, y, total, stats)  # type: ignore[misc]
     return y, total
 
 
@@ -334,7 +364,7 @@ def _plan_call(
         return None
     N = math.prod(size)
     dtypes = dtype, residual and dtype, *(w and w[1] for w in (weight, bias))
-    launch = _plan_forward(Norm(N, eps, is_rms, offset), dtypes, True, device, math.prod(shape) // N)
+    launch: Any = _plan_forward(Norm(N, eps, is_rms, offset), dtypes, True, device, math.prod(shape) // N)
     empty = empty_like_options(shape)
 
     def norm(x: Tensor, residual: None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -372,11 +402,11 @@ dispatch = Dispatch(_plan_call, _call)
 
 
 def require_addable(input: Any, residual: Any) -> None:
-    """Raise unless the two can be added as they are."""
+    """Raise unless the two can be added without broadcasting; of two dtypes, torch chooses that of the sum."""
     for name, given in (("input", input), ("residual", residual)):
         if not isinstance(given, Tensor):
             raise TypeError(f"{name} must be a tensor, not {type(given).__name__}")
-    for what in ("shape", "dtype", "device"):
+    for what in ("shape", "device"):
         ours, theirs = getattr(input, what), getattr(residual, what)
         if ours != theirs:
             raise ValueError(f"residual must have the {what} of input: {theirs} is not {ours}")

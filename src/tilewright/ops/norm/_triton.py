@@ -1,4 +1,4 @@
-"""The norms in Triton: whole rows in registers, or read twice in chunks where they are too long.
+"""The norms in Triton: whole rows in registers, as one block or as chunks, or read twice where they are too long.
 
 Forward stores mean and 1 / sqrt(…) of each row as stats [M, 2] where backward needs them. In backward a fixed number of
 programs strides over the rows, each with partial sums of dw and db in registers; a second kernel adds them. Long rows
@@ -7,22 +7,31 @@ are split into blocks of columns, each with programs of its own.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from tilewright.runtime.configs import Config, ConfigTable
+from tilewright.runtime.gpus import GPUFacts
 from tilewright.runtime.launch import Launcher, PreparedLaunch, shared_memory
-from tilewright.runtime.sizes import cdiv, next_power_of_2, rows_per_program
+from tilewright.runtime.sizes import cdiv, next_power_of_2, quarter_octave, rows_per_program, vector_hint
 
 MAX_ROW = 32768  # elements that one program holds in registers
+TILE, MIN_CHUNK = 4096, 64  # elements of a forward program, if it is not tuned; and of the narrowest chunk
 
 
 @triton.jit
 def _add_pairs(a, b, c, d):
     return a + c, b + d
+
+
+@triton.jit
+def _multiple_of(n, VECTOR: tl.constexpr):
+    """Tell the compiler that n is a multiple of VECTOR."""
+    if VECTOR > 1:
+        return n // VECTOR * VECTOR
+    else:
+        return n
 
 
 @triton.jit
@@ -50,6 +59,40 @@ def _load_parameter(ptr, offs_n, N, EVEN_N: tl.constexpr):
 
 
 @triton.jit
+def _chunk_mask(in_rows, k: tl.constexpr, offs_n, N, EVEN_N: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return which elements of chunk k exist: only the last one can be partial."""
+    if not EVEN_N and k + 1 == CHUNKS:
+        return in_rows & (k * BLOCK_N + offs_n < N)[None, :]
+    else:
+        return in_rows
+
+
+@triton.jit
+def _load_chunks(ptr, offs, in_rows, offs_n, N, EVEN_N: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Load rows [BLOCK_M, N] as a tuple of chunks [BLOCK_M, BLOCK_N], with zeros past their end."""
+    chunks = ()
+    for k in tl.static_range(CHUNKS):
+        mask = _chunk_mask(in_rows, k, offs_n, N, EVEN_N, CHUNKS, BLOCK_N)
+        chunk = tl.load(ptr + k * BLOCK_N + offs, mask=mask, other=0.0, eviction_policy="evict_last")
+        chunks = chunks + (chunk,)  # noqa: RUF005  Triton does not know *chunks
+    return chunks
+
+
+@triton.jit
+def _add_chunks(
+    xs, rs, s_ptr, offs, in_rows, offs_n, N, EVEN_N: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Return the sums of two tuples of chunks, and store them."""
+    chunks = ()
+    for k in tl.static_range(CHUNKS):
+        chunk = (xs[k].to(tl.float32) + rs[k].to(tl.float32)).to(s_ptr.dtype.element_ty)
+        mask = _chunk_mask(in_rows, k, offs_n, N, EVEN_N, CHUNKS, BLOCK_N)
+        tl.store(s_ptr + k * BLOCK_N + offs, chunk, mask=mask)
+        chunks = chunks + (chunk,)  # noqa: RUF005
+    return chunks
+
+
+@triton.jit
 def _norm_fwd(
     x_ptr,
     r_ptr,
@@ -60,41 +103,67 @@ def _norm_fwd(
     stats_ptr,
     M,
     N,
+    stride_xm,
     eps,
     offset,
     IS_RMS: tl.constexpr,
     EVEN_N: tl.constexpr,
+    VECTOR: tl.constexpr,
+    CHUNKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    """A row is CHUNKS blocks of BLOCK_N columns, of which only the last is masked, so few lanes are idle.
+
+    N is a multiple of VECTOR. stride_xm is None where the rows of x follow each other, as those of all others do.
+    """
+    N = _multiple_of(N, VECTOR)
     offs_n = tl.arange(0, BLOCK_N)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: M * N may exceed 2**31
     offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
-    mask = (offs_m < M)[:, None]
-    if not EVEN_N:
-        mask = mask & (offs_n < N)[None, :]
-    w = _apply_weight(tl.full([1, BLOCK_N], 1.0, tl.float32), w_ptr, offs_n, N, offset, EVEN_N)
-    b = _add_bias(tl.zeros([1, BLOCK_N], tl.float32), b_ptr, offs_n, N, EVEN_N)
-    x = tl.load(x_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    offs_x = offs
+    if stride_xm is not None:
+        offs_x = offs_m[:, None] * _multiple_of(stride_xm, VECTOR) + offs_n[None, :]
+    in_rows = (offs_m < M)[:, None]
+    ws = ()
+    bs = ()
+    for k in tl.static_range(CHUNKS):
+        offs_k = k * BLOCK_N + offs_n
+        w = _apply_weight(tl.full([1, BLOCK_N], 1.0, tl.float32), w_ptr, offs_k, N, offset, EVEN_N)
+        b = _add_bias(tl.zeros([1, BLOCK_N], tl.float32), b_ptr, offs_k, N, EVEN_N)
+        ws = ws + (w,)  # noqa: RUF005  Triton does not know *ws
+        bs = bs + (b,)  # noqa: RUF005
+    xs = _load_chunks(x_ptr, offs_x, in_rows, offs_n, N, EVEN_N, CHUNKS, BLOCK_N)
     if r_ptr is not None:
-        r = tl.load(r_ptr + offs, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)
+        rs = _load_chunks(r_ptr, offs, in_rows, offs_n, N, EVEN_N, CHUNKS, BLOCK_N)
     tl.debug_barrier()  # keeps the loads of the weights with those of the rows; the compiler would sink them
     if r_ptr is not None:
-        s = (x + r).to(s_ptr.dtype.element_ty)
-        tl.store(s_ptr + offs, s, mask=mask)
-        x = s.to(tl.float32)
+        xs = _add_chunks(xs, rs, s_ptr, offs, in_rows, offs_n, N, EVEN_N, CHUNKS, BLOCK_N)
     mean = tl.zeros([BLOCK_M], tl.float32)
     if not IS_RMS:
-        mean = tl.sum(x, axis=1) / N
-        x -= mean[:, None]
-        if not EVEN_N:
-            x = tl.where(mask, x, 0.0)
-    rstd = tl.rsqrt(tl.sum(x * x, axis=1) / N + eps)
+        total = xs[0].to(tl.float32)
+        for k in tl.static_range(1, CHUNKS):
+            total += xs[k].to(tl.float32)
+        mean = tl.sum(total, axis=1) / N
+    squares = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in tl.static_range(CHUNKS):
+        x = xs[k].to(tl.float32)
+        if not IS_RMS:
+            x -= mean[:, None]
+            if not EVEN_N and k + 1 == CHUNKS:
+                x = tl.where((k * BLOCK_N + offs_n < N)[None, :], x, 0.0)
+        squares += x * x
+    rstd = tl.rsqrt(tl.sum(squares, axis=1) / N + eps)
     if stats_ptr is not None:
         tl.store(stats_ptr + offs_m * 2, mean, mask=offs_m < M)
         tl.store(stats_ptr + offs_m * 2 + 1, rstd, mask=offs_m < M)
-    y = x * rstd[:, None] * w + b
-    tl.store(y_ptr + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
+    for k in tl.static_range(CHUNKS):
+        x = xs[k].to(tl.float32)
+        if not IS_RMS:
+            x -= mean[:, None]
+        y = x * rstd[:, None] * ws[k] + bs[k]
+        mask = _chunk_mask(in_rows, k, offs_n, N, EVEN_N, CHUNKS, BLOCK_N)
+        tl.store(y_ptr + k * BLOCK_N + offs, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -110,9 +179,11 @@ def _norm_fwd_long(
     eps,
     offset,
     IS_RMS: tl.constexpr,
+    VECTOR: tl.constexpr,
     CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
+    N = _multiple_of(N, VECTOR)
     m = tl.program_id(0).to(tl.int64)
     row = m * N
     lanes = tl.arange(0, CHUNK)
@@ -219,6 +290,7 @@ def _norm_bwd(
     offset,
     IS_RMS: tl.constexpr,
     EVEN_N: tl.constexpr,
+    VECTOR: tl.constexpr,
     PREFETCH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -229,6 +301,7 @@ def _norm_bwd(
     PREFETCH: the next rows are loaded and reduced while the gradients of these are written. Only sums and stats stay in
     registers until then; the rows themselves are loaded again, from L2.
     """
+    N = _multiple_of(N, VECTOR)
     offs_n = tl.arange(0, BLOCK_N)
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     step = tl.num_programs(0) * BLOCK_M
@@ -287,11 +360,13 @@ def _norm_bwd_long(
     N,
     offset,
     IS_RMS: tl.constexpr,
+    VECTOR: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The same for long rows: the programs of each block of columns read whole rows, in chunks, for the row sums."""
+    N = _multiple_of(N, VECTOR)
     offs_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     in_bounds = offs_n < N
     dw = tl.zeros([BLOCK_N], tl.float32)
@@ -336,18 +411,37 @@ def _norm_bwd_long(
         tl.store(db_ptr + partial + offs_n, db, mask=in_bounds)
 
 
-PROGRAMS_PER_WAVE = 132  # one per multiprocessor of an H200
-MAX_PIPELINE_BYTES = 200 * 1024  # shared memory of pipelined tiles
+def _chunk_width(N: int) -> int:
+    """Return the width of chunks, a power of two, that cover rows of about N elements with at most a quarter idle.
+
+    Chunks cost registers for offsets and masks, so a row just below a power of two is one chunk.
+    """
+    block = next_power_of_2(N)
+    if block * 3 // 4 < N:
+        return block
+    return min(block, max(MIN_CHUNK, block // 4 if block * 5 // 8 < N else block // 8))
 
 
-def _row_config(N: int, elements: int, per_thread: int, resident: int = 0, stages: int = 1, **more: Any) -> Config:
-    """Configure whole rows, about `elements` per program. Backward launches programs for `resident` warps per SM."""
-    rows = max(1, elements // N)
-    warps = min(32, max(1, rows * N // (32 * per_thread)))
-    config = {"BLOCK_M": rows, "BLOCK_N": N, "num_warps": warps, **more}
-    return (
-        config | {"PROGRAMS": PROGRAMS_PER_WAVE * max(1, resident // warps), "STAGES": stages} if resident else config
-    )
+def _row_config(N: int, elements: int, per_thread: int) -> Config:
+    """Configure whole rows, about `elements` per program."""
+    block = _chunk_width(N)
+    row = cdiv(N, block) * block
+    rows = _floor_power_of_2(max(1, elements // row))
+    warps = _floor_power_of_2(max(1, rows * row // (32 * per_thread)))
+    return {"BLOCK_M": rows, "BLOCK_N": block, "num_warps": min(32, warps)}
+
+
+def _floor_power_of_2(n: int) -> int:
+    return 1 << (n.bit_length() - 1)
+
+
+def _backward_config(
+    gpu: GPUFacts, N: int, elements: int, per_thread: int, resident: int, stages: int = 1, *, prefetch: bool
+) -> Config:
+    """Configure backward in whole rows, with programs for `resident` warps per multiprocessor."""
+    config = _row_config(next_power_of_2(N), elements, per_thread)
+    programs = gpu.sms * max(1, resident // config["num_warps"])
+    return config | {"PREFETCH": prefetch, "PROGRAMS": programs, "STAGES": stages}
 
 
 def _chunk_config(chunk: int, warps: int) -> Config:
@@ -355,22 +449,22 @@ def _chunk_config(chunk: int, warps: int) -> Config:
     return {"CHUNK": chunk, "STAGES": 3, "num_warps": warps}
 
 
-def _column_config(N: int, block: int, chunk: int, warps: int) -> Config:
+def _column_config(gpu: GPUFacts, N: int, block: int, chunk: int, warps: int) -> Config:
     """Configure backward in blocks of columns."""
-    programs = max(1, PROGRAMS_PER_WAVE * max(1, 16 // warps) * block // N)
+    programs = max(1, gpu.sms * max(1, 16 // warps) * block // N)
     return {"PROGRAMS": programs, "BLOCK_N": block, "CHUNK": chunk, "STAGES": 3, "num_warps": warps}
 
 
-def _default(op: str, direction: str, size: int, N: int) -> Config:
+def _default(gpu: GPUFacts, op: str, direction: str, size: int, N: int) -> Config:
     if direction == "forward":
         held = N if "rms" in op else 2 * N  # registers: layer_norm also holds x - mean
-        return _row_config(N, 4096, 32) if held <= MAX_ROW else _chunk_config(8192, 16)
+        return _row_config(N, TILE, 32) if held <= MAX_ROW else _chunk_config(8192, 16)
     if N <= 8192:
-        return _row_config(N, 2048, 16, resident=16, PREFETCH=N > 4096)
-    return _column_config(N, min(N, 16384 if op == "rms_norm" else 8192), 4096, 16)
+        return _backward_config(gpu, N, 2048, 16, 16, prefetch=N > 4096)
+    return _column_config(gpu, N, min(N, 16384 if op == "rms_norm" else 8192), 4096, 16)
 
 
-def _choices(op: str, direction: str, size: int, N: int) -> list[Config]:
+def _choices(gpu: GPUFacts, op: str, direction: str, size: int, N: int) -> list[Config]:
     found = []
     if direction == "forward":
         if N <= MAX_ROW:
@@ -381,20 +475,21 @@ def _choices(op: str, direction: str, size: int, N: int) -> list[Config]:
         ]  # rows are longer than N / 2
     elif N <= 8192:
         for elements, per in ((2048, 16), (4096, 16), (4096, 32)):
-            found += [_row_config(N, elements, per, 16, stages, PREFETCH=False) for stages in (1, 2)]
-            found += [_row_config(N, elements, per, 16, PREFETCH=True)]
-        found += [_row_config(N, 2048, 16, resident=24, PREFETCH=False)]
+            found += [_backward_config(gpu, N, elements, per, 16, stages, prefetch=False) for stages in (1, 2)]
+            found += [_backward_config(gpu, N, elements, per, 16, prefetch=True)]
+        found += [_backward_config(gpu, N, 2048, 16, 24, prefetch=False)]
     else:
-        found += [_column_config(N, block, 4096, 16) for block in (8192, 16384)]
-        found += [_column_config(N, block, 8192, 32) for block in (8192, 16384, 32768) if block <= N]
+        found += [_column_config(gpu, N, block, 4096, 16) for block in (8192, 16384)]
+        found += [_column_config(gpu, N, block, 8192, 32) for block in (8192, 16384, 32768) if block <= N]
         if N <= MAX_ROW:
-            found += [_row_config(N, N, 16, 32, stages, PREFETCH=False) for stages in (1, 2)]
-            found += [_row_config(N, N, 16, 32, PREFETCH=True)]
-    fits = [c for c in found if (c.get("STAGES", 1) - 1) * c.get("BLOCK_M", 0) * N * size * 4 <= MAX_PIPELINE_BYTES]
+            found += [_backward_config(gpu, N, N, 16, 32, stages, prefetch=False) for stages in (1, 2)]
+            found += [_backward_config(gpu, N, N, 16, 32, prefetch=True)]
+    most = gpu.shared_per_block  # bytes of pipelined tiles
+    fits = [c for c in found if (c.get("STAGES", 1) - 1) * c.get("BLOCK_M", 0) * N * size * 4 <= most]
     return [c for i, c in enumerate(fits) if c not in fits[:i]]
 
 
-CONFIG = ConfigTable("norm.json", _default, _choices)
+CONFIG = ConfigTable("norm.json", _default, _choices, takes_gpu=True)
 _launch_fwd = Launcher(_norm_fwd)
 _launch_fwd_long = Launcher(_norm_fwd_long)
 _launch_bwd = Launcher(_norm_bwd)
@@ -403,23 +498,32 @@ _launch_bwd_long = Launcher(_norm_bwd_long)
 
 def _config(op: str, direction: str, dtype: torch.dtype, device: int, N: int) -> Config:
     """Return the kernel's constexpr arguments and, for backward, the largest number of programs."""
-    found = CONFIG(device, op, direction, dtype.itemsize, next_power_of_2(N))
-    config = {"IS_RMS": op.endswith("rms_norm"), **found}
-    return config if "CHUNK" in config else config | {"EVEN_N": config["BLOCK_N"] == N}
+    bucket = quarter_octave(N) if direction == "forward" else next_power_of_2(N)
+    found = CONFIG(device, op, direction, dtype.itemsize, bucket)
+    return {"IS_RMS": op.endswith("rms_norm"), **found}
 
 
 def plan_triton_forward(
-    op: str, dtype: torch.dtype, device: int, M: int, N: int, eps: float, offset: float
-) -> PreparedLaunch:
-    """Return the launch that takes x, residual, weight, bias, y, sum and stats."""
+    op: str, dtype: torch.dtype, device: int, M: int, N: int, stride: int | None, eps: float, offset: float
+) -> PreparedLaunch | None:
+    """Return the launch that takes x, residual, weight, bias, y, sum and stats.
+
+    `stride` is the distance between the rows of x if they do not follow each other. Rows too long for registers must:
+    then this returns None.
+    """
     config = _config(op, "forward", dtype, device, N)
     if "CHUNK" in config:
+        if stride is not None:
+            return None
         read = 2 if op.startswith("add_") else 1  # tensors
         held = shared_memory(device) // (read * config["CHUNK"] * dtype.itemsize)
         config["STAGES"] = min(config["STAGES"], 1 + held)
-        return _launch_fwd_long.prepare((M,), N, eps, offset, **config)
-    config["BLOCK_M"] = rows_per_program(M, config)
-    return _launch_fwd.prepare((cdiv(M, config["BLOCK_M"]),), M, N, eps, offset, **config)
+        return _launch_fwd_long.prepare((M,), N, eps, offset, VECTOR=vector_hint(N), **config)
+    block = config["BLOCK_N"]
+    chunks = cdiv(N, block)
+    rows = rows_per_program(M, {**config, "BLOCK_N": chunks * block}, device)
+    known = {"EVEN_N": N % block == 0, "VECTOR": vector_hint(N, stride or 0), "CHUNKS": chunks}
+    return _launch_fwd.prepare((cdiv(M, rows),), M, N, stride, eps, offset, **config | known | {"BLOCK_M": rows})
 
 
 def plan_triton_backward(
@@ -431,9 +535,11 @@ def plan_triton_backward(
     """
     config = _config(op, "backward", dtype, device, N)
     programs = min(config.pop("PROGRAMS"), cdiv(M, config.get("BLOCK_M", 1)))
+    config["VECTOR"] = vector_hint(N)
     if "CHUNK" in config:
         grid = (cdiv(N, config["BLOCK_N"]), programs)
         return _launch_bwd_long.prepare(grid, M, N, offset, **config), programs
+    config["EVEN_N"] = config["BLOCK_N"] == N
     # With an FMA, dy * w - mean(dy * w) would keep the rounding of the product where the difference is zero.
     fuses = config["IS_RMS"]
     return _launch_bwd.prepare((programs,), M, N, offset, **config, enable_fp_fusion=fuses), programs

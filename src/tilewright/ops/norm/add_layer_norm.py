@@ -9,6 +9,7 @@ from torch import Tensor
 from tilewright.ops.norm._cases import bench_cases, check_cases, draw_affine, parameter_bytes
 from tilewright.ops.norm._cuda import fits_cluster
 from tilewright.ops.norm._operators import Norm, apply_norm, dispatch, require_addable, torch_layer_norm
+from tilewright.runtime.crossovers import Crossover, always
 from tilewright.spec import Cost, Op
 
 __all__ = ["add_layer_norm"]
@@ -41,6 +42,7 @@ op = Op(
     bench=bench_cases(affine="same"),
     backward_cost=backward_cost,
     batch="M",
+    draws={"N": "hidden"},
 )
 
 
@@ -54,7 +56,7 @@ def cuda_add_layer_norm(x: Tensor, residual: Tensor, weight: Tensor | None, bias
     return apply_norm(Norm(x.shape[-1], EPS, False, form="cuda"), x, residual, weight, bias)
 
 
-SMALLEST = 0  # elements: one launch costs the host less than torch's two
+CROSSOVER = Crossover("add_layer_norm", always)
 
 
 def add_layer_norm(
@@ -65,10 +67,10 @@ def add_layer_norm(
     bias: Tensor | None = None,
     eps: float = EPS,
 ) -> tuple[Tensor, Tensor]:
-    """`layer_norm(input + residual, …)` and that sum, in one pass over memory."""
+    """`layer_norm(input + residual, …)` and that sum, in one pass over memory; by torch if their dtypes differ."""
     require_addable(input, residual)
     shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else None
-    found = dispatch(SMALLEST, (eps, False, 0.0, shape), input, residual, weight, bias)
+    found = dispatch(CROSSOVER, (eps, False, 0.0, shape), input, residual, weight, bias)
     if found is not None:
         return found
     total = input + residual

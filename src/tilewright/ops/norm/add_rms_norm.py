@@ -16,6 +16,7 @@ from tilewright.ops.norm._operators import (
     require_addable,
     torch_rms_norm,
 )
+from tilewright.runtime.crossovers import Crossover, always
 from tilewright.spec import Cost, Draw, Op
 
 __all__ = ["add_rms_norm"]
@@ -53,6 +54,7 @@ op = Op(
     bench=bench_cases(weight="same"),
     backward_cost=backward_cost,
     batch="M",
+    draws={"N": "hidden"},
 )
 
 
@@ -70,7 +72,7 @@ def cuda_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: f
     return _norm(x, residual, weight, eps, weight_offset, "cuda")
 
 
-SMALLEST = 0  # elements: one launch costs the host less than torch's two
+CROSSOVER = Crossover("add_rms_norm", always)
 
 
 def add_rms_norm(
@@ -82,11 +84,11 @@ def add_rms_norm(
     *,
     weight_offset: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """`rms_norm(input + residual, …)` and that sum, in one pass over memory."""
+    """`rms_norm(input + residual, …)` and that sum, in one pass over memory; by torch if their dtypes differ."""
     require_addable(input, residual)
     shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else None
     found = dispatch(
-        SMALLEST, (RMS_EPS if eps is None else eps, True, weight_offset, shape), input, residual, weight, None
+        CROSSOVER, (RMS_EPS if eps is None else eps, True, weight_offset, shape), input, residual, weight, None
     )
     if found is not None:
         return found

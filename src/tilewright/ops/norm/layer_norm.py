@@ -9,6 +9,7 @@ from torch import Tensor
 from tilewright.ops.norm._cases import bench_cases, check_cases, draw_affine, parameter_bytes
 from tilewright.ops.norm._cuda import fits_cluster
 from tilewright.ops.norm._operators import Norm, apply_norm, dispatch, torch_layer_norm
+from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.spec import Cost, Op
 
 __all__ = ["layer_norm"]
@@ -38,6 +39,7 @@ op = Op(
     bench=bench_cases(affine="same"),
     backward_cost=backward_cost,
     batch="M",
+    draws={"N": "hidden"},
 )
 
 
@@ -51,7 +53,7 @@ def cuda_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Te
     return apply_norm(Norm(x.shape[-1], EPS, False, form="cuda"), x, None, weight, bias)
 
 
-SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("layer_norm", faster_after(us=0.87, bytes_per_element=4))
 
 
 def layer_norm(
@@ -66,7 +68,7 @@ def layer_norm(
     Weight and bias may be fp32 where the input is not.
     """
     shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else None
-    y = dispatch(SMALLEST, (eps, False, 0.0, shape), input, None, weight, bias)
+    y = dispatch(CROSSOVER, (eps, False, 0.0, shape), input, None, weight, bias)
     return torch_layer_norm(input, normalized_shape, weight, bias, eps) if y is None else y
 
 

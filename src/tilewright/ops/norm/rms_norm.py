@@ -9,6 +9,7 @@ from torch import Tensor
 from tilewright.ops.norm._cases import bench_cases, check_cases, draw_weight, parameter_bytes, without_infinities
 from tilewright.ops.norm._cuda import fits_cluster
 from tilewright.ops.norm._operators import RMS_EPS, Norm, apply_norm, dispatch, torch_rms_norm
+from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.spec import Cost, Draw, Op
 
 __all__ = ["rms_norm"]
@@ -41,6 +42,7 @@ op = Op(
     bench=bench_cases(weight="same"),
     backward_cost=backward_cost,
     batch="M",
+    draws={"N": "hidden"},
 )
 
 
@@ -58,7 +60,7 @@ def cuda_rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: f
     return _norm(x, weight, eps, weight_offset, "cuda")
 
 
-SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("rms_norm", faster_after(us=0.87, bytes_per_element=4))
 
 
 def rms_norm(
@@ -74,7 +76,7 @@ def rms_norm(
     `weight_offset` is added to the weight: 1 in Gemma models. A weight may be fp32 where the input is not.
     """
     shape = tuple(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else None
-    y = dispatch(SMALLEST, (RMS_EPS if eps is None else eps, True, weight_offset, shape), input, None, weight, None)
+    y = dispatch(CROSSOVER, (RMS_EPS if eps is None else eps, True, weight_offset, shape), input, None, weight, None)
     return torch_rms_norm(input, normalized_shape, weight, eps, weight_offset) if y is None else y
 
 

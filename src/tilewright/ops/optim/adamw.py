@@ -96,7 +96,7 @@ def cost(param: Tensor, grad: Tensor, *states_and_modes: Any) -> Cost:
 def _inputs(draw: Draw) -> tuple[Any, ...]:
     param, grad, N = draw.randn("N"), draw.randn("N"), draw["N"]
     if not draw["coded"]:
-        states = (draw.randn("N").float(), draw.randn("N").float().abs_(), None, None)
+        states = (draw.randn("N").float(), draw.randn("N").float().abs(), None, None)
     else:
         blocks = sum(num_groups(size) for size in split_sizes(N, draw["tensors"]))
         mean, root = draw.randint("N", high=254), draw.randint("N", high=256)

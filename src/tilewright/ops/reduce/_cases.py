@@ -17,6 +17,9 @@ CHECK = points(
 BENCH = points(M=(1, 4096, 65536, 2**22), N=(2**28, 65536, 4096, 64))
 
 
+DIMENSIONS = (0, 1, (0, 1), (0, 2), (1, 2))  # `bench --random` reduces [A, N, B] over these
+
+
 def cost(x: Tensor, *_: Any) -> Cost:
     """The cost of a reduction over the last dimension."""
     return Cost(read=x.nbytes, written=_rows(x) * x.element_size(), flops={"fp32": x.numel()})
@@ -50,5 +53,6 @@ def reduction_op(name: str, reference: Callable[..., Tensor], **more: Any) -> Op
         "bench": BENCH,
         "backward_cost": backward_cost,
         "batch": "M",
+        "draws": {"N": "row"},
     }
     return Op(name, reference, **shared | more)

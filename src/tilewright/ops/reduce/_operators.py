@@ -1,10 +1,7 @@
-"""Reductions: launch plans, differentiable operators, and the call path.
+"""Reductions: differentiable operators, and the call path.
 
-A reduction is a term of each element, a way to combine terms, and a function of the result: a norm is the root of a sum
-of squares. Reading the input once is all the work, so what matters is that every multiprocessor always has loads in
-flight. Short rows: several per program, as a tile. Few long rows: each is split into parts, whose partial results a
-second kernel combines (and a third, where there are very many). A dimension that is not the last is reduced in columns,
-without a copy. There are no atomics and shapes alone fix the order, so results are deterministic.
+Operators take contiguous tensors and any dimensions. A tensor that is contiguous in another order of its dimensions is
+reduced in that order, without a copy.
 """
 
 from __future__ import annotations
@@ -16,173 +13,44 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tilewright.ops.reduce._triton import _combine_parts, _reduce_bwd, _reduce_columns, _reduce_long, _reduce_tile
-from tilewright.runtime.configs import Config, ConfigTable, cached_plan
+from tilewright.ops.reduce._plans import (
+    KEPT_FOR_BACKWARD,
+    KINDS,
+    NESTABLE,
+    Launch,
+    Layout,
+    plan_gradient,
+    plan_reduction,
+)
+from tilewright.runtime.configs import cached_plan
+from tilewright.runtime.crossovers import Crossover
 from tilewright.runtime.eligibility import Dispatch, TensorKey, eligible, has_elements
-from tilewright.runtime.launch import Launcher, PreparedLaunch
 from tilewright.runtime.operator import contiguous_like, needs_gradient, operator
-from tilewright.runtime.pdl import dependent_launch, has_pdl
-from tilewright.runtime.sizes import cdiv, next_power_of_2, rows_per_program
-
-MAX_PROGRAMS = 4224  # 32 per multiprocessor of an H200
-MANY_ROWS = 1056  # 8 per multiprocessor: enough to fill the GPU; fewer rows are split
-MAX_TILE = 8192  # elements of a row that one program takes at once
-UNLIMITED = 2**31 - 1  # programs: one per tile
-MAX_PARTS, PARTS_PER_STEP = 16896, 256  # one program combines the parts of a row; more are first combined in steps
-COLUMN_TILE = 8192  # elements of the columns that one program takes at a time
-MAX_KEY = 65536  # elements: longer rows share a configuration
-GROUPED = ("index", "logsumexp")  # whose steps cost more than a load unless they take neighbors together
-GRADIENT_TILE = 2048  # elements of a gradient that one program writes
-
-
-class Kind(NamedTuple):
-    """A reduction as its kernels know it."""
-
-    combine: str  # how terms are combined: sum, prod, max, index, logsumexp, var, count, zeros
-    term: str = "x"  # each element's
-    finish: str = "x"  # applied to the result
-
-    @property
-    def has_two_values(self) -> bool:
-        """Return whether a partial result takes two values."""
-        return self.combine not in ("sum", "prod", "max")
-
-
-KINDS = {
-    "sum": Kind("sum"),
-    "mean": Kind("sum", finish="mean"),
-    "prod": Kind("prod"),
-    "amax": Kind("max"),
-    "amin": Kind("max", "negated", "negated"),
-    "argmax": Kind("index", finish="none"),
-    "argmin": Kind("index", "negated", "none"),
-    "max": Kind("index"),  # with its index
-    "min": Kind("index", "negated", "negated"),
-    "norm0": Kind("sum", "nonzero"),
-    "norm1": Kind("sum", "abs"),
-    "norm2": Kind("sum", "square", "sqrt"),
-    "normp": Kind("sum", "power", "root"),
-    "norminf": Kind("max", "abs"),
-    "norm-inf": Kind("max", "-abs", "negated"),
-    "logsumexp": Kind("logsumexp"),
-    "var": Kind("var"),
-}
-KEPT_FOR_BACKWARD = {  # how terms are combined where backward needs more of a row than its result
-    "amax": "count",
-    "amin": "count",
-    "norminf": "count",
-    "norm-inf": "count",
-    "prod": "zeros",
-    "var": "var",
-}
-NESTABLE = (
-    "sum",
-    "mean",
-    "logsumexp",
-    "norm1",
-    "norm2",
-    "normp",
-)  # reducing groups, then their results, gives the same value and gradient
-
-
-def split(M: int, N: int, block: int, programs: int | None = None) -> tuple[int, int]:
-    """Return the length of the parts into which a row of N is split, and their number.
-
-    Shapes alone decide, so the order of summation is fixed and results are deterministic.
-    """
-    if M >= MANY_ROWS:
-        return N, 1
-    blocks = cdiv(N, block)
-    blocks_per_part = cdiv(M * blocks, programs or MAX_PROGRAMS)
-    return blocks_per_part * block, cdiv(blocks, blocks_per_part)
-
-
-def _warps(elements: int, per_thread: int) -> int:
-    return min(32, max(4, next_power_of_2(elements) // (32 * per_thread)))
-
-
-def _tile_default(form: str, combine: str, itemsize: int, block: int) -> Config:
-    rows = max(1, 8192 // block) if block < 1024 else max(1, 4096 // block)
-    return {"BLOCK_M": rows, "BLOCK_N": block, "programs": UNLIMITED, "num_warps": 8}
-
-
-def _tile_choices(form: str, combine: str, itemsize: int, block: int) -> list[Config]:
-    found = {}
-    for tile in (4096, 8192, 16384):
-        rows = max(1, tile // block)
-        for per_thread in (16, 32, 64):
-            for programs in (MAX_PROGRAMS, UNLIMITED):
-                warps = _warps(rows * block, per_thread)
-                config = {"BLOCK_M": rows, "BLOCK_N": block, "programs": programs, "num_warps": warps}
-                found[rows, warps, programs] = config
-    return list(found.values())
-
-
-def _long_default(form: str, combine: str, itemsize: int, length: int) -> Config:
-    if length < 16384:
-        found = {"BLOCK_N": length // 4, "num_warps": max(1, length // 2048)}
-    else:
-        found = {"BLOCK_N": 4096 if Kind(combine).has_two_values else 8192, "num_warps": 8}
-    return found | ({"programs": MAX_PROGRAMS} if form == "pieces" else {})
-
-
-def _long_choices(form: str, combine: str, itemsize: int, length: int) -> list[Config]:
-    blocks = [n for n in (512, 1024, 2048, 4096, 8192, 16384) if n <= length // 2]
-    found = [(n, n // (32 * per_thread)) for n in blocks for per_thread in (4, 8, 16, 32)]
-    configs = [{"BLOCK_N": n, "num_warps": warps} for n, warps in found if 1 <= warps <= 16]
-    if form == "long":
-        return configs
-    limits = (MAX_PROGRAMS, 2 * MAX_PROGRAMS, 4 * MAX_PROGRAMS)
-    return [config | {"programs": n} for config in configs if config["BLOCK_N"] >= 2048 for n in limits]
-
-
-def _columns_default(form: str, combine: str, itemsize: int, length: int, width: int) -> Config:
-    block = min(length, COLUMN_TILE // min(64, width))
-    return {"BLOCK_I": min(width, COLUMN_TILE // block), "BLOCK_N": block, "num_warps": 8}
-
-
-def _columns_choices(form: str, combine: str, itemsize: int, length: int, width: int) -> list[Config]:
-    found = {}
-    for widest in (32, 64, 128, 256):
-        for tile in (4096, 8192):
-            for warps in (4, 8):
-                block = min(length, tile // min(widest, width))
-                i = min(width, max(widest, tile // block // 4))
-                found[i, block, warps] = {"BLOCK_I": i, "BLOCK_N": block, "num_warps": warps}
-    return list(found.values())
-
-
-TILE = ConfigTable("reduce.json", _tile_default, _tile_choices)
-LONG = ConfigTable("reduce.json", _long_default, _long_choices)
-COLUMNS = ConfigTable("reduce.json", _columns_default, _columns_choices)
-
-_tile_launch = Launcher(_reduce_tile)
-_long_launch = Launcher(_reduce_long)
-_columns_launch = Launcher(_reduce_columns)
-_combine_launch = Launcher(_combine_parts)
-_bwd_launch = Launcher(_reduce_bwd)
-Launch = Callable[..., None]  # takes x, y, index and what is kept for backward
 
 
 class Reduce(NamedTuple):
-    """The options of a reduction over the dimensions from `first` up to `end`."""
+    """The options of a reduction."""
 
-    first: int
-    end: int
+    dims: Sequence[int]  # sorted; a tuple, except in the schema of an operator
     keepdim: bool
     kind: str
     p: float = 0.0  # the exponent of a norm, or the correction of a variance
     dtype: torch.dtype | None = None  # the result's
 
-    def result_shape(self, shape: Sequence[int], *, keepdim: bool | None = None) -> tuple[int, ...]:
+    def result_shape(self, shape: Sequence[int], *, keepdim: bool | None = None) -> list[int]:
         kept = self.keepdim if keepdim is None else keepdim
-        ones = [1] * (self.end - self.first) if kept else ()
-        return (*shape[: self.first], *ones, *shape[self.end :])
+        return [1 if d in self.dims else size for d, size in enumerate(shape) if kept or d not in self.dims]
 
 
 @cached_plan
 def _plan(
-    options: Reduce, shape: tuple[int, ...], dtype: torch.dtype, out: torch.dtype, device: int, keeps: bool = False
+    options: Reduce,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    out: torch.dtype,
+    device: int,
+    keeps: bool = False,
+    stride: int | None = None,
 ) -> tuple[tuple[int, ...], tuple[int, ...], Launch]:
     """Return size and strides of the result, and the launch.
 
@@ -191,98 +59,34 @@ def _plan(
     like = torch.empty(options.result_shape(shape), device="meta")
     kind = KINDS[options.kind]
     kind = kind._replace(combine=KEPT_FOR_BACKWARD[options.kind]) if keeps else kind
-    return like.shape, like.stride(), _launch_of(split_sizes(options, shape), dtype, device, kind, options.p)
+    return like.shape, like.stride(), plan_reduction(_layout(options, shape, stride), dtype, device, kind, options.p)
 
 
-def _launch_of(sizes: tuple[int, int, int], dtype: torch.dtype, device: int, kind: Kind, p: float) -> Launch:
-    (outer, N, inner), itemsize = sizes, dtype.itemsize
-    flags: Config = {"COMBINE": kind.combine, "TERM": kind.term}
-    group = 16 // itemsize if kind.combine in GROUPED else 1  # elements of one vector load
-    if inner == 1 and (N <= MAX_TILE or _splits_into_tiles(kind.combine, outer, N)):
-        part = min(N, MAX_TILE)
-        parts = N // part
-        rows = outer * parts
-        config = dict(TILE(device, "tile", kind.combine, itemsize, max(group, next_power_of_2(part))))
-        config["BLOCK_M"] = rows_per_program(rows, config)
-        programs = min(config.pop("programs"), cdiv(rows, config["BLOCK_M"]))
-        flags |= {"GROUP": group, "EVEN": config["BLOCK_N"] == part and rows % config["BLOCK_M"] == 0}
-        launcher, grid, given = _tile_launch, (programs,), (rows, part, p)
-    elif inner == 1:
-        form = "long" if outer >= MANY_ROWS else "pieces"
-        config = dict(LONG(device, form, kind.combine, itemsize, min(MAX_KEY, next_power_of_2(N))))
-        flags["GROUP"] = group
-        part, parts = split(outer, N, config["BLOCK_N"], config.pop("programs", None))
-        launcher, grid, given = _long_launch, (outer, parts), (N, part, p)
-    else:
-        length, width = (next_power_of_2(min(n, most)) for n, most in ((N, COLUMN_TILE), (inner, 1024)))
-        config = COLUMNS(device, "columns", kind.combine, itemsize, length, width)
-        tiles = cdiv(inner, config["BLOCK_I"])
-        part, parts = split(outer * tiles, N, config["BLOCK_N"])
-        launcher, grid, given = _columns_launch, (outer * tiles, parts), (N, inner, tiles, part, p)
-    if parts == 1:
-        return launcher.prepare(grid, *given, **flags, FINISH=kind.finish, PDL=False, **config)
-    first = launcher.prepare(grid, *given, **flags, FINISH="part", PDL=has_pdl(device), **config)
-    return _split_reduction(first, outer * inner, N, parts, part, kind, p, device)
+def _layout(options: Reduce, shape: Sequence[int], stride: int | None = None) -> Layout:
+    layout = Layout.of(shape, options.dims, stride)
+    assert layout is not None, "dimensions that alternate more often are reduced in groups"
+    return layout
 
 
-def _splits_into_tiles(combine: str, outer: int, N: int) -> bool:
-    """Return whether long rows are split into whole tiles: where there are few, and a step of a loop is costly."""
-    return combine in ("logsumexp", "var") and outer < MANY_ROWS and N % MAX_TILE == 0
+def row_stride(x: Tensor, dims: Sequence[int]) -> int | None:
+    """Return the stride of the rows of a matrix that kernels reduce over these dimensions; None if x is not one."""
+    last = x.dim() - 1
+    if tuple(dims) not in ((last,), (last - 1,)) or x.stride(-1) != 1 or 1 in x.shape[-2:]:
+        return None
+    strides = [x.stride(-2) * math.prod(x.shape[d + 1 : last]) for d in range(last)]
+    is_matrix = all(x.stride(d) == strides[d] or x.shape[d] == 1 for d in range(last))
+    return x.stride(-2) if is_matrix and x.stride(-2) >= x.shape[-1] else None
 
 
-def _split_reduction(
-    first: PreparedLaunch, M: int, N: int, parts: int, part: int, kind: Kind, p: float, device: int
-) -> Launch:
-    """Return the launches over M rows that are split into parts; very many parts are combined in several steps."""
-    number = M * parts
-    steps: list[tuple[int, PreparedLaunch]] = []
-    while parts > MAX_PARTS and N % (part * PARTS_PER_STEP) == 0:
-        parts, larger = parts // PARTS_PER_STEP, part * PARTS_PER_STEP
-        partial = kind._replace(finish="part")
-        steps.append((M * parts, _combine(M * parts, larger, PARTS_PER_STEP, part, partial, p, device)))
-        part = larger
-    final = _combine(M, N, parts, part, kind, p, device)
-
-    def partials(number: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        a = torch.empty(number, dtype=torch.float32, device=x.device)
-        b = a
-        if kind.has_two_values:
-            b = torch.empty(number, dtype=torch.int64 if kind.combine == "index" else torch.float32, device=x.device)
-        return a, b, torch.empty_like(a) if kind.combine == "zeros" else None
-
-    def launch(x: Tensor, y: Tensor, index: Tensor, kept: Tensor | None) -> None:
-        found = partials(number, x)
-        first(x, *found)
-        for fewer, step in steps:
-            combined = partials(fewer, x)
-            step(*found, *combined)
-            found = combined
-        final(*found, y, index, kept)
-
-    return launch
+def _in_rows(x: Tensor, options: Reduce) -> tuple[Tensor, int | None]:
+    """Return x as kernels read it, and the stride of its rows if there is something between them; else a copy."""
+    stride = None if x.is_contiguous() else row_stride(x, options.dims)
+    return (x.contiguous(), None) if stride is None else (x, stride)
 
 
-def _combine(M: int, N: int, parts: int, part: int, kind: Kind, p: float, device: int) -> PreparedLaunch:
-    block = next_power_of_2(parts)
-    rows = max(1, 4096 // block)
-    return _combine_launch.prepare(
-        (cdiv(M, rows),), M, N, parts, part, p,
-        COMBINE=kind.combine, TWO=kind.has_two_values, FINISH=kind.finish,
-        PDL=kind.finish == "part" and has_pdl(device),
-        BLOCK_M=rows, BLOCK_N=block, num_warps=_warps(rows * block, 16), **dependent_launch(device),
-    )  # fmt: skip
-
-
-def plan_row_sums(M: int, parts: int, device: int) -> Launch:
-    """Return the launch that sums the rows of a [M, parts] into y [M]; each must fit one program."""
-    launch = _combine(M, parts, parts, 1, KINDS["sum"], 0.0, device)
-    return lambda a, y: launch(a, a, None, y, y, None)
-
-
-def split_sizes(options: Reduce, shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return the number of elements before, in and after the reduced dimensions."""
-    first, end = options.first, options.end
-    return math.prod(shape[:first]), math.prod(shape[first:end]), math.prod(shape[end:])
+def _is_copied(x: Tensor, dims: Sequence[int]) -> bool:
+    """Return whether kernels can reduce only a copy of x."""
+    return not x.is_contiguous() and memory_order(x) is None and row_stride(x, dims) is None
 
 
 def _empty(x: Tensor, options: Reduce) -> Tensor:
@@ -295,9 +99,10 @@ def reduce_forward(x: Tensor, options: Reduce) -> Tensor:
     if x.numel() == 0:
         return torch_reduce(x, options)
     out = options.dtype or x.dtype
-    size, stride, launch = _plan(options, x.shape, x.dtype, out, x.get_device())
+    x, row_stride = _in_rows(x, options)
+    size, stride, launch = _plan(options, x.shape, x.dtype, out, x.get_device(), False, row_stride)
     y = torch.empty_strided(size, stride, dtype=out, device=x.device)  # the cheapest allocation
-    launch(x.contiguous(), y, y, None)
+    launch(x, y, y, None)
     return y
 
 
@@ -313,8 +118,9 @@ def reduce_keeping(x: Tensor, options: Reduce) -> tuple[Tensor, Tensor]:
     y, kept = _empty_with_kept(x, options)
     if x.numel() == 0:
         return torch_reduce(x, options), kept
-    *_, launch = _plan(options, x.shape, x.dtype, y.dtype, x.get_device(), True)
-    launch(x.contiguous(), y, y, kept)
+    x, row_stride = _in_rows(x, options)
+    *_, launch = _plan(options, x.shape, x.dtype, y.dtype, x.get_device(), True, row_stride)
+    launch(x, y, y, kept)
     return y, kept
 
 
@@ -327,9 +133,10 @@ def reduce_index(x: Tensor, options: Reduce) -> Tensor:
     """The index of the extreme among the elements of the reduced dimensions."""
     if x.numel() == 0:
         return _empty_index(x, options)
-    size, stride, launch = _plan(options, x.shape, x.dtype, torch.int64, x.get_device())
+    x, row_stride = _in_rows(x, options)
+    size, stride, launch = _plan(options, x.shape, x.dtype, torch.int64, x.get_device(), False, row_stride)
     index = torch.empty_strided(size, stride, dtype=torch.int64, device=x.device)
-    launch(x.contiguous(), index, index, None)
+    launch(x, index, index, None)
     return index
 
 
@@ -342,44 +149,32 @@ def reduce_with_index(x: Tensor, options: Reduce) -> tuple[Tensor, Tensor]:
     """The extreme and its index."""
     y, index = _empty_with_index(x, options)
     if x.numel():
-        *_, launch = _plan(options, x.shape, x.dtype, x.dtype, x.get_device())
-        launch(x.contiguous(), y, index, None)
+        x, row_stride = _in_rows(x, options)
+        *_, launch = _plan(options, x.shape, x.dtype, x.dtype, x.get_device(), False, row_stride)
+        launch(x, y, index, None)
     return y, index
 
 
 def torch_reduce(x: Tensor, options: Reduce) -> Tensor:
     """The reduction by torch, for empty tensors and double backward."""
-    first, kind, p = options.first, options.kind, options.p
-    shape, dtype = options.result_shape(x.shape), options.dtype or x.dtype
-    x = x.flatten(first, options.end - 1)
+    kind, p, dtype = options.kind, options.p, options.dtype or x.dtype
+    shape = options.result_shape(x.shape)
+    x = x.permute(*[d for d in range(x.dim()) if d not in options.dims], *options.dims)
+    x = x.flatten(x.dim() - len(options.dims))
     x = x.to(dtype) if dtype.itemsize > x.element_size() else x
     if kind.startswith("norm"):
-        y = torch.linalg.vector_norm(x, p if kind == "normp" else float(kind.removeprefix("norm")), first)
+        y = torch.linalg.vector_norm(x, p if kind == "normp" else float(kind.removeprefix("norm")), -1)
     elif kind == "var":
-        y = torch.var(x, first, correction=p)
+        y = torch.var(x, -1, correction=p)
     else:
-        y = getattr(torch, kind)(x, first)
+        y = getattr(torch, kind)(x, -1)
     return y.view(shape).to(dtype)
 
 
 @cached_plan
 def _plan_backward(options: Reduce, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], device: int) -> Launch:
     """Return the launch that takes x, y, dy (whose dtypes are given), what forward kept, and dx."""
-    outer, N, inner = split_sizes(options, shape)
-    if inner == 1:
-        block = min(GRADIENT_TILE, next_power_of_2(N))
-        width = GRADIENT_TILE // block
-        tiles = 1
-        programs = cdiv(outer, width)
-    else:
-        width = min(64, next_power_of_2(inner))
-        block = min(GRADIENT_TILE // width, next_power_of_2(N))
-        tiles = cdiv(inner, width)
-        programs = outer * tiles
-    grid = (programs * cdiv(N, block),)  # one axis: the y axis is limited to 65535
-    even = N % block == 0 and (outer if inner == 1 else inner) % width == 0
-    blocks = {"EVEN": even, "BLOCK_M": width, "BLOCK_N": block, "num_warps": 4}
-    return _bwd_launch.prepare(grid, outer, N, inner, tiles, options.p, KIND=options.kind, **blocks)
+    return plan_gradient(_layout(options, shape), dtypes[0], device, options.kind, options.p)
 
 
 def _fake_backward(x: Tensor, *_: object) -> Tensor:
@@ -412,7 +207,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, dy: Tensor) -> Tensor:
     options: Reduce = ctx.options
     if options.kind in ("sum", "mean"):
-        N = math.prod(ctx.shape[options.first : options.end])
+        N = math.prod([ctx.shape[d] for d in options.dims])
         dx = dy.reshape(options.result_shape(ctx.shape, keepdim=True))
         dx = dx.to(ctx.dtype) if options.kind == "sum" else (dx / N).to(ctx.dtype)
         return dx.expand(ctx.shape)
@@ -461,9 +256,9 @@ def _save_index(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 def _backward_index(ctx: Any, dy: Tensor, _: object) -> Tensor:
     (index,) = ctx.saved_tensors
-    outer, N, inner = split_sizes(ctx.options, ctx.shape)
-    zeros = dy.new_zeros(outer, N, inner)
-    dx = zeros.scatter(1, index.view(outer, 1, inner), dy.reshape(outer, 1, inner))
+    outer, N, K, *_ = _layout(ctx.options, ctx.shape)
+    zeros = dy.new_zeros(outer, N, K)
+    dx = zeros.scatter(1, index.view(outer, 1, K), dy.reshape(outer, 1, K))
     return dx.view(ctx.shape)
 
 
@@ -483,8 +278,8 @@ def reduced_dims(rank: int, dim: Any) -> tuple[int, ...]:
     return found if len(set(found)) == len(found) else ()
 
 
-def _reduce_neighbors(x: Tensor, options: Reduce) -> Tensor:
-    """Reduce neighboring dimensions, keeping what backward needs if a gradient will be needed."""
+def _by_operator(x: Tensor, options: Reduce) -> Tensor:
+    """Reduce dimensions in one go, keeping what backward needs if a gradient will be needed."""
     if options.kind in KEPT_FOR_BACKWARD and needs_gradient(x):
         return reduce_keeping(x, options)[0]
     return reduce_forward(x, options)
@@ -499,18 +294,48 @@ def reduce(
     p: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Reduce any dimensions: groups of neighbors one after the other where that gives the same result, else as one."""
-    first, end = dims[0], dims[-1] + 1
-    if end - first == len(dims):
-        return _reduce_neighbors(x, Reduce(first, end, keepdim, kind, p, dtype))
+    """Reduce any dimensions of a tensor in any order."""
+    order = memory_order(x)
+    if order is None:
+        return _reduce_in_order(x, Reduce(dims, keepdim, kind, p, dtype))
+    options = Reduce(_places(order, dims), keepdim, kind, p, dtype)
+    return in_order_of(dims, keepdim, order, _reduce_in_order(x.permute(order), options))
+
+
+def _reduce_in_order(x: Tensor, options: Reduce) -> Tensor:
+    """Reduce a contiguous tensor: where dimensions alternate too often, group by group, or else with a copy of it."""
+    dims = options.dims
+    if Layout.of(x.shape, dims) is not None:
+        return _by_operator(x, options)
     others = [d for d in range(x.dim()) if d not in dims]
-    if kind in NESTABLE:
-        first = max(d for d in others if d < end) + 1
-        y = reduce_forward(x, Reduce(first, end, True, kind, p, torch.float32))
-        y = reduce(y, tuple(d for d in dims if d < first), kind, keepdim=True, p=p, dtype=dtype or x.dtype)
-        return y if keepdim else y.view([x.shape[d] for d in others])
-    y = _reduce_neighbors(x.permute(*others, *dims), Reduce(len(others), x.dim(), False, kind, p, dtype))
-    return y.view([1 if d in dims else x.shape[d] for d in range(x.dim())]) if keepdim else y
+    if options.kind in NESTABLE:
+        first = max(d for d in others if d < dims[-1]) + 1
+        last, before = tuple(d for d in dims if d >= first), tuple(d for d in dims if d < first)
+        y = _by_operator(x, options._replace(dims=last, keepdim=True, dtype=torch.float32))
+        y = _reduce_in_order(y, options._replace(dims=before, keepdim=True, dtype=options.dtype or x.dtype))
+    else:
+        last = tuple(range(len(others), x.dim()))
+        y = _by_operator(x.permute(*others, *dims), options._replace(dims=last, keepdim=False))
+    return y.view(options.result_shape(x.shape))
+
+
+def memory_order(x: Tensor) -> list[int] | None:
+    """Return the order of dimensions in which x is contiguous; None if that is their own, or if there is none."""
+    if x.is_contiguous():
+        return None
+    order = sorted(range(x.dim()), key=lambda d: (x.shape[d] > 1, -x.stride(d)))
+    return order if x.permute(order).is_contiguous() else None
+
+
+def _places(order: Sequence[int], dims: Sequence[int]) -> tuple[int, ...]:
+    """Return where these dimensions are in an order of them, sorted."""
+    return tuple(place for place, d in enumerate(order) if d in dims)
+
+
+def in_order_of(dims: Sequence[int], keepdim: bool, order: Sequence[int], y: Tensor) -> Tensor:
+    """Return the result over `dims` of a tensor whose dimensions were in this order, contiguous in their own."""
+    left = [d for d in order if keepdim or d not in dims]
+    return y.permute([left.index(d) for d in sorted(left)]).contiguous()
 
 
 class ReduceCall(NamedTuple):
@@ -531,11 +356,10 @@ def _plan_call(args: tuple[Any, ...], x: TensorKey) -> Callable[[Tensor], Tensor
         return None
     if _has_no_variance(call, shape, dims):
         return None
-    first, end = dims[0], dims[-1] + 1
-    if end - first > len(dims):
+    if Layout.of(shape, dims) is None:
         return lambda x: reduce(x, dims, call.kind, keepdim=call.keepdim, p=call.p, dtype=call.dtype)
     out = torch.int64 if KINDS[call.kind].finish == "none" else call.dtype or dtype
-    options = Reduce(first, end, call.keepdim, call.kind, call.p)
+    options = Reduce(dims, call.keepdim, call.kind, call.p)
     size, stride, launch = _plan(options, shape, dtype, out, device)
 
     def run(x: Tensor) -> Tensor:
@@ -552,8 +376,10 @@ def _call(args: tuple[Any, ...], x: Tensor) -> Tensor | None:
         return None
     if _has_no_variance(call, x.shape, dims):
         return None
+    if call.kind != "logsumexp" and not needs_gradient(x) and _is_copied(x, dims):
+        return None  # torch needs no copy, and one pass; its gradients are slower than a copy
     if KINDS[call.kind].finish == "none":
-        return reduce_index(x, Reduce(dims[0], dims[-1] + 1, call.keepdim, call.kind))
+        return index_of_extreme(x, Reduce(dims, call.keepdim, call.kind))
     return reduce(x, dims, call.kind, keepdim=call.keepdim, p=call.p, dtype=call.dtype)
 
 
@@ -561,6 +387,15 @@ def eligible_reduction(x: Any, dtype: Any = None) -> bool:
     """Return whether our kernels can reduce x as torch would; there must be something to reduce."""
     # To a narrower dtype torch rounds before it reduces.
     return eligible(x) and x.numel() > 0 and x.dim() > 0 and dtype in (None, x.dtype, torch.float32)
+
+
+def index_of_extreme(x: Tensor, options: Reduce) -> Tensor:
+    """Return the index of the extreme; over several dimensions it counts elements in their own order."""
+    order = memory_order(x) if len(options.dims) == 1 else None
+    if order is None:
+        return reduce_index(x, options)
+    y = reduce_index(x.permute(order), options._replace(dims=_places(order, options.dims)))
+    return in_order_of(options.dims, options.keepdim, order, y)
 
 
 def _has_no_variance(call: ReduceCall, shape: Sequence[int], dims: Sequence[int]) -> bool:
@@ -572,7 +407,7 @@ dispatch = Dispatch(_plan_call, _call)
 
 
 def extreme_with_index(
-    smallest: float,
+    crossover: Crossover,
     torch_extreme: Callable[..., Any],
     result: Callable[..., Any],
     input: Tensor,
@@ -583,11 +418,15 @@ def extreme_with_index(
     is_plain = (
         len(args) + len(kwargs) <= 2 and not kwargs.keys() - {"dim", "keepdim"} and not (args and "dim" in kwargs)
     )
-    if is_plain and eligible_reduction(input) and input.numel() >= smallest:
+    if is_plain and eligible_reduction(input) and crossover.reached(input.numel(), input.get_device()):
         dim, keepdim = _dim_and_keepdim(*args, **kwargs)
         if type(dim) is int and type(keepdim) is bool and (dims := reduced_dims(input.dim(), dim)):
-            options = Reduce(dims[0], dims[0] + 1, keepdim, torch_extreme.__name__)
-            return result(reduce_with_index(input, options))
+            options = Reduce(dims, keepdim, torch_extreme.__name__)
+            order = memory_order(input)
+            if order is None:
+                return result(reduce_with_index(input, options))
+            found = reduce_with_index(input.permute(order), options._replace(dims=_places(order, dims)))
+            return result([in_order_of(dims, keepdim, order, y) for y in found])
     return torch_extreme(input, *args, **kwargs)
 
 

@@ -176,11 +176,15 @@ def _moments(a, b, near, N):
 
 
 @triton.jit
-def _index_in_group(x_ptr, starts, N, a, b, TERM: tl.constexpr, GROUP: tl.constexpr):
-    """Return the index of the extreme a in its group, which starts at b and is read again, from L1 or L2."""
+def _index_in_group(x_ptr, starts, N, a, b, TERM: tl.constexpr, GROUP: tl.constexpr, SHIFTED: tl.constexpr = False):
+    """Return the index of the extreme a in its group, which starts at b and is read again, from L1 or L2.
+
+    SHIFTED: the first group starts before the row.
+    """
     indices = b[:, None] + tl.arange(0, GROUP)[None, :]
-    x = _term(tl.load(x_ptr + starts[:, None] + indices, mask=indices < N, other=0.0), 0.0, TERM)
-    is_extreme = (indices < N) & ((x == a[:, None]) | (x != x))
+    in_bounds = (indices >= 0) & (indices < N) if SHIFTED else indices < N
+    x = _term(tl.load(x_ptr + starts[:, None] + indices, mask=in_bounds, other=0.0), 0.0, TERM)
+    is_extreme = in_bounds & ((x == a[:, None]) | (x != x))
     return tl.min(tl.where(is_extreme, indices, 2**31 - 1), axis=1)
 
 
@@ -203,7 +207,7 @@ def _write(y_ptr, z_ptr, k_ptr, a, b, c, offs, mask, N, p, COMBINE: tl.constexpr
         tl.store(y_ptr + offs, a, mask=mask)
         if COMBINE != "sum" and COMBINE != "prod" and COMBINE != "max":
             tl.store(z_ptr + offs, b, mask=mask)
-        if COMBINE == "zeros":
+        if k_ptr is not None:
             tl.store(k_ptr + offs, c, mask=mask)
     else:
         if k_ptr is not None:
@@ -230,12 +234,42 @@ def _write(y_ptr, z_ptr, k_ptr, a, b, c, offs, mask, N, p, COMBINE: tl.constexpr
 
 
 @triton.jit
+def _load_shifted(x_ptr, offs_m, M, N, WHOLE: tl.constexpr, VEC: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Load rows that start anywhere as the vectors that they overlap; return elements, and which are in the row.
+
+    WHOLE: the tensor's last vector is complete; otherwise it is loaded by element.
+    """
+    begin = tl.minimum(offs_m, M - 1) * N
+    shift = (begin % VEC).to(tl.int32)  # elements of the first vector that belong to the row before
+    lanes = tl.arange(0, BLOCK_N)[None, :]
+    position = lanes - shift[:, None]  # [BLOCK_M, BLOCK_N]
+    in_bounds = position.to(tl.uint32) < N
+    mask = lanes // VEC * VEC - shift[:, None] < N  # by vectors
+    offs = (begin // VEC * VEC)[:, None] + lanes
+    if WHOLE:
+        x = tl.load(x_ptr + offs, mask=mask, other=0.0, eviction_policy=EVICT_FIRST)
+    else:
+        whole = tl.cast(M, tl.int64) * N // VEC * VEC  # elements in complete vectors
+        is_whole = (begin // VEC * VEC)[:, None] + lanes // VEC * VEC < whole
+        x = tl.load(x_ptr + offs, mask=mask & is_whole, other=0.0, eviction_policy=EVICT_FIRST)
+        rest = in_bounds & (offs >= whole)
+        x = tl.where(rest, tl.load(x_ptr + offs, mask=rest, other=0.0), x)
+    return x, in_bounds
+
+
+@triton.jit
 def _reduce_tile(
-    x_ptr, y_ptr, z_ptr, k_ptr, M, N, p,
+    x_ptr, y_ptr, z_ptr, k_ptr, stride_xm, M, N, p,
     COMBINE: tl.constexpr, TERM: tl.constexpr, FINISH: tl.constexpr, PDL: tl.constexpr, GROUP: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    FORM: tl.constexpr, WHOLE: tl.constexpr, VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Reduce whole rows, BLOCK_M at a time. EVEN: tiles need no masks."""
+    """Reduce whole rows, BLOCK_M at a time.
+
+    FORM: "even", where tiles need no masks; "uneven", with rows of a multiple of VEC elements; "shifted", with rows
+    that start anywhere, read as the aligned vectors of VEC elements that they overlap. WHOLE: the tensor is whole
+    vectors. No stride: rows follow each other.
+    """
+    EVEN: tl.constexpr = FORM == "even"  # pyright: ignore[reportAssignmentType]
     launch_dependents(PDL)
     # The index of an extreme is found by a second read.
     HINT: tl.constexpr = "" if COMBINE == "index" else EVICT_FIRST  # pyright: ignore[reportAssignmentType]
@@ -245,12 +279,20 @@ def _reduce_tile(
         in_bounds = (offs_m < M)[:, None] & (offs_n < N)
         if EVEN:
             a = _term(tl.load(x_ptr + offs_m[:, None] * BLOCK_N + offs_n, eviction_policy=HINT), p, TERM)
+        elif FORM == "shifted":
+            x, in_bounds = _load_shifted(x_ptr, offs_m, M, N, WHOLE, VEC, BLOCK_N)
+            a = tl.where(in_bounds, _term(x, p, TERM), _identity(COMBINE))
         else:
-            x = tl.load(x_ptr + offs_m[:, None] * N + offs_n, mask=in_bounds, other=0.0, eviction_policy=HINT)
+            length = N // VEC * VEC  # so that the compiler knows
+            step = length if stride_xm is None else stride_xm // VEC * VEC
+            in_bounds = (offs_m < M)[:, None] & (offs_n < length)
+            x = tl.load(x_ptr + offs_m[:, None] * step + offs_n, mask=in_bounds, other=0.0, eviction_policy=HINT)
             a = tl.where(in_bounds, _term(x, p, TERM), _identity(COMBINE))
         if COMBINE == "index":
             a = tl.reduce(tl.reshape(a, [BLOCK_M, BLOCK_N // GROUP, GROUP]), 2, _max)
             b = tl.arange(0, BLOCK_N // GROUP)[None, :] * GROUP + tl.zeros([BLOCK_M, BLOCK_N // GROUP], tl.int32)
+            if FORM == "shifted":
+                b -= ((offs_m * N) % VEC).to(tl.int32)[:, None]
         else:
             b = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         c = b
@@ -268,7 +310,8 @@ def _reduce_tile(
             if EVEN and x_ptr.dtype.element_ty.primitive_bitwidth == 16:  # sums of equal 16-bit elements are exact
                 mean = tl.sum(a * (1.0 / BLOCK_N), axis=1)
             else:
-                head = tl.load(x_ptr + offs_m * N, mask=offs_m < M, other=0.0).to(tl.float32)
+                stride = N if stride_xm is None else stride_xm
+                head = tl.load(x_ptr + offs_m * stride, mask=offs_m < M, other=0.0).to(tl.float32)
                 mean = _mean_estimate(a, head, True if EVEN else in_bounds, N + 0.0)
             distance = a - mean[:, None]
             distance = distance if EVEN else tl.where(in_bounds, distance, 0.0)
@@ -277,22 +320,24 @@ def _reduce_tile(
             a, b, c = _combine_lanes(a, b, c, COMBINE)
         if COMBINE == "index":
             rows = tl.minimum(offs_m, M - 1)  # no read past the last row
-            b = _index_in_group(x_ptr, rows * N, N, a, b, TERM, GROUP)
+            starts = rows * (N if stride_xm is None else stride_xm)
+            b = _index_in_group(x_ptr, starts, N, a, b, TERM, GROUP, FORM == "shifted")
         _write(y_ptr, z_ptr, k_ptr, a, b, c, offs_m, offs_m < M, N, p, COMBINE, FINISH)
 
 
 @triton.jit
 def _reduce_long(
-    x_ptr, y_ptr, z_ptr, k_ptr, N, part_size, p,
+    x_ptr, y_ptr, z_ptr, k_ptr, stride_xm, N, part_size, p,
     COMBINE: tl.constexpr, TERM: tl.constexpr, FINISH: tl.constexpr, PDL: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Reduce a part of a row, or all of it."""
+    """Reduce a part of a row, or all of it. No stride: rows follow each other."""
     launch_dependents(PDL)
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1).to(tl.int64)
-    begin = row * N + part * part_size
-    end = row * N + tl.minimum((part + 1) * part_size, N)
+    stride = N if stride_xm is None else stride_xm
+    begin = row * stride + part * part_size
+    end = row * stride + tl.minimum((part + 1) * part_size, N)
     # Whatever the row length, accesses are 16 bytes wide from the first multiple of 16 elements on.
     first = tl.multiple_of((begin + 15) // 16 * 16, 16)
     rest = first + tl.maximum(end - first, 0) // BLOCK_N * BLOCK_N
@@ -331,41 +376,135 @@ def _reduce_long(
 
 
 @triton.jit
+def column_vectors(program, columns_v, width_v, slice_v, WIDE: tl.constexpr, VEC: tl.constexpr, BLOCK_I: tl.constexpr):
+    """Return slice, column and offset of a program's columns of all slices, and which exist: [BLOCK_I, 1].
+
+    Sizes are given in vectors of VEC elements, so that the compiler knows that accesses are as wide. WIDE: columns do
+    not fit into int32.
+    """
+    offs = tl.arange(0, BLOCK_I)[:, None]
+    vector = program.to(tl.int64 if WIDE else tl.int32) * (BLOCK_I // VEC) + offs // VEC
+    outer = vector // width_v
+    column = vector % width_v * VEC + offs % VEC
+    offs_i = (outer.to(tl.int64) * slice_v + vector % width_v) * VEC + offs % VEC
+    return outer, column, offs_i, vector < columns_v
+
+
+@triton.jit
 def _reduce_columns(
-    x_ptr, y_ptr, z_ptr, k_ptr, N, inner, tiles, part_size, p,
-    COMBINE: tl.constexpr, TERM: tl.constexpr, FINISH: tl.constexpr, PDL: tl.constexpr, BLOCK_I: tl.constexpr,
+    x_ptr, y_ptr, z_ptr, k_ptr, columns_v, rows, width_v, stride_v, slice_v, tail, inner, R, part_size, N, p,
+    COMBINE: tl.constexpr, TERM: tl.constexpr, FINISH: tl.constexpr, PDL: tl.constexpr, WIDE: tl.constexpr,
+    VEC: tl.constexpr, FORM: tl.constexpr, FOLD: tl.constexpr, UNROLL: tl.constexpr, BLOCK_I: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Reduce a part of BLOCK_I columns of [N, inner], or all of them."""
+    """Reduce a part of the columns of [rows, width], or all of them, in every slice of memory.
+
+    A row is FOLD rows of `inner` elements, so that it is a multiple of VEC elements; `tail` elements follow the last
+    one. Columns, width of rows and strides are counted in vectors. Results are [inner / R]: R neighboring columns are
+    reduced too. FORM: "columns", with FOLD = R = 1; "folded", where the partial results of FOLD x R columns are
+    combined later; "span", where a program takes all R columns of a result. UNROLL loads are in flight per thread. A
+    warp reads whole rows, so that threads exchange little.
+    """
     launch_dependents(PDL)
-    program = tl.program_id(0).to(tl.int64)
+    SPAN: tl.constexpr = FORM == "span"  # pyright: ignore[reportAssignmentType]
     part = tl.program_id(1).to(tl.int64)
-    outer = program // tiles
-    offs_i = program % tiles * BLOCK_I + tl.arange(0, BLOCK_I)
+    parts = tl.num_programs(1) if FINISH == "part" else 1
+    stride = tl.cast(stride_v, tl.int64) * VEC
     offs_n = tl.arange(0, BLOCK_N)[None, :]
-    x_ptr += outer * N * inner + offs_i[:, None]
+    if SPAN:
+        span = tl.program_id(0).to(tl.int64)
+        outer = span // (inner // R)
+        column = tl.arange(0, BLOCK_I)[:, None]
+        offs_i = (outer * slice_v + span % (inner // R) * (R // VEC)) * VEC + column
+        size = R // VEC * VEC
+        exists = column < size
+    else:
+        outer, column, offs_i, exists = column_vectors(
+            tl.program_id(0), columns_v, width_v, slice_v, WIDE, VEC, BLOCK_I
+        )
+        size = BLOCK_I
+    begin = part * part_size
+    length = (tl.minimum(begin + part_size, rows) - begin).to(tl.int32)
+    x_ptrs = x_ptr + begin * stride + offs_n * stride + offs_i
     a = tl.full([BLOCK_I, BLOCK_N], _identity(COMBINE), tl.float32)
     b = tl.zeros([BLOCK_I, BLOCK_N], tl.int32 if COMBINE == "index" else tl.float32)
     c = tl.full([BLOCK_I, BLOCK_N], 1.0 if COMBINE == "zeros" else 0.0, tl.float32)
-    length = (tl.minimum((part + 1) * part_size, N) - part * part_size).to(tl.int32)
-    x_ptr += part * part_size * inner
     if COMBINE == "var":
-        exists = (offs_i < inner)[:, None] & (offs_n < length)
-        some = _term(tl.load(x_ptr + offs_n.to(tl.int64) * inner, mask=exists, other=0.0), p, TERM)
-        head = tl.load(x_ptr, mask=(offs_i < inner)[:, None], other=0.0).to(tl.float32)
-        near = _mean_estimate(some, tl.sum(head, axis=1), exists, tl.minimum(length, BLOCK_N).to(tl.float32))
-        c += near[:, None]
-    for start in range(0, length, BLOCK_N):
-        n = start + offs_n
-        in_bounds = (offs_i < inner)[:, None] & (n < length)
-        x = tl.load(x_ptr + n.to(tl.int64) * inner, mask=in_bounds, other=0.0, eviction_policy=EVICT_FIRST)
-        a, b, c = _step(a, b, c, _term(x, p, TERM), n, in_bounds, COMBINE, True)
+        is_head = (offs_n == 0) & (column == 0) if SPAN else exists & (offs_n == 0)
+        head = tl.sum(tl.load(x_ptrs, mask=is_head, other=0.0).to(tl.float32), axis=1)
+        head = tl.sum(head, axis=0) + tl.zeros([BLOCK_I], tl.float32) if SPAN else head
+        weight = 1.0 / (tl.minimum(length, UNROLL * BLOCK_N) * (tl.minimum(size, BLOCK_I) if SPAN else 1))
+        for u in tl.static_range(UNROLL):
+            some = exists & (u * BLOCK_N + offs_n < length)
+            first = tl.load(x_ptrs + u * BLOCK_N * stride, mask=some, other=0.0).to(tl.float32)
+            c += tl.where(some, (first - head[:, None]) * weight, 0.0)
+        near = tl.sum(c, axis=1)
+        near = head + (tl.sum(near, axis=0) if SPAN else near)
+        c = tl.zeros([BLOCK_I, BLOCK_N], tl.float32) + near[:, None]
+    STEP: tl.constexpr = UNROLL * BLOCK_N
+    full = length // STEP * STEP
+    for start in range(0, size, BLOCK_I):
+        ptrs = x_ptrs + start
+        if SPAN:
+            exists = start + column < size
+        for n in range(0, full, STEP):
+            xs = ()
+            for u in tl.static_range(UNROLL):
+                x = tl.load(ptrs + u * BLOCK_N * stride, mask=exists, other=0.0, eviction_policy=EVICT_FIRST)
+                xs = xs + (x,)  # noqa: RUF005
+            for u in tl.static_range(UNROLL):
+                index = n + u * BLOCK_N + offs_n
+                a, b, c = _step(a, b, c, _term(xs[u], p, TERM), index, exists, COMBINE, SPAN)
+            ptrs += STEP * stride
+        if full < length:
+            xs = ()
+            for u in tl.static_range(UNROLL):
+                in_bounds = exists & (full + u * BLOCK_N + offs_n < length)
+                x = tl.load(ptrs + u * BLOCK_N * stride, mask=in_bounds, other=0.0, eviction_policy=EVICT_FIRST)
+                xs = xs + (x,)  # noqa: RUF005
+            for u in tl.static_range(UNROLL):
+                index = full + u * BLOCK_N + offs_n
+                in_bounds = exists & (index < length)
+                a, b, c = _step(a, b, c, _term(xs[u], p, TERM), index, in_bounds, COMBINE, True)
+    has_tail = (tail > 0) & (part == parts - 1)
+    if has_tail:
+        in_bounds = exists & (column < tail) & (offs_n == 0)
+        x = tl.load(x_ptrs + length * stride, mask=in_bounds, other=0.0)
+        a, b, c = _step(a, b, c, _term(x, p, TERM), length + offs_n, in_bounds, COMBINE, True)
+    if SPAN:
+        a = tl.reshape(a, [1, BLOCK_I * BLOCK_N])
+        b = tl.reshape(b, [1, BLOCK_I * BLOCK_N])
+        c = tl.reshape(c, [1, BLOCK_I * BLOCK_N])
+        mask = None
+        offs = span * parts + part + tl.arange(0, 1)[:, None]
+        number = tl.zeros([1], tl.float32) + length.to(tl.float32) * size
+        fold = 0
+        if COMBINE == "var":
+            near = tl.max(near, axis=0)
+    else:
+        mask = exists
+        if FORM == "columns":
+            fold = 0
+            offs = outer.to(tl.int64) * width_v * VEC + column
+            offs = offs * parts + part if FINISH == "part" else offs
+        else:
+            fold = column // inner
+            row = outer.to(tl.int64) * (inner // R) + column % inner // R
+            offs = (row * parts + part) * (FOLD * R) + fold * R + column % R
+        number = length.to(tl.float32) + tl.where((column < tail) & has_tail, 1.0, 0.0)
+        number = tl.reshape(number, [BLOCK_I])
     if COMBINE == "var":
-        a, b = _moments(a, b, near, length)
+        a, b = _moments(a, b, near, number)
+        c = number
     else:
         a, b, c = _combine_lanes(a, b, c, COMBINE)
-    offs = (outer * inner + offs_i) * tl.num_programs(1) + part
-    _write(y_ptr, z_ptr, k_ptr, a, b, c, offs, offs_i < inner, N, p, COMBINE, FINISH)
+    a = a[:, None]
+    b = b[:, None]
+    if COMBINE == "index":
+        b = (begin + b) * FOLD + fold
+    if COMBINE == "var" or COMBINE == "zeros":
+        c = c[:, None]
+    _write(y_ptr, z_ptr, k_ptr, a, b, c, offs, mask, N, p, COMBINE, FINISH)
 
 
 @triton.jit
@@ -385,7 +524,7 @@ def _combine_parts(
     a = tl.load(a_ptr + offs, mask=in_bounds, other=_identity(COMBINE))
     c = a
     if c_ptr is not None:
-        c = tl.load(c_ptr + offs, mask=in_bounds, other=1.0)
+        c = tl.load(c_ptr + offs, mask=in_bounds, other=1.0 if COMBINE == "zeros" else 0.0)
     elif COMBINE == "var":
         length = tl.where(offs_n < parts, tl.minimum(begin + part_size, N) - begin, 0)
         c = length.to(tl.float32) + tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -399,32 +538,8 @@ def _combine_parts(
 
 
 @triton.jit
-def _reduce_bwd(
-    x_ptr, y_ptr, dy_ptr, k_ptr, dx_ptr, M, N, inner, tiles, p,
-    KIND: tl.constexpr, EVEN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradient of x [M, N, inner] from the results y, their gradients and what forward kept.
-
-    EVEN: tiles need no masks."""
-    blocks = tl.cdiv(N, BLOCK_N)
-    program = (tl.program_id(0) // blocks).to(tl.int64)
-    offs_n = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    if inner == 1:  # BLOCK_M rows
-        offs_m = program * BLOCK_M + tl.arange(0, BLOCK_M)
-        is_row = offs_m < M
-        offs = offs_m[:, None] * N + offs_n
-    else:  # BLOCK_M columns
-        offs_i = program % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
-        is_row = offs_i < inner
-        offs_m = program // tiles * inner + offs_i
-        offs = program // tiles * N * inner + offs_n * inner + offs_i[:, None]
-    if EVEN:
-        x = tl.load(x_ptr + offs, eviction_policy="evict_last").to(tl.float32)
-    else:
-        in_bounds = is_row[:, None] & (offs_n < N)
-        x = tl.load(x_ptr + offs, mask=in_bounds, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    y = tl.load(y_ptr + offs_m, mask=is_row, other=0.0).to(tl.float32)[:, None]
-    dy = tl.load(dy_ptr + offs_m, mask=is_row, other=0.0).to(tl.float32)[:, None]
+def _gradient(x, y, dy, kept, zeros, N, p, KIND: tl.constexpr):
+    """Return the gradient of x from the result y of its row, the gradient of y and what forward kept."""
     sign = tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
     if KIND == "logsumexp":
         dx = dy * exp(x - y)
@@ -435,20 +550,129 @@ def _reduce_bwd(
     elif KIND == "normp":
         slope = tl.where(y == 0.0, 0.0, dy / libdevice.pow(y, p - 1.0))
         dx = tl.where(x == 0.0, 0.0, sign * libdevice.pow(tl.abs(x), p - 1.0) * slope)
-    elif KIND == "prod":
-        product = tl.load(k_ptr + offs_m * 2, mask=is_row, other=0.0)[:, None]  # the nonzero elements'
-        zeros = tl.load(k_ptr + offs_m * 2 + 1, mask=is_row, other=0.0)[:, None]
-        only = tl.where((zeros == 1.0) & (x == 0.0), product, 0.0)
-        dx = dy * tl.where(zeros == 0.0, product / tl.where(x == 0.0, 1.0, x), only)
+    elif KIND == "prod":  # kept: the product of the nonzero elements, and the number of zeros
+        only = tl.where((zeros == 1.0) & (x == 0.0), kept, 0.0)
+        dx = dy * tl.where(zeros == 0.0, kept / tl.where(x == 0.0, 1.0, x), only)
+    elif KIND == "var":  # kept: the mean
+        dx = 2.0 * dy / (N - p) * (x - kept)
+    elif KIND == "amax" or KIND == "amin":  # kept: how many elements equal the result
+        dx = tl.where(x == y, dy / kept, dy * 0.0)
+    else:  # the inf or -inf norm
+        dx = sign * tl.where(tl.abs(x) == y, dy / kept, dy * 0.0)
+    return dx
+
+
+@triton.jit
+def _of_rows(y_ptr, dy_ptr, k_ptr, rows, mask, KIND: tl.constexpr):
+    """Load the results of rows, their gradients and what forward kept, two values for prod."""
+    y = tl.load(y_ptr + rows, mask=mask, other=0.0).to(tl.float32)
+    dy = tl.load(dy_ptr + rows, mask=mask, other=0.0).to(tl.float32)
+    kept = y
+    zeros = y
+    if KIND == "prod":
+        kept = tl.load(k_ptr + rows * 2, mask=mask, other=0.0)
+        zeros = tl.load(k_ptr + rows * 2 + 1, mask=mask, other=0.0)
+    elif k_ptr is not None:
+        kept = tl.load(k_ptr + rows, mask=mask, other=0.0)
+    return y, dy, kept, zeros
+
+
+@triton.jit
+def _reduce_bwd(
+    x_ptr, y_ptr, dy_ptr, k_ptr, dx_ptr, M, N, p,
+    KIND: tl.constexpr, EVEN: tl.constexpr, VEC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of x [M, N] from the results y, their gradients and what forward kept.
+
+    EVEN: tiles need no masks. N is a multiple of VEC."""
+    blocks = tl.cdiv(N, BLOCK_N)
+    program = (tl.program_id(0) // blocks).to(tl.int64)
+    offs_n = (tl.program_id(0) % blocks).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    offs_m = program * BLOCK_M + tl.arange(0, BLOCK_M)
+    is_row = offs_m < M
+    if EVEN:
+        offs = offs_m[:, None] * N + offs_n
+        x = tl.load(x_ptr + offs, eviction_policy="evict_last").to(tl.float32)
     else:
-        kept = tl.load(k_ptr + offs_m, mask=is_row, other=0.0)[:, None]
-        if KIND == "var":  # kept: the mean
-            dx = 2.0 * dy / (N - p) * (x - kept)
-        elif KIND == "amax" or KIND == "amin":  # kept: how many elements equal the result
-            dx = tl.where(x == y, dy / kept, dy * 0.0)
-        else:  # the inf or -inf norm
-            dx = sign * tl.where(tl.abs(x) == y, dy / kept, dy * 0.0)
+        length = N // VEC * VEC  # as the compiler then knows, accesses are VEC elements wide
+        offs = offs_m[:, None] * length + offs_n
+        in_bounds = is_row[:, None] & (offs_n < length)
+        x = tl.load(x_ptr + offs, mask=in_bounds, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    y, dy, kept, zeros = _of_rows(y_ptr, dy_ptr, k_ptr, offs_m, is_row, KIND)
+    dx = _gradient(x, y[:, None], dy[:, None], kept[:, None], zeros[:, None], N, p, KIND)
     if EVEN:
         tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty))
     else:
         tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=in_bounds)
+
+
+@triton.jit
+def _flat_block_bwd(
+    x_ptr, y_ptr, dy_ptr, k_ptr, dx_ptr, begin, M, N, p,
+    KIND: tl.constexpr, MASKED: tl.constexpr, SHORT: tl.constexpr, VEC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = begin // N
+    at = (begin - row * N).to(tl.int32) + tl.arange(0, BLOCK // VEC)[:, None] * VEC
+    lane = tl.arange(0, VEC)[None, :]
+    offs = begin + tl.arange(0, BLOCK // VEC)[:, None] * VEC + lane
+    mask = offs < tl.cast(M, tl.int64) * N if MASKED else None
+    x = tl.load(x_ptr + offs, mask=mask, eviction_policy="evict_last").to(tl.float32)
+    if SHORT:
+        rows = row + (at + lane) // N
+        y, dy, kept, zeros = _of_rows(y_ptr, dy_ptr, k_ptr, rows, rows < M, KIND)
+    else:  # a vector has elements of one row, or of two
+        rows = row + at // N
+        y, dy, kept, zeros = _of_rows(y_ptr, dy_ptr, k_ptr, rows, rows < M, KIND)
+        next_y, next_dy, next_kept, next_zeros = _of_rows(y_ptr, dy_ptr, k_ptr, rows + 1, rows + 1 < M, KIND)
+        is_next = at % N + lane >= N
+        y = tl.where(is_next, next_y, y)
+        dy = tl.where(is_next, next_dy, dy)
+        kept = tl.where(is_next, next_kept, kept)
+        zeros = tl.where(is_next, next_zeros, zeros)
+    dx = _gradient(x, y, dy, kept, zeros, N, p, KIND)
+    tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _reduce_flat_bwd(
+    x_ptr, y_ptr, dy_ptr, k_ptr, dx_ptr, M, N, p,
+    KIND: tl.constexpr, SHORT: tl.constexpr, VEC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of rows that start anywhere, in blocks that start at multiples of VEC elements.
+
+    SHORT: rows are shorter than that.
+    """
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    total = tl.cast(M, tl.int64) * N
+    if begin + BLOCK <= total:
+        _flat_block_bwd(x_ptr, y_ptr, dy_ptr, k_ptr, dx_ptr, begin, M, N, p, KIND, False, SHORT, VEC, BLOCK)
+    else:
+        _flat_block_bwd(x_ptr, y_ptr, dy_ptr, k_ptr, dx_ptr, begin, M, N, p, KIND, True, SHORT, VEC, BLOCK)
+
+
+@triton.jit
+def _reduce_columns_bwd(
+    x_ptr, y_ptr, dy_ptr, k_ptr, dx_ptr, columns_v, rows, width_v, stride_v, slice_v, tail, inner, R, N, p,
+    KIND: tl.constexpr, WIDE: tl.constexpr, VEC: tl.constexpr, BLOCK_I: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradient of BLOCK_N rows of BLOCK_I columns; the sizes are those of the forward kernel."""
+    blocks = tl.cdiv(rows, BLOCK_N)
+    block = tl.program_id(0) % blocks
+    outer, column, offs_i, exists = column_vectors(
+        tl.program_id(0) // blocks, columns_v, width_v, slice_v, WIDE, VEC, BLOCK_I
+    )
+    row = outer * (inner // R) + column % inner // R
+    y, dy, kept, zeros = _of_rows(y_ptr, dy_ptr, k_ptr, row, exists, KIND)
+    stride = tl.cast(stride_v, tl.int64) * VEC
+    offs_n = block.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    offs = offs_n * stride + offs_i
+    in_bounds = exists & (offs_n < rows)
+    x = tl.load(x_ptr + offs, mask=in_bounds, other=0.0, eviction_policy="evict_last").to(tl.float32)
+    dx = _gradient(x, y, dy, kept, zeros, N, p, KIND)
+    tl.store(dx_ptr + offs, dx.to(dx_ptr.dtype.element_ty), mask=in_bounds)
+    if (tail > 0) & (block == blocks - 1):
+        tail_offs = rows * stride + offs_i  # [BLOCK_I, 1]
+        in_tail = exists & (column < tail)
+        tail_x = tl.load(x_ptr + tail_offs, mask=in_tail, other=0.0).to(tl.float32)
+        tail_dx = _gradient(tail_x, y, dy, kept, zeros, N, p, KIND)
+        tl.store(dx_ptr + tail_offs, tail_dx.to(dx_ptr.dtype.element_ty), mask=in_tail)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tilewright.ops.reduce._cases import index_cost, reduction_op
 from tilewright.ops.reduce._operators import Reduce, dispatch, reduce_index
+from tilewright.runtime.crossovers import Crossover, faster_after
 
 __all__ = ["argmin"]
 
@@ -23,18 +24,21 @@ op = reduction_op("argmin", reference, cost=index_cost, backward_cost=None)
 
 @op.kernel("triton", language="triton")
 def triton_argmin(x: Tensor) -> Tensor:
-    return reduce_index(x, Reduce(1, 2, False, "argmin"))
+    return reduce_index(x, Reduce((1,), False, "argmin"))
 
 
-SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("argmin", faster_after(us=0.44, bytes_per_element=2))
 
 
 def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Index of the smallest element, with the arguments of `torch.argmin`."""
-    y = dispatch(SMALLEST, (dim, keepdim, "argmin"), input) if dim is None or type(dim) is int else None
+    y = dispatch(CROSSOVER, (dim, keepdim, "argmin"), input) if dim is None or type(dim) is int else None
     return torch.argmin(input, dim, keepdim) if y is None else y
 
 
 @op.public
 def public(x: Tensor) -> Tensor:
     return argmin(x, -1)
+
+
+op.over(torch.argmin, argmin, (0, 1))

@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops.reduce._numba import NUMBA_THREADS, numba_sum_chunks, numba_tree_sum
-from tilewright.ops.reduce._operators import plan_row_sums, split
+from tilewright.ops.reduce._plans import plan_row_sums, split
 from tilewright.runtime.configs import cached_plan
+from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.runtime.cuda import CudaSource
 from tilewright.runtime.elementwise import eligible_elementwise
 from tilewright.runtime.launch import Launcher
@@ -102,7 +103,7 @@ _launch_backward = Launcher(_dot_bwd)
 
 @cached_plan
 def _plan(N: int, dtype: torch.dtype, device: int) -> Callable[..., None]:
-    chunk, chunks = split(1, N, BLOCK_N)
+    chunk, chunks = split(1, N, BLOCK_N, device)
     multiply = _launch.prepare((chunks,), N, chunk, PDL=has_pdl(device), BLOCK_N=BLOCK_N, num_warps=4)
     add_up = plan_row_sums(1, chunks, device)
 
@@ -124,7 +125,7 @@ CUDA_BLOCK = 16384  # parts are multiples of it
 
 
 def _cuda(x: Tensor, y: Tensor, out: Tensor) -> None:
-    chunk, chunks = split(1, x.numel(), CUDA_BLOCK)
+    chunk, chunks = split(1, x.numel(), CUDA_BLOCK, x.get_device())
     partial = torch.empty(chunks, dtype=torch.float32, device=x.device)
     shared = 4 * CUDA_THREADS  # bytes: one float per thread
     where = x.dtype, x.get_device()
@@ -155,7 +156,7 @@ def _numba_kernel() -> Any:
 
 
 def _numba(x: Tensor, y: Tensor, out: Tensor) -> None:
-    chunk, chunks = split(1, x.numel(), BLOCK_N)
+    chunk, chunks = split(1, x.numel(), BLOCK_N, x.get_device())
     partial = torch.empty(1, chunks, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):  # Numba launches on the current device
         launch(_numba_kernel(), (chunks,), min(x.numel(), NUMBA_THREADS), x, y, partial, chunk)
@@ -230,12 +231,12 @@ def numba(x: Tensor, y: Tensor) -> Tensor:
     return dot_forward(x, y, "numba")
 
 
-SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("dot", faster_after(us=0.87, bytes_per_element=4))
 
 
 def dot(input: Tensor, tensor: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Dot product, with the arguments of `torch.dot`."""
-    if out is not None or not eligible_elementwise(SMALLEST, input, tensor) or input.dim() != 1:
+    if out is not None or not eligible_elementwise(CROSSOVER, input, tensor) or input.dim() != 1:
         return torch.dot(input, tensor, out=out)
     return dot_forward(input, tensor, "triton")
 

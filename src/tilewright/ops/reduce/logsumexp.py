@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.ops.reduce._cases import DIMENSIONS, reduction_op
 from tilewright.ops.reduce._cases import backward_cost as plain_backward_cost
 from tilewright.ops.reduce._cases import cost as plain_cost
-from tilewright.ops.reduce._cases import reduction_op
 from tilewright.ops.reduce._operators import dispatch, reduce
+from tilewright.runtime.crossovers import Crossover, always
 from tilewright.spec import Cost
 
 __all__ = ["logsumexp"]
@@ -46,7 +47,7 @@ def triton_logsumexp(x: Tensor) -> Tensor:
     return reduce(x, (1,), "logsumexp")
 
 
-SMALLEST = 0  # elements: one launch costs the host less than torch's several
+CROSSOVER = Crossover("logsumexp", always)
 
 
 def logsumexp(input: Tensor, dim: Any, keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:
@@ -54,10 +55,13 @@ def logsumexp(input: Tensor, dim: Any, keepdim: bool = False, *, out: Tensor | N
     y = None
     if dim is not None and out is None:
         dims = tuple(dim) if type(dim) is list else dim
-        y = dispatch(SMALLEST, (dims, keepdim, "logsumexp"), input)
+        y = dispatch(CROSSOVER, (dims, keepdim, "logsumexp"), input)
     return torch.logsumexp(input, dim, keepdim, out=out) if y is None else y
 
 
 @op.public
 def public(x: Tensor) -> Tensor:
     return logsumexp(x, -1)
+
+
+op.over(torch.logsumexp, logsumexp, DIMENSIONS)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops.reduce._cases import expanded_cost, reduction_op
+from tilewright.ops.reduce._cases import DIMENSIONS, expanded_cost, reduction_op
 from tilewright.ops.reduce._operators import dispatch, reduce
+from tilewright.runtime.crossovers import Crossover, faster_after
 
 __all__ = ["mean"]
 
@@ -25,7 +26,7 @@ def triton_mean(x: Tensor) -> Tensor:
     return reduce(x, (1,), "mean")
 
 
-SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("mean", faster_after(us=0.44, bytes_per_element=2))
 
 
 def mean(
@@ -38,10 +39,13 @@ def mean(
 ) -> Tensor:
     """Mean over dimensions, with the arguments of `torch.mean`."""
     dims = tuple(dim) if type(dim) is list else dim
-    y = dispatch(SMALLEST, (dims, keepdim, "mean", 0.0, dtype), input) if out is None else None
+    y = dispatch(CROSSOVER, (dims, keepdim, "mean", 0.0, dtype), input) if out is None else None
     return torch.mean(input, dim, keepdim, dtype=dtype, out=out) if y is None else y
 
 
 @op.public
 def public(x: Tensor) -> Tensor:
     return mean(x, -1)
+
+
+op.over(torch.mean, mean, DIMENSIONS)

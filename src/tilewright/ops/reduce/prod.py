@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tilewright.ops.reduce._cases import reduction_op
 from tilewright.ops.reduce._operators import dispatch, reduce
+from tilewright.runtime.crossovers import Crossover, faster_after
 
 __all__ = ["prod"]
 
@@ -30,14 +31,14 @@ def triton_prod(x: Tensor) -> Tensor:
     return reduce(x, (1,), "prod")
 
 
-SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("prod", faster_after(us=0.44, bytes_per_element=2))
 
 
 def prod(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Product over dimensions, with the arguments of `torch.prod`."""
     over_all = dim is None and keepdim is False
     if over_all or type(dim) is int:
-        y = dispatch(SMALLEST, (dim, keepdim, "prod", 0.0, dtype), input)
+        y = dispatch(CROSSOVER, (dim, keepdim, "prod", 0.0, dtype), input)
         if y is not None:
             return y
     return torch.prod(input, dtype=dtype) if over_all else torch.prod(input, dim, keepdim, dtype=dtype)
@@ -46,3 +47,6 @@ def prod(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.
 @op.public
 def public(x: Tensor) -> Tensor:
     return prod(x, -1)
+
+
+op.over(torch.prod, prod, (0, 1))

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops.reduce._cases import expanded_cost, reduction_op
+from tilewright.ops.reduce._cases import DIMENSIONS, expanded_cost, reduction_op
 from tilewright.ops.reduce._numba import NUMBA_THREADS, numba_sum_chunks
-from tilewright.ops.reduce._operators import dispatch, reduce, split
+from tilewright.ops.reduce._operators import dispatch, reduce
+from tilewright.ops.reduce._plans import split
+from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.runtime.cuda import CudaSource
 from tilewright.runtime.numba import launch
 from tilewright.runtime.operator import operator
@@ -43,7 +45,7 @@ def _cuda(x: Tensor, y: Tensor) -> None:
     M, N = x.shape
     where = x.dtype, x.get_device()
     shared = 4 * CUDA_THREADS  # bytes: one float per thread
-    chunk, chunks = split(M, N, CUDA_BLOCK)
+    chunk, chunks = split(M, N, CUDA_BLOCK, x.get_device())
     if chunks == 1:
         lanes = min(CUDA_THREADS, next_power_of_2(cdiv(x.element_size() * N, 16)))
         blocks = cdiv(M, CUDA_THREADS // lanes)
@@ -59,7 +61,7 @@ NUMBA_BLOCK = 4096  # parts of rows are multiples of it
 
 def _numba(x: Tensor, y: Tensor) -> None:
     M, N = x.shape
-    chunk, chunks = split(M, N, NUMBA_BLOCK)
+    chunk, chunks = split(M, N, NUMBA_BLOCK, x.get_device())
     partial = y if chunks == 1 else torch.empty(M, chunks, dtype=torch.float32, device=x.device)
     threads = min(N, NUMBA_THREADS)
     with torch.cuda.device_of(x):  # Numba launches on the current one
@@ -111,13 +113,13 @@ def sum_over_a_middle_dimension(device: str) -> None:
     reduce(torch.empty(64, 4096, 256, dtype=torch.bfloat16, device=device), (1,), "sum")
 
 
-SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("sum", faster_after(us=0.44, bytes_per_element=2))
 
 
 def sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Sum over dimensions, with the arguments of `torch.sum`."""
     dims = tuple(dim) if type(dim) is list else dim
-    y = dispatch(SMALLEST, (dims, keepdim, "sum", 0.0, dtype), input)
+    y = dispatch(CROSSOVER, (dims, keepdim, "sum", 0.0, dtype), input)
     if y is not None:
         return y
     if dim is None and not keepdim:  # some tensor subclasses have only this overload
@@ -128,3 +130,6 @@ def sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.d
 @op.public
 def public(x: Tensor) -> Tensor:
     return sum(x, -1)
+
+
+op.over(torch.sum, sum, DIMENSIONS)

@@ -8,7 +8,6 @@ many programs would contend. Only integers are added, so results are determinist
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -17,7 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.runtime.configs import Config, ConfigTable
+from tilewright.runtime.crossovers import Crossover, faster_after, never
 from tilewright.runtime.eligibility import eligible
+from tilewright.runtime.gpus import GPUFacts
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv, next_power_of_2
@@ -179,20 +180,20 @@ def _unique_inverse(
         tl.store(inverse_ptr + offs_n, rank.to(tl.int64), mask=offs_n < N)
 
 
-def _default(form: str, size: int) -> Config:
+def _default(gpu: GPUFacts, form: str, size: int) -> Config:
     if form == "inverse":
         return {"BLOCK_N": 2048, "num_warps": 4}
-    return {"BLOCK_N": 4096, "programs": 528, "num_warps": 8}
+    return {"BLOCK_N": 4096, "programs": 4 * gpu.sms, "num_warps": 8}
 
 
-def _choices(form: str, size: int) -> list[Config]:
+def _choices(gpu: GPUFacts, form: str, size: int) -> list[Config]:
     if form == "inverse":
         return [{"BLOCK_N": n, "num_warps": w} for n in (1024, 2048, 4096) for w in (4, 8)]
-    shapes = [(2048, 4, 1056), (4096, 8, 264), (4096, 8, 528), (8192, 8, 528), (8192, 16, 132), (8192, 16, 264)]
-    return [{"BLOCK_N": n, "programs": p, "num_warps": w} for n, w, p in shapes]
+    shapes = [(2048, 4, 8), (4096, 8, 2), (4096, 8, 4), (8192, 8, 4), (8192, 16, 1), (8192, 16, 2)]
+    return [{"BLOCK_N": n, "programs": per_sm * gpu.sms, "num_warps": w} for n, w, per_sm in shapes]
 
 
-CONFIG = ConfigTable("unique.json", _default, _choices)
+CONFIG = ConfigTable("unique.json", _default, _choices, takes_gpu=True)
 _mark_launch = Launcher(_unique_mark)
 _groups_launch = Launcher(_unique_groups)
 _write_launch = Launcher(_unique_write)
@@ -277,8 +278,9 @@ def _wanted(found: tuple[Tensor, Tensor, Tensor], inverse: bool, counts: bool) -
     return values, *((index,) if inverse else ()), *((count,) if counts else ())
 
 
-SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
-SMALLEST_COUNT = math.inf  # the same for 16 bits without the inverse: torch sorts them faster than we count them
+CROSSOVER = Crossover("unique", faster_after(us=0.44, bytes_per_element=2))
+# For 16 bits without the inverse: torch sorts them faster than we count them.
+COUNT_CROSSOVER = Crossover("unique of 16 bits", never)
 
 
 def unique(
@@ -302,8 +304,11 @@ def _is_eligible(x: Any, inverse: bool) -> bool:
     """Return whether our kernels can take x as torch would; torch raises where a gradient is required."""
     if not isinstance(x, Tensor) or x.dtype not in NARROW + WIDE or x.is_nested:
         return False
-    smallest = SMALLEST_COUNT if x.element_size() == 2 and not inverse else SMALLEST
-    if x.numel() < max(1, smallest) or (x.requires_grad and torch.is_grad_enabled()):
+    crossover = COUNT_CROSSOVER if x.element_size() == 2 and not inverse else CROSSOVER
+    device, size = x.get_device(), x.numel()
+    if not crossover.reached(size, device):
+        return False
+    if not size or (x.requires_grad and torch.is_grad_enabled()):
         return False
     return eligible(x if x.is_floating_point() else x.new_zeros(0, dtype=torch.float32))  # which checks floats only
 

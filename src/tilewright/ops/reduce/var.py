@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops.reduce._cases import reduction_op
+from tilewright.ops.reduce._cases import DIMENSIONS, reduction_op
 from tilewright.ops.reduce._operators import dispatch, reduce
+from tilewright.runtime.crossovers import Crossover, faster_after
 
 __all__ = ["var"]
 
@@ -30,7 +31,7 @@ def triton_var(x: Tensor) -> Tensor:
     return reduce(x, (1,), "var", p=1.0)
 
 
-SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("var", faster_after(us=0.44, bytes_per_element=2))
 
 
 def var(
@@ -39,7 +40,7 @@ def var(
     """Variance over dimensions, with the arguments of `torch.var`."""
     if out is None and type(correction) in (int, float):
         dims = tuple(dim) if type(dim) is list else dim
-        y = dispatch(SMALLEST, (dims, keepdim, "var", float(correction)), input)
+        y = dispatch(CROSSOVER, (dims, keepdim, "var", float(correction)), input)
         if y is not None:
             return y
     return torch.var(input, dim, correction=correction, keepdim=keepdim, out=out)
@@ -48,3 +49,6 @@ def var(
 @op.public
 def public(x: Tensor) -> Tensor:
     return var(x, -1)
+
+
+op.over(torch.var, var, DIMENSIONS)

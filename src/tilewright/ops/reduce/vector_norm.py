@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from tilewright.ops.reduce._cases import reduction_op
-from tilewright.ops.reduce._operators import dispatch, reduce
+from tilewright.ops.reduce._operators import Reduce, dispatch, reduce, reduce_backward
+from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.spec import points
 
 __all__ = ["vector_norm"]
@@ -45,7 +46,15 @@ def triton_vector_norm(x: Tensor, ord: str) -> Tensor:
     return reduce(x, (1,), _kind(float(ord)), p=float(ord))
 
 
-SMALLEST = 2**20  # elements, below which torch takes less time than our call costs the host
+@op.also
+def gradients_of_columns_and_of_rows_that_start_anywhere(device: str) -> None:
+    for shape in ((64, 4096, 256), (4096, 333)):
+        x = torch.empty(shape, dtype=torch.bfloat16, device=device)
+        y = reduce(x, (1,), "norm2")
+        reduce_backward(x, y, y, None, Reduce((1,), False, "norm2"))
+
+
+CROSSOVER = Crossover("vector_norm", faster_after(us=0.44, bytes_per_element=2))
 
 
 def vector_norm(
@@ -60,7 +69,7 @@ def vector_norm(
     """Norm over dimensions, with the arguments of `torch.linalg.vector_norm`."""
     if out is None and type(ord) in (int, float) and ord == ord:
         dims = tuple(dim) if type(dim) is list else dim
-        y = dispatch(SMALLEST, (dims, keepdim, _kind(ord), float(ord), dtype), x)
+        y = dispatch(CROSSOVER, (dims, keepdim, _kind(ord), float(ord), dtype), x)
         if y is not None:
             return y
     return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype, out=out)

@@ -1,18 +1,21 @@
 """Softmax and log_softmax: launch plans, the differentiable operators, and the call path.
 
-A row of up to MAX_TILE elements is one tile in registers. A longer one is held by a thread block cluster (CUDA C++)
-where the GPU has clusters, and read twice elsewhere. A dimension that is not the last is reduced in columns.
+A row is read once. Rows that fill a tile of a power of two are Triton's. Others, and long ones, are held by lanes,
+blocks or clusters (CUDA C++), which take rows of any alignment and distance. Without CUDA C++ a row of up to MAX_TILE
+elements is a partially filled tile, and a longer one is read twice. A dimension that is not the last is reduced in
+columns.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tilewright.ops.softmax._cuda import HELD, View, column_plan, row_plan, view
 from tilewright.ops.softmax._triton import (
     _columns_bwd,
     _columns_fwd,
@@ -21,28 +24,19 @@ from tilewright.ops.softmax._triton import (
     _tile_fwd,
     _two_pass_bwd,
 )
-from tilewright.runtime.clusters import (
-    MAX_BLOCKS,
-    VECTOR,
-    VECTORS_PER_THREAD,
-    Rows,
-    cluster_choices,
-    cluster_default,
-    cluster_launch,
-    max_vectors_per_block,
-)
+from tilewright.runtime.clusters import MAX_BLOCKS, MAX_THREADS, VECTOR, Rows
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
-from tilewright.runtime.cuda import CudaSource
-from tilewright.runtime.eligibility import Dispatch, TensorKey, eligible, has_elements, unary
+from tilewright.runtime.crossovers import PerGPU
+from tilewright.runtime.eligibility import ALIGNMENT, Dispatch, TensorKey, eligible, has_elements, unary
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.operator import contiguous_like, operator
-from tilewright.runtime.sizes import cdiv, next_power_of_2
+from tilewright.runtime.sizes import cdiv, next_power_of_2, vector_hint
 
 MAX_TILE = 32768  # elements of a row that one program holds in registers; twice as many spill
-MIN_CLUSTER = 8193  # elements of a row from which on a cluster is faster, where there are clusters
+# Elements of a row from which on a cluster is faster, where there are clusters.
+MIN_CLUSTER = PerGPU("softmax in clusters", lambda gpu: MAX_TILE // 4 + 1)
 MAX_COLUMN_TILE = 16384  # elements of the columns that one program holds
 TWO_PASS = {"BLOCK_N": 16384, "num_warps": 16}  # backward of rows that are read twice
-TENSORS = {"fwd": 1, "bwd": 2}  # whose rows a cluster holds
 
 Launch = Callable[..., None]  # takes the tensors
 
@@ -73,20 +67,6 @@ def _tile_choices(direction: str, itemsize: int, block: int) -> list[Config]:
 
 
 TILE = ConfigTable("softmax.json", _tile_default, _tile_choices)
-CLUSTER = ConfigTable(
-    "softmax.json",
-    lambda kernel, itemsize, vectors: cluster_default(TENSORS[kernel[-3:]], vectors),
-    lambda kernel, itemsize, vectors: cluster_choices(TENSORS[kernel[-3:]], vectors),
-)
-CUDA = CudaSource(
-    "softmax/softmax.cu",
-    *(
-        f"softmax_{direction}<T, {VECTORS_PER_THREAD[n]}, {log}>"
-        for direction, n in TENSORS.items()
-        for log in ("false", "true")
-    ),
-)
-
 _tile_forward = Launcher(_tile_fwd)
 _online_forward = Launcher(_online_fwd)
 _columns_forward = Launcher(_columns_fwd)
@@ -97,7 +77,8 @@ _columns_backward = Launcher(_columns_bwd)
 
 def _tile(rows: Rows, log: bool) -> Launch:
     config = TILE(rows.device, "fwd", rows.itemsize, rows.block)
-    return _tile_forward.prepare((cdiv(rows.M, config["BLOCK_M"]),), rows.M, rows.N, LOG=log, **config)
+    grid = (cdiv(rows.M, config["BLOCK_M"]),)
+    return _tile_forward.prepare(grid, rows.M, rows.N, LOG=log, VECTOR=vector_hint(rows.N), **config)
 
 
 def _online(rows: Rows, log: bool) -> Launch:
@@ -105,20 +86,26 @@ def _online(rows: Rows, log: bool) -> Launch:
     return _online_forward.prepare((rows.M,), rows.N, LOG=log, BLOCK_N=block, num_warps=8)
 
 
-def _cluster(direction: str, rows: Rows, log: bool) -> Launch:
-    return cluster_launch(CLUSTER, CUDA, f"softmax_{direction}", rows, TENSORS[direction], (log,), rows.N)
-
-
-def _cluster_or_online(rows: Rows, log: bool) -> Launch:
-    return _cluster("fwd", rows, log) if rows.fit_cluster(TENSORS["fwd"]) else _online(rows, log)
+def _cluster(rows: Rows, log: bool) -> Launch:
+    return row_plan("fwd", rows, rows.N, True, log) if rows.fit_cluster(HELD["fwd"]) else _online(rows, log)
 
 
 def _best(rows: Rows, log: bool) -> Launch:
-    is_long = rows.N > MAX_TILE or (rows.N >= MIN_CLUSTER and rows.fit_cluster(TENSORS["fwd"]))
-    return _cluster_or_online(rows, log) if is_long else _tile(rows, log)
+    if rows.fit_cluster(HELD["fwd"]) and (rows.block != rows.N or MIN_CLUSTER[rows.device] <= rows.N):
+        return _cluster(rows, log)
+    return _tile(rows, log) if rows.N <= MAX_TILE else _online(rows, log)
 
 
-FORMS = {"tile": _tile, "online": _online, "cluster": _cluster_or_online, "best": _best}
+FORMS = {"tile": _tile, "online": _online, "cluster": _cluster, "best": _best}
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
+
+
+def alignment(*tensors: Tensor) -> int:
+    """Return the bytes that all addresses are multiples of, at most those of a vector."""
+    return math.gcd(VECTOR, *(tensor.data_ptr() for tensor in tensors))
 
 
 def _columns_config(N: int, inner: int) -> Config:
@@ -127,45 +114,64 @@ def _columns_config(N: int, inner: int) -> Config:
     return {"BLOCK_N": block, "BLOCK_I": width, "num_warps": min(32, max(4, block * width // 512))}
 
 
-def _split(shape: tuple[int, ...], dim: int) -> tuple[int, int, int]:
-    """Return the number of elements before, along and after a dimension."""
-    dim %= len(shape)
-    return math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :])
-
-
 @cached_plan
 def _plan_forward(
-    options: Softmax, shape: tuple[int, ...], dtype: torch.dtype, device: int, is_aligned: bool
-) -> Launch:
-    """Return the launch that takes x and y."""
-    outer, N, inner = _split(shape, options.dim)
-    if inner == 1:
-        return FORMS[options.form](Rows(outer, N, dtype, device, is_aligned), options.log)
-    config = _columns_config(N, inner)
-    tiles = cdiv(inner, config["BLOCK_I"])
-    one_tile = config["BLOCK_N"] >= N
-    return _columns_forward.prepare((outer * tiles,), N, inner, tiles, LOG=options.log, ONE_TILE=one_tile, **config)
+    options: Softmax,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    dtype: torch.dtype,
+    device: int,
+    alignment: int,
+) -> Launch | None:
+    """Return the launch that takes x and y; None if x must be made contiguous. No strides: it is.
+
+    `alignment` is that of the address of x, in bytes.
+    """
+    x = view(shape, strides or contiguous_strides(shape), options.dim % len(shape))
+    if x is None:
+        return None
+    if x.inners > 1:
+        launch = column_plan("fwd", x, dtype, device, alignment, options.log)
+        return launch or (_columns(x, device, options.log) if strides is None else None)
+    rows = Rows(x.outers, x.N, dtype, device)
+    if strides is None and alignment % VECTOR == 0:
+        return FORMS[options.form](rows, options.log)
+    if rows.fit_cluster(HELD["fwd"]):
+        return row_plan("fwd", rows, x.stride_o, alignment % VECTOR == 0, options.log)
+    return FORMS[options.form](rows, options.log) if strides is None else None
+
+
+def _columns(x: View, device: int, log: bool) -> Launch:
+    config = _columns_config(x.N, x.inners)
+    tiles = cdiv(x.inners, config["BLOCK_I"])
+    one_tile = config["BLOCK_N"] >= x.N
+    return _columns_forward.prepare((x.outers * tiles,), x.N, x.inners, tiles, LOG=log, ONE_TILE=one_tile, **config)
 
 
 @cached_plan
 def _plan_backward(
-    options: Softmax, scale: float, shape: tuple[int, ...], dtype: torch.dtype, device: int, is_aligned: bool
+    options: Softmax, scale: float, shape: tuple[int, ...], dtype: torch.dtype, device: int, alignment: int
 ) -> Launch:
-    """Return the launch that takes y, dy and dx."""
-    outer, N, inner = _split(shape, options.dim)
-    if inner > 1:
-        config = _columns_config(N, inner)
-        tiles = cdiv(inner, config["BLOCK_I"])
-        return _columns_backward.prepare((outer * tiles,), N, inner, tiles, LOG=options.log, **config)
-    rows = Rows(outer, N, dtype, device, is_aligned)
-    flags = {"LOG": options.log, "MASKED": options.form == "masked"}
-    fits = options.form in ("best", "cluster") and scale == 1.0 and rows.fit_cluster(TENSORS["bwd"])
-    if fits and (options.form == "cluster" or N >= MIN_CLUSTER):
-        return _cluster("bwd", rows, options.log)
+    """Return the launch that takes y, dy and dx, which are contiguous."""
+    y = view(shape, contiguous_strides(shape), options.dim % len(shape))
+    assert y is not None
+    if y.inners > 1:
+        if launch := column_plan("bwd", y, dtype, device, alignment, options.log):
+            return launch
+        config = _columns_config(y.N, y.inners)
+        tiles = cdiv(y.inners, config["BLOCK_I"])
+        return _columns_backward.prepare((y.outers * tiles,), y.N, y.inners, tiles, LOG=options.log, **config)
+    rows, N = Rows(y.outers, y.N, dtype, device), y.N
+    flags = {"LOG": options.log, "MASKED": options.form == "masked", "VECTOR": vector_hint(N)}
+    if options.form in ("best", "cluster") and scale == 1.0 and rows.fit_cluster(HELD["bwd"]):
+        is_even = rows.block == N and MIN_CLUSTER[device] > N and alignment % VECTOR == 0
+        if options.form == "cluster" or not is_even:
+            return row_plan("bwd", rows, N, alignment % VECTOR == 0, options.log)
     config = TILE(device, "bwd", rows.itemsize, rows.block) if N <= MAX_TILE else TWO_PASS
     if config["BLOCK_N"] >= N:
-        return _tile_backward.prepare((cdiv(outer, config["BLOCK_M"]),), outer, N, scale, **flags, **config)
-    return _two_pass_backward.prepare((outer,), N, scale, **flags, **config)
+        return _tile_backward.prepare((cdiv(rows.M, config["BLOCK_M"]),), rows.M, N, scale, **flags, **config)
+    del flags["VECTOR"]
+    return _two_pass_backward.prepare((rows.M,), N, scale, **flags, **config)
 
 
 @operator("softmax", fake=contiguous_like)
@@ -173,9 +179,12 @@ def softmax_forward(x: Tensor, options: Softmax) -> Tensor:
     """Softmax over a dimension, or its logarithm."""
     y = contiguous_like(x)
     if x.numel():
-        x = x.contiguous()
-        is_aligned = x.data_ptr() % VECTOR == 0
-        _plan_forward(options, x.shape, x.dtype, x.get_device(), is_aligned)(x, y)
+        strides = None if x.is_contiguous() else x.stride()
+        launch = _plan_forward(options, x.shape, strides, x.dtype, x.get_device(), alignment(x))
+        if launch is None:
+            x = x.contiguous()
+            launch = _plan_forward(options, x.shape, None, x.dtype, x.get_device(), alignment(x))
+        launch(x, y)
     return y
 
 
@@ -194,9 +203,8 @@ def softmax_backward(y: Tensor, dy: Tensor, options: SoftmaxBackward) -> Tensor:
     dx = contiguous_like(y)
     if y.numel():
         y, dy = y.contiguous(), dy.contiguous()
-        is_aligned = (y.data_ptr() | dy.data_ptr()) % VECTOR == 0
         forward = Softmax(*options[:3])
-        _plan_backward(forward, options.scale, y.shape, y.dtype, y.get_device(), is_aligned)(y, dy, dx)
+        _plan_backward(forward, options.scale, y.shape, y.dtype, y.get_device(), alignment(y, dy))(y, dy, dx)
     return dx
 
 
@@ -224,7 +232,7 @@ softmax_forward.differentiate(_save, _backward)
 
 def fits_cluster(x: Tensor) -> bool:
     """Return whether the largest clusters hold a row."""
-    return Rows(1, x.shape[-1], x.dtype, -1, True).vectors <= max_vectors_per_block(TENSORS["fwd"]) * MAX_BLOCKS
+    return Rows(1, x.shape[-1], x.dtype, -1).vectors <= HELD["fwd"].vectors * MAX_THREADS * MAX_BLOCKS
 
 
 @cached_plan
@@ -232,7 +240,7 @@ def _plan_call(args: tuple[int, bool], x: TensorKey) -> Callable[[Tensor], Tenso
     options, (shape, dtype, device) = Softmax(*args), x
     if not has_elements(shape, dtype, options.dim):
         return None
-    return unary(_plan_forward(options, shape, dtype, device, True), shape)
+    return unary(_plan_forward(options, shape, None, dtype, device, ALIGNMENT), shape)
 
 
 def _call(args: tuple[int, bool], x: Tensor) -> Tensor | None:

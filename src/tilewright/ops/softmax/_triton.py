@@ -41,7 +41,10 @@ def _gradient(y, dy, total, LOG: tl.constexpr, MASKED: tl.constexpr = False):
 
 
 @triton.jit
-def _tile_fwd(x_ptr, y_ptr, M, N, LOG: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def _tile_fwd(
+    x_ptr, y_ptr, M, N, LOG: tl.constexpr, VECTOR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    N = N // VECTOR * VECTOR  # unchanged, but tells the compiler the alignment of rows
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: M * N may exceed 2**31
     offs_n = tl.arange(0, BLOCK_N)
     offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
@@ -117,8 +120,9 @@ def _columns_fwd(
 @triton.jit
 def _tile_bwd(
     y_ptr, dy_ptr, dx_ptr, M, N, scale,
-    LOG: tl.constexpr, MASKED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LOG: tl.constexpr, MASKED: tl.constexpr, VECTOR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
+    N = N // VECTOR * VECTOR
     offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs = offs_m[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]

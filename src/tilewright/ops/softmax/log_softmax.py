@@ -15,6 +15,7 @@ from tilewright.ops.softmax._operators import (
     fits_cluster,
     softmax_forward,
 )
+from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.spec import Cost, Op, grid, points
 
 __all__ = ["log_softmax"]
@@ -44,6 +45,7 @@ op = Op(
     ),
     backward_cost=backward_cost,
     batch="M",
+    draws={"N": "row"},
 )
 
 
@@ -66,16 +68,19 @@ def cluster(x: Tensor) -> Tensor:
     return softmax_forward(x, Softmax(-1, log=True, form="cluster"))
 
 
-SMALLEST = 2**21  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("log_softmax", faster_after(us=1.75, bytes_per_element=4))
 
 
 def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Logarithm of softmax over a dimension, with the arguments of `torch.nn.functional.log_softmax`."""
     same_dtype = dtype is None or dtype == getattr(input, "dtype", None)
-    y = dispatch(SMALLEST, (dim, True), input) if same_dtype and type(dim) is int else None
+    y = dispatch(CROSSOVER, (dim, True), input) if same_dtype and type(dim) is int else None
     return torch.nn.functional.log_softmax(input, dim=dim, dtype=dtype) if y is None else y
 
 
 @op.public
 def public(x: Tensor) -> Tensor:
     return log_softmax(x, -1)
+
+
+op.over(torch.log_softmax, log_softmax, (0, 1))

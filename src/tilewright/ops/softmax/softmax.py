@@ -23,6 +23,7 @@ from tilewright.ops.softmax._operators import (
     softmax_forward,
 )
 from tilewright.runtime.configs import cached_plan
+from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.runtime.launch import Launcher, PreparedLaunch
 from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.sizes import next_power_of_2
@@ -55,6 +56,7 @@ op = Op(
     ),
     backward_cost=backward_cost,
     batch="M",
+    draws={"N": "row"},
 )
 
 
@@ -146,21 +148,24 @@ def cluster(x: Tensor) -> Tensor:
 
 
 @op.also
-def softmax_over_a_middle_dimension(device: str) -> None:
-    y = softmax_forward(torch.empty(64, 4096, 256, dtype=torch.bfloat16, device=device), Softmax(1))
+def softmax_over_a_middle_dimension_too_long_for_clusters(device: str) -> None:
+    y = softmax_forward(torch.empty(2, 2**18, 64, dtype=torch.bfloat16, device=device), Softmax(1))
     softmax_backward(y, y, SoftmaxBackward(1))
 
 
-SMALLEST = 2**21  # elements, below which torch takes less time than our call costs the host
+CROSSOVER = Crossover("softmax", faster_after(us=1.75, bytes_per_element=4))
 
 
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Softmax over a dimension, with the arguments of `torch.nn.functional.softmax`."""
     same_dtype = dtype is None or dtype == getattr(input, "dtype", None)
-    y = dispatch(SMALLEST, (dim, False), input) if same_dtype and type(dim) is int else None
+    y = dispatch(CROSSOVER, (dim, False), input) if same_dtype and type(dim) is int else None
     return torch.nn.functional.softmax(input, dim=dim, dtype=dtype) if y is None else y
 
 
 @op.public
 def public(x: Tensor) -> Tensor:
     return softmax(x, -1)
+
+
+op.over(torch.softmax, softmax, (0, 1))
