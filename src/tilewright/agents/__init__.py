@@ -1,0 +1,1 @@
+"""Tools for coding agents: the workbench as typed calls, a server that offers them, and a loop that calls a model."""
