@@ -43,12 +43,35 @@ def test_the_first_layer_that_is_too_far_off_is_named(model, monkeypatch):
     assert patched
     # Probing uses the same function, so the fault is planted after it.
     monkeypatch.setattr(
-        "tilewright.models.replacements.norm.identify", lambda _: norm.Norm(False, "weight", "bias", 1e-5)
+        "tilewright.models.replacements.norm.identify",
+        lambda module: norm.Norm(False, "weight", "bias", 1e-5) if type(module) is nn.LayerNorm else None,
     )
     difference = tw.diff(model, torch.randn(5, 16, dtype=torch.bfloat16))
     assert not difference
     assert difference.first.name == "0.norm"
     assert "first beyond its budget: 0.norm" in str(difference)
+
+
+def test_a_patched_model_is_compared_with_the_original(model):
+    x = torch.randn(5, 16, dtype=torch.bfloat16)
+    expected, patched = tw.diff(model, x), tw.apply(model)
+    for site in patched.sites:  # a fault in what is patched now, which diff does not measure
+        site.forward.point_to(lambda _, x: x, {})
+    assert tw.diff(model, x) == expected
+
+
+def test_a_model_without_gradients(model):
+    difference = tw.diff(model.requires_grad_(False), torch.randn(5, 16, dtype=torch.bfloat16))
+    assert {row.what for row in difference.rows} == {"output"}
+
+
+def test_an_output_that_is_overwritten(model):
+    class InPlace(nn.Module):
+        def forward(self, x):
+            return x.mul_(0.0)
+
+    difference = tw.diff(nn.Sequential(*model, InPlace()), torch.randn(5, 16, dtype=torch.bfloat16))
+    assert all(row.original > 0 for row in difference.rows if (row.name, row.what) == ("1", "output"))
 
 
 def test_a_loss_of_the_users(model):

@@ -47,19 +47,81 @@ def test_a_run_through_both_optimizers_ends_where_torchs_does(pair):
     assert optimizer.state_dict()["state"][0]["step"] == 6
 
 
-def test_a_scheduler_made_afterwards_works(pair):
+def test_moments_of_one_byte_per_element():
+    model = nn.Linear(128, 128)
+    optimizer = torch.optim.AdamW(model.parameters())
+    patched = tw.apply(model, optimizer=optimizer, state_bits=8)
+    model(torch.randn(2, 128)).sum().backward()
+    optimizer.step()
+    assert optimizer.state[model.weight]["exp_avg"].dtype == torch.uint8
+    patched.revert()
+    assert optimizer.state[model.weight]["exp_avg"].dtype == torch.float32
+    with pytest.raises(ValueError, match="state_bits must be 8 or 32, not 4"):
+        tw.apply(model, optimizer=torch.optim.AdamW(model.parameters()), state_bits=4)
+
+
+@pytest.mark.parametrize("flags", [{}, {"foreach": True}, {"fused": True}])
+@pytest.mark.parametrize("around", ["nothing", "scheduler", "scaler"])
+def test_what_was_built_around_the_optimizer_keeps_working(pair, flags, around):
+    model, other = pair[0], copy.deepcopy(pair[0])
+    ends = []
+    for one in (model, other):
+        groups = [{"params": [*one[0].parameters()], "lr": 1e-2}, {"params": [*one[2].parameters()]}]
+        optimizer = torch.optim.AdamW(groups, weight_decay=0.1, **flags)
+        held, called, generator = optimizer.param_groups[0], [], torch.Generator().manual_seed(3)
+        optimizer.register_step_post_hook(lambda *_, called=called: called.append(1))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5) if around == "scheduler" else None
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=around == "scaler")
+        patched, before = None, dict(vars(optimizer))
+        for n in range(8):
+            if one is other and n == 2:
+                patched = tw.apply(one, optimizer=optimizer)
+            if patched and n == 6:
+                patched.revert()
+                assert vars(optimizer).keys() - {"_opt_called"} == before.keys()
+                assert vars(optimizer).get("step") is before.get("step")
+                assert all(held[flag] == value for flag, value in flags.items())
+            held["weight_decay"] = 0.1 * n  # through a reference from before the exchange
+            optimizer.zero_grad()
+            loss = one(torch.randn(4, 6, generator=generator)).square().mean()
+            # A step with an overflow, which the scaler must skip with either optimizer.
+            scaler.scale(loss * (float("inf") if around == "scaler" and n == 4 else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if scheduler:
+                scheduler.step()
+        assert optimizer.param_groups[0] is held
+        ends.append(([*one.parameters()], len(called), held["lr"]))
+    for ours, expected in zip(ends[1][0], ends[0][0], strict=True):
+        torch.testing.assert_close(ours, expected)
+    assert ends[1][2] == ends[0][2]
+    # torch's fused step skips an overflow inside of step().
+    assert ends[1][1] == ends[0][1] - (flags == {"fused": True} and around == "scaler")
+
+
+def test_a_failed_exchange_changes_nothing(pair, monkeypatch):
     model, optimizer = pair
-    tw.apply(model, optimizer=optimizer)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     steps(model, optimizer, 1, 0)
-    scheduler.step()
-    assert optimizer.param_groups[0]["lr"] == 5e-3
+    before, held = dict(vars(optimizer)), optimizer.param_groups[0]
+    moment = optimizer.state[model[0].weight]["exp_avg"]
+    monkeypatch.setattr(tw.AdamW, "_state_of", lambda *_: exec("raise torch.OutOfMemoryError('no memory')"))
+    with pytest.raises(torch.OutOfMemoryError):
+        tw.apply(model, optimizer=optimizer)
+    assert type(optimizer) is torch.optim.AdamW
+    assert vars(optimizer) == before
+    assert optimizer.param_groups[0] is held
+    assert optimizer.state[model[0].weight]["exp_avg"] is moment
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_refusals(pair):
     model, optimizer = pair
-    torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    with pytest.raises(ValueError, match="before creating a scheduler"):
-        tw.apply(model, optimizer=optimizer)
     with pytest.raises(ValueError, match="amsgrad=True"):
         tw.apply(model, optimizer=torch.optim.AdamW(model.parameters(), amsgrad=True))
+    tw.apply(model, optimizer=optimizer)
+    with pytest.raises(ValueError, match=r"is a tilewright.AdamW already"):
+        tw.apply(model, optimizer=optimizer)
+    other = torch.optim.AdamW(model.parameters())
+    other.step = lambda: None
+    with pytest.raises(ValueError, match="something wraps the optimizer's step"):
+        tw.apply(model, optimizer=other)

@@ -2,11 +2,13 @@
 
 import copy
 import functools
+import pickle
 
 import pytest
 import torch
 
 import tilewright as tw
+from tilewright.models.replacements import attention
 
 transformers = pytest.importorskip("transformers")
 
@@ -56,9 +58,8 @@ def test_the_parts_of_every_family_are_found_and_agree(family, batch):
     before, expected = losses_and_gradients(model, batch)
     with tw.apply(model) as patched:
         kinds = {site.kind for site in patched.sites}
-        assert {"head", "norm", "rope"} <= kinds
+        assert {"head", "norm", "residual", "rope"} <= kinds
         assert ("mlp" in kinds) == (family not in ("Mixtral", "Qwen3Moe"))
-        assert ("residual" in kinds) == (family != "Phi3")  # whose layers have dropout
         after, gradients = losses_and_gradients(model, batch)
         assert after.logits is None
     torch.testing.assert_close(after.loss, before.loss)
@@ -76,7 +77,31 @@ def test_gpt2_bert_and_vit():
     bert = transformers.BertForMaskedLM(transformers.BertConfig(**small, vocab_size=31))
     vit = transformers.ViTForImageClassification(transformers.ViTConfig(**small, image_size=32))
     found = [{site.kernel for site in tw.apply(model).sites} for model in (gpt2, bert, vit)]
-    assert found == [{"layer_norm", "gelu", "linear_cross_entropy"}, {"layer_norm", "gelu"}, {"layer_norm", "gelu"}]
+    common = {"add_layer_norm", "layer_norm", "gelu", "scaled_dot_product_attention"}
+    assert found == [common | {"linear_cross_entropy"}, common, common]
+
+
+def test_the_ends_of_berts_layers(batch):
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, vocab_size=61
+    )
+    torch.manual_seed(0)
+    model, ends = transformers.BertForMaskedLM(config), []
+    for _ in range(2):
+        torch.manual_seed(1)  # for its dropout
+        ends.append(losses_and_gradients(model, batch))
+        patched = tw.apply(model)
+    assert [site.name.rpartition(".")[2] for site in patched.skipped if site.kind == "post_norm"] == ["output"] * 2
+    torch.testing.assert_close(ends[0][0].loss, ends[1][0].loss)
+    for name, gradient in ends[0][1].items():
+        torch.testing.assert_close(ends[1][1][name], gradient, rtol=1e-3, atol=1e-5, msg=name)
+    seen = []
+    end = model.bert.encoder.layer[0].output
+    end.LayerNorm.register_forward_hook(lambda *_: seen.append(1))
+    model(**batch)
+    assert seen == [1]
+    with pytest.raises(TypeError, match="input_tensor"):
+        end(torch.randn(1, 24))
 
 
 def test_logits_on_request(batch):
@@ -232,6 +257,73 @@ def test_a_trainer_with_accumulation_takes_the_same_steps(tmp_path):
         torch.testing.assert_close(ends[1][name], value, rtol=1e-3, atol=1e-4, msg=name)
 
 
+def test_a_quantised_head_is_left_alone_and_says_so(batch):
+    class Quantised(torch.nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.weight = linear.weight
+
+        def forward(self, x):
+            return torch.nn.functional.linear(x, self.weight.bfloat16().to(x.dtype))
+
+    model = model_of("Llama")
+    model.lm_head = Quantised(model.lm_head)
+    expected = model(**batch).loss
+    patched = tw.apply(model)
+    assert any(s.kind == "head" and "its head is a Quantised" in s.reason for s in patched.skipped)
+    torch.testing.assert_close(model(**batch).loss, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def accelerate():
+    """The package without the state that another test, or its Trainer, left in this process."""
+    module = pytest.importorskip("accelerate")
+    module.state.AcceleratorState._reset_state(reset_partial_state=True)
+    return module
+
+
+def test_mixed_precision_of_accelerate_and_the_way_back(batch, accelerate):
+    model, original = model_of("Llama"), model_of("Llama")
+    patched = tw.apply(model)
+    runner = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    prepared = runner.prepare(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = original(**batch).loss
+    torch.testing.assert_close(prepared(**batch).loss, expected)
+    patched.revert()
+    torch.testing.assert_close(prepared(**batch).loss, expected)
+    bare = runner.unwrap_model(prepared, keep_fp32_wrapper=False)
+    assert torch.equal(bare(**batch).loss, original(**batch).loss)
+
+
+@pytest.mark.slow
+def test_a_loop_of_accelerate_with_accumulation_takes_the_same_steps(tmp_path, accelerate):
+    rows = torch.randint(3, 61, (12, 9), generator=torch.Generator().manual_seed(2))
+    ends = []
+    for patch in (False, True):
+        model = model_of("Llama")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if patch:
+            tw.apply(model, optimizer=optimizer)
+        runner = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3)
+        loader = torch.utils.data.DataLoader(rows, batch_size=2)
+        model, optimizer, loader = runner.prepare(model, optimizer, loader)
+        updates = 0
+        for tokens in loader:
+            with runner.accumulate(model):
+                # The loss of all tokens of the accumulated batches, as the Trainer scales it.
+                runner.backward(3 * model(input_ids=tokens, labels=tokens, num_items_in_batch=3 * 2 * 8).loss)
+                if runner.sync_gradients:
+                    runner.clip_grad_norm_(model.parameters(), 1.0)
+                    updates += 1
+                optimizer.step()
+                optimizer.zero_grad()
+        assert updates == 2
+        ends.append(runner.unwrap_model(model).state_dict())
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=1e-3, atol=1e-4, msg=name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["Llama", "Gemma2"])
 def test_diff_covers_the_fused_parts(batch, family):
@@ -240,3 +332,66 @@ def test_diff_covers_the_fused_parts(batch, family):
     names = {row.name for row in difference.rows}
     assert "lm_head" not in names
     assert "lm_head.weight" in names or family == "Gemma2"  # whose head is the embedding
+
+
+def test_attention_is_replaced_in_the_layers_and_not_in_the_configuration(batch, monkeypatch):
+    model, seen = model_of("Llama"), []
+    theirs = attention.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention, "scaled_dot_product_attention", lambda *a, **k: seen.append(k["is_causal"]) or theirs(*a, **k)
+    )
+    other = transformers.LlamaForCausalLM(model.config).train()  # two models of one configuration
+    seen.clear()
+    patched = tw.apply(model)
+    kinds = {(site.name, site.kind) for site in patched.sites}
+    assert {("model.layers.0.self_attn", "rope"), ("model.layers.0.self_attn", "attention")} <= kinds
+    seen.clear()
+    other(**batch)
+    assert seen == []
+    for one in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        one(**batch)
+        assert seen == [True, True]
+        seen.clear()
+    mask = torch.ones(2, 9).index_fill(1, torch.tensor([0]), 0)
+    torch.testing.assert_close(
+        model(**batch, attention_mask=mask).loss, other_loss(model, patched, batch, mask), rtol=1e-4, atol=1e-5
+    )
+    assert seen == []  # a mask goes to transformers' function
+    patched.revert()
+    assert model.config._attn_implementation == "sdpa"
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_the_table_of_attention_functions_is_read_in_every_way():
+    table = attention.Functions(transformers.AttentionInterface())
+    assert table["sdpa"].func is table.get_interface("sdpa", None).func is attention.attend
+    assert table["flex_attention"] is transformers.AttentionInterface()["flex_attention"]
+    assert "sdpa" in table
+    assert "nothing" not in table
+    assert table.valid_keys() == transformers.AttentionInterface().valid_keys()
+
+
+def other_loss(model, patched, batch, mask):
+    with patched.without():
+        return model(**batch, attention_mask=mask).loss
+
+
+def test_attention_by_its_name(batch):
+    attention.register()
+    expected = model_of("Llama")
+    model = transformers.LlamaForCausalLM._from_config(
+        copy.deepcopy(expected.config), attn_implementation="tilewright"
+    ).train()
+    model.load_state_dict(expected.state_dict())
+    assert model.config._attn_implementation == "tilewright"
+    torch.testing.assert_close(model(**batch).logits, expected(**batch).logits, rtol=1e-4, atol=1e-5)
+    patched = tw.apply(model)
+    assert any(s.kind == "attention" and "already" in s.reason for s in patched.skipped)
+    assert {"rope", "norm"} <= {site.kind for site in patched.sites}
+
+
+def test_attention_of_another_kind_is_left_alone():
+    model = transformers.LlamaForCausalLM._from_config(copy.deepcopy(made("Llama").config), attn_implementation="eager")
+    patched = tw.apply(model)
+    assert "attention" not in {site.kind for site in patched.sites}
+    assert any('attn_implementation="eager"' in s.reason for s in patched.skipped)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tilewright.models.patch import apply
+from tilewright.models.patch import apply, revert
 
 SLACK = 2.0  # our error may be this many times the original's, plus a rounding of the truth
 FLOOR = 2.0**-20
@@ -72,14 +72,15 @@ def diff(
 
     `inputs` are a tensor, positional arguments or keyword arguments. `loss` maps the model's output to a number; by
     default it is the output's `loss` attribute or else the mean square of its first tensor. Other options are those of
-    `apply`. The model itself, its gradients and the random state do not change. Layers that are fused into others have
-    no row.
+    `apply`. The model itself, its gradients and the random state do not change; it may be patched. Layers that are
+    fused into others have no row, and without parameters that need gradients there are none.
     """
     args, kwargs = _arguments(inputs)
     reduce = loss or _loss
     runs = {}
     for name in ("truth", "original", "ours"):
         made = copy.deepcopy(model)
+        revert(made)
         given = args, kwargs
         if name == "truth":
             made, given = made.to(truth), _moved(given, truth)
@@ -125,7 +126,9 @@ def _run(
         if name and module not in fused:
             module.register_forward_hook(_keep(found, name))
     args, kwargs = given
-    reduce(model(*args, **kwargs)).backward()
+    loss = reduce(model(*args, **kwargs))
+    if loss.requires_grad:
+        loss.backward()
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             found[name, "gradient"] = parameter.grad.detach()
@@ -136,7 +139,7 @@ def _keep(found: dict[tuple[str, str], Tensor], name: str) -> Callable[..., None
     def hook(_: nn.Module, __: Any, output: Any) -> None:
         first = _first_tensor(output)
         if first is not None:
-            found[name, "output"] = first.detach()
+            found[name, "output"] = first.detach().clone()  # another layer may write to it
 
     return hook
 

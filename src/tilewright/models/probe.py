@@ -6,7 +6,11 @@ stand-in (a shallow copy with parameters or children of its own) computes the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +18,10 @@ from torch import Tensor, nn
 
 SEED = 0
 TOLERANCE = 1e-5  # relative to the largest element: float32 rounding, but less than the two forms of GELU differ by
+BF16_TOLERANCE = 2.0**-5  # where values are rounded may differ; the dtype of the result may not
+LARGE = 100.0  # shows clamps, which no value near 1 does
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_CONTAINERS = (list, dict, set)
 
 
 def stand_in(
@@ -23,14 +30,32 @@ def stand_in(
     children: Mapping[str, nn.Module] | None = None,
     **attributes: Any,
 ) -> Any:
-    """Return a copy of a module that shares no parameters, children or hooks with it, in training mode."""
+    """Return a copy of a module that shares no parameters, buffers, children, containers or hooks with it.
+
+    It has only the parameters and children that are given, so code that uses others fails.
+    """
     made = object.__new__(type(module))
-    made.__dict__ = {name: value for name, value in module.__dict__.items() if name != "forward"}
+    made.__dict__ = {name: _own(value) for name, value in module.__dict__.items() if name != "forward"}
     made.__dict__.update({name: type(module.__dict__[name])() for name in _HOOKS if name in module.__dict__})
-    made.__dict__["_parameters"] = {name: nn.Parameter(value) for name, value in (parameters or {}).items()}
-    made.__dict__["_modules"] = {**dict.fromkeys(module._modules), **(children or {})}
+    given = {name: nn.Parameter(value) for name, value in (parameters or {}).items()}
+    made.__dict__["_parameters"] = _absent(module._parameters) | given
+    made.__dict__["_buffers"] = {name: None if b is None else b.detach().clone() for name, b in module._buffers.items()}
+    made.__dict__["_modules"] = _absent(module._modules) | dict(children or {})
     made.__dict__.update(training=True, **attributes)
     return made
+
+
+def _absent(members: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None for name, member in members.items() if member is None}
+
+
+def copied(module: nn.Module) -> Any:
+    """Return a stand-in of a module without parameters, down to its children."""
+    return stand_in(module, children={name: copied(child) for name, child in module._modules.items() if child})
+
+
+def _own(value: Any) -> Any:
+    return copy.copy(value) if isinstance(value, _CONTAINERS) else value
 
 
 class Stub(nn.Module):
@@ -44,7 +69,35 @@ class Stub(nn.Module):
         return self.fn(*args, **kwargs)
 
 
-def agree(theirs: Callable[[], Any], ours: Callable[[], Any]) -> bool:
+def computes(
+    copied: nn.Module,
+    ours: Callable[[Tensor], Any],
+    inputs: Iterable[Tensor],
+    call: Callable[[Tensor], Any] | None = None,
+) -> bool:
+    """Return whether a stand-in computes our form, in training and evaluation mode, and leaves its inputs alone.
+
+    In bfloat16 the results must have the same dtype, and values that rounding explains. `call` calls the stand-in.
+    """
+    made = [*inputs]
+    runs = ((torch.float32, TOLERANCE, made), (torch.bfloat16, BF16_TOLERANCE, made[:1]))
+    for (dtype, tolerance, some), mode in itertools.product(runs, (True, False)):
+        for x in (x.to(dtype) for x in some):
+            given = x.clone()
+            theirs = partial(_run, copied, mode, call or copied, given)
+            if not agree(theirs, partial(ours, x), tolerance) or not torch.equal(given, x):
+                return False
+    return True
+
+
+def _run(copied: nn.Module, mode: bool, call: Callable[[Tensor], Any], x: Tensor) -> Any:
+    # Not by its own methods, which FSDP and others replace in their classes.
+    nn.Module.train(copied, mode)
+    nn.Module._apply(copied, lambda t: t.to(x.dtype) if t.is_floating_point() else t)
+    return call(x)
+
+
+def agree(theirs: Callable[[], Any], ours: Callable[[], Any], tolerance: float = TOLERANCE) -> bool:
     """Return whether two calls return the same tensor. A call that fails agrees with nothing."""
     with torch.no_grad():
         try:
@@ -55,7 +108,13 @@ def agree(theirs: Callable[[], Any], ours: Callable[[], Any]) -> bool:
         return False
     if expected.shape != result.shape or expected.dtype != result.dtype or not expected.isfinite().all():
         return False
-    return bool((expected - result).abs().max() <= TOLERANCE * expected.abs().max())
+    return bool((expected - result).abs().max() <= tolerance * expected.abs().max())
+
+
+def only(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the only argument of a call, by position or by name; None if there are several or it is no tensor."""
+    given = (*args, *kwargs.values())
+    return given[0] if len(given) == 1 and isinstance(given[0], Tensor) else None
 
 
 def random(*shape: int, scale: float = 1.0) -> Tensor:
@@ -63,13 +122,27 @@ def random(*shape: int, scale: float = 1.0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(SEED + len(shape) + sum(shape))) * scale
 
 
+def forward_parameters(module: nn.Module) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a class's forward function after self; none if it has no signature, as a builtin."""
+    try:
+        found = dict(inspect.signature(type(module).forward).parameters)
+    except (TypeError, ValueError):
+        return {}
+    return dict(list(found.items())[1:])
+
+
 def is_plain(*tensors: Any) -> bool:
     """Return whether a replaced forward may take these tensors: no autocast, no subclass such as DTensor."""
-    if torch.is_autocast_enabled(tensors[0].device.type):
+    if not all(type(t) is Tensor or type(t) is nn.Parameter for t in tensors):
         return False
-    return all(type(t) is Tensor or type(t) is nn.Parameter for t in tensors)
+    return not torch.is_autocast_enabled(tensors[0].device.type)
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether calling a module would run hooks, so that its call may not be skipped."""
     return any(getattr(module, name) for name in _HOOKS)
+
+
+def runs_as_written(module: nn.Module) -> bool:
+    """Return whether calling a module does what its class says: no hooks, and no forward function of its own."""
+    return "forward" not in vars(module) and not has_hooks(module)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
-from tilewright.models.probe import agree, is_plain, random, stand_in
+from tilewright.models.probe import LARGE, computes, is_plain, only, random, stand_in
 from tilewright.models.replacements import Replacement
 from tilewright.ops.activation.gelu import gelu
 from tilewright.ops.activation.relu_squared import relu_squared
@@ -23,10 +24,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 WORDS = ("gelu", "silu", "swish", "relu", "act")
 
 
-def forward(module: nn.Module, x: Tensor, *, activation: str) -> Tensor:
-    if is_plain(x):
+def forward(module: nn.Module, *args: Any, activation: str, **kwargs: Any) -> Tensor:
+    x = only(args, kwargs)
+    if x is not None and is_plain(x):
         return ACTIVATIONS[activation](x)
-    return type(module).forward(module, x)
+    return type(module).forward(module, *args, **kwargs)
 
 
 def find(module: nn.Module) -> Replacement | str | None:
@@ -35,8 +37,10 @@ def find(module: nn.Module) -> Replacement | str | None:
         return None
     if not any(word in type(module).__name__.lower() for word in WORDS):
         return None
-    copy, x = stand_in(module), random(7, 11, scale=2.0)
+    if getattr(module, "inplace", False):
+        return "it works in place"
+    copy, inputs = stand_in(module), [random(7, 11, scale=2.0), random(7, 11, scale=LARGE)]
     for name, activation in ACTIVATIONS.items():
-        if agree(partial(copy, x), partial(activation, x)):
+        if computes(copy, activation, inputs):
             return Replacement(partial(forward, activation=name), name.partition(" ")[0])
     return None

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tilewright.models.probe import Stub, agree, has_hooks, is_plain, random, stand_in
+from tilewright.models.probe import Stub, agree, forward_parameters, has_hooks, is_plain, random, stand_in
 from tilewright.models.replacements import Replacement
 from tilewright.ops.loss.linear_cross_entropy import linear_cross_entropy
 
@@ -89,14 +88,15 @@ def fused_loss(
         reduction="mean" if num_items_in_batch is None else "sum",
         ignore_index=ignore_index,
         softcap=head.softcap,
-    ).float()
+        dtype=torch.float32,
+    )
     if num_items_in_batch is None:
         return loss
     return loss / (num_items_in_batch.to(loss.device) if isinstance(num_items_in_batch, Tensor) else num_items_in_batch)
 
 
 def find(module: Any) -> Replacement | str | None:
-    parameters = inspect.signature(type(module).forward).parameters
+    parameters = forward_parameters(module)
     if "labels" not in parameters or not hasattr(type(module), "loss_function"):
         return None
     linear = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
@@ -104,7 +104,9 @@ def find(module: Any) -> Replacement | str | None:
     body = getattr(module, "base_model_prefix", "")
     if name is None or body not in module._modules:
         return "it has no linear head beside its body"
-    named = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)[1:]
+    if not isinstance(linear, nn.Linear):  # quantised, or with an adapter
+        return f"its head is a {type(linear).__name__}, not a torch.nn.Linear"
+    named = tuple(n for n, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD)
     for scale in _scales(module):
         head = Head(body, name, module.loss_function, named, scale, _softcap(module))
         if output := _computes(module, head):

@@ -1,12 +1,7 @@
-"""Rotary embedding in attention layers that call a function `apply_rotary_pos_emb(q, k, cos, sin)`.
-
-That function is a global of the layer's file. Replacing it there would change every model in the process, so the
-layer's `forward` gets a copy with other globals.
-"""
+"""Rotary embedding in attention layers that call a function `apply_rotary_pos_emb(q, k, cos, sin)`."""
 
 from __future__ import annotations
 
-import types
 from functools import partial
 from typing import Any
 
@@ -14,29 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from tilewright.models.probe import agree, is_plain, random
+from tilewright.models.rebound import Rebound, called_global
 from tilewright.models.replacements import Replacement
 from tilewright.ops.rope import rope
 
 FUNCTION = "apply_rotary_pos_emb"
 
 
-class Rebound:
-    """The forward function of a class, with our rotary embedding among its globals."""
-
-    def __init__(self, owner: type[nn.Module]):
-        original: Any = owner.forward
-        # Without its name, so that torch.compile does not look globals up in the original module.
-        scope = {name: value for name, value in original.__globals__.items() if name != "__name__"}
-        scope[FUNCTION] = partial(rotate, original=original.__globals__[FUNCTION])
-        self.owner = owner
-        self.fn = types.FunctionType(original.__code__, scope, "forward", original.__defaults__, original.__closure__)
-        self.fn.__kwdefaults__ = original.__kwdefaults__
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.fn(*args, **kwargs)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Rebound, (self.owner,)
+def _ours(original: Any) -> Any:
+    return partial(rotate, original=original)
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1, *, original: Any) -> Any:
@@ -64,16 +45,13 @@ def _takes(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> bool:
 
 
 def find(module: nn.Module) -> Replacement | str | None:
-    forward = type(module).forward
-    if not isinstance(forward, types.FunctionType) or FUNCTION not in forward.__code__.co_names:
-        return None
-    theirs = forward.__globals__.get(FUNCTION)
+    theirs = called_global(module, FUNCTION)
     if theirs is None:
         return None
     for batch in (1, 2):
         if not _rotates_halves(theirs, batch):
             return "its rotary embedding does not rotate pairs (i, i + D/2)"
-    return Replacement(Rebound(type(module)), "rope")
+    return Replacement(Rebound(type(module), {FUNCTION: _ours}), "rope")
 
 
 def _rotates_halves(function: Any, batch: int) -> bool:
