@@ -5,12 +5,13 @@ import torch
 from torch.autograd import forward_ad
 
 import tilewright as tw
-from support import DispatchLog
+from support import DispatchLog, crossover_at
 from tilewright.ops.activation import silu
 from tilewright.ops.norm import rms_norm
 from tilewright.ops.reduce import cumsum
 from tilewright.ops.reduce import sum as sum_module
 from tilewright.ops.softmax import softmax
+from tilewright.runtime import crossovers
 from tilewright.runtime.eligibility import Dispatch, eligible, has_elements
 from tilewright.worker.memory import guard_allocations
 
@@ -62,19 +63,41 @@ def dispatch():
     return Dispatch(lambda options, *keys: lambda *tensors: ("plan", options, keys), lambda *args: "call")
 
 
+ALWAYS = crossover_at(0)
+
+
 def path(taken) -> str | None:
     return taken[0] if isinstance(taken, tuple) else taken
 
 
 def test_small_inputs_and_other_types_go_to_torch(dispatch, x):
-    assert dispatch(13, None, x) is None
-    assert path(dispatch(12, None, x)) == "plan"
-    assert dispatch(0, None, 3.0) is None
+    assert dispatch(crossover_at(13), None, x) is None
+    assert path(dispatch(crossover_at(12), None, x)) == "plan"
+    assert dispatch(ALWAYS, None, 3.0) is None
+
+
+def test_captured_calls_have_a_crossover_of_their_own(dispatch, x, monkeypatch):
+    crossover = crossover_at(13)
+    monkeypatch.setattr(crossovers, "HAS_CUDA", True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert dispatch(crossover, None, x) is None, "the same until it has been measured"
+    monkeypatch.setitem(crossover.captured, x.get_device(), 12)
+    assert path(dispatch(crossover, None, x)) == "plan"
+    assert crossover.reached(12, x.get_device())
+    assert not crossover.reached(11, x.get_device())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert dispatch(crossover, None, x) is None, "in eager mode host time counts"
+    compiled = torch.compile(lambda v: v + (dispatch(crossover, None, v) is None), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(x), x + 1, msg="torch.compile keeps small calls")
 
 
 def test_a_plan_is_found_by_options_shape_dtype_and_device(dispatch, x):
     key = (x.shape, x.dtype, x.get_device())
-    assert dispatch(0, "options", x, None, x.int()) == ("plan", "options", (key, None, (x.shape, torch.int32, key[2])))
+    assert dispatch(ALWAYS, "options", x, None, x.int()) == (
+        "plan",
+        "options",
+        (key, None, (x.shape, torch.int32, key[2])),
+    )
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -82,28 +105,28 @@ def test_only_contiguous_aligned_tensors_without_autograd_use_a_plan(dispatch, x
     others = [x.t(), x[:, 1:], x.flatten()[1:], x.to_sparse(), x.to("meta"), torch.nested.nested_tensor([x])]
     parameter = torch.nn.Parameter(x)
     for other in (*others, parameter):
-        assert path(dispatch(0, None, other)) == "call"
-        assert path(dispatch(0, None, x, other)) == "call"
+        assert path(dispatch(ALWAYS, None, other)) == "call"
+        assert path(dispatch(ALWAYS, None, x, other)) == "call"
     with torch.no_grad():
-        assert path(dispatch(0, None, parameter)) == "plan"
+        assert path(dispatch(ALWAYS, None, parameter)) == "plan"
 
 
 def test_observed_and_transformed_calls_use_no_plan(dispatch, x, device):
     taken = []
     with torch.autocast(device, dtype=torch.bfloat16):
-        taken.append(path(dispatch(0, None, x)))
+        taken.append(path(dispatch(ALWAYS, None, x)))
     with DispatchLog():
-        taken.append(path(dispatch(0, None, x)))
+        taken.append(path(dispatch(ALWAYS, None, x)))
     with forward_ad.dual_level():
-        taken.append(path(dispatch(0, None, x)))
-    torch.func.vmap(lambda row: taken.append(path(dispatch(0, None, row))) or row)(x)
+        taken.append(path(dispatch(ALWAYS, None, x)))
+    torch.func.vmap(lambda row: taken.append(path(dispatch(ALWAYS, None, row))) or row)(x)
     assert taken == ["call"] * 4
-    compiled = torch.compile(lambda v: v + (path(dispatch(0, None, v)) == "plan"), fullgraph=True, backend="eager")
+    compiled = torch.compile(lambda v: v + (path(dispatch(ALWAYS, None, v)) == "plan"), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(x), x)
 
 
 def test_a_plan_may_leave_the_call_to_torch(x):
-    assert Dispatch(lambda *_: None, lambda *_: "call")(0, None, x) is None
+    assert Dispatch(lambda *_: None, lambda *_: "call")(ALWAYS, None, x) is None
 
 
 def test_has_elements_checks_shape_dtype_and_dimension():
@@ -132,7 +155,7 @@ REFERENCES = {
 
 @pytest.mark.parametrize("module", CALLS, ids=lambda m: m.__name__.rpartition(".")[2])
 def test_a_cached_plan_is_used_for_equal_keys_only(x, module, monkeypatch):
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
     ours, theirs = CALLS[module], REFERENCES[module]
     for other in (x, x + 1, x.half(), x.double(), x.t(), x[:0], x.flatten(), x.flatten()[1:], x[None]):
         torch.testing.assert_close(ours(other), theirs(other))
@@ -144,7 +167,7 @@ def test_a_cached_plan_is_used_for_equal_keys_only(x, module, monkeypatch):
 
 @pytest.mark.parametrize("module", CALLS, ids=lambda m: m.__name__.rpartition(".")[2])
 def test_a_plan_made_under_guarded_allocations_does_not_keep_them(device, module, monkeypatch):
-    monkeypatch.setattr(module, "SMALLEST", 0)
+    monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
     odd = torch.randn(5, 23, device=device)  # a shape without a cached plan
     call = CALLS[module]
     with guard_allocations() as guards:

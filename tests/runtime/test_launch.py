@@ -34,6 +34,17 @@ def _scale_and_move(x_ptr, b_ptr, y_ptr, N, by, BLOCK: tl.constexpr):
     tl.store(y_ptr + offs, y, mask=offs < N)
 
 
+def test_a_prepared_launch_refuses_other_kinds_of_tensors():
+    """On a GPU, the kernel compiled for the first call would take them for what those were."""
+    x, y, bias = torch.randn(3, 100).unbind()
+    prepared = Launcher(_scale_and_move).prepare((4,), 100, 2.0, BLOCK=32)
+    with interpret():
+        prepared(x, None, y)
+        for others in ((bias, y), (None, y.half())):
+            with pytest.raises(AssertionError, match="a launch of _scale_and_move was prepared for"):
+                prepared(x, *others)
+
+
 def test_interpreted_launches_go_through_triton():
     x, y = torch.randn(100), torch.empty(100)
     with interpret():
@@ -165,3 +176,18 @@ def test_dependent_launches_are_used_on_gpus_that_have_them(name, point, directi
 def test_numbers_of_any_type_are_specialized_as_numbers():
     assert _specialization(numpy.float64(1e-5)) is numpy.float64
     assert _specialization(16) == (False, True, False)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float16, torch.bfloat16), (torch.bfloat16, torch.float16)])
+def test_calls_of_one_shape_and_other_kinds_have_plans_of_their_own(dtypes):
+    """A GPU would run the kernel that was compiled for the first call."""
+    matmul, gated = registry.load("matmul").kernels["triton-persistent"].fn, registry.load("gated_linear")
+    with interpret():
+        for dtype in dtypes:
+            a, b = torch.randn(2, 64, 64, generator=torch.Generator().manual_seed(0)).to(dtype).unbind()
+            torch.testing.assert_close(matmul(a, b), a @ b)
+            for needs_grad in (True, False):
+                args = (a.clone().requires_grad_(needs_grad), b, b, "silu")
+                torch.testing.assert_close(
+                    gated.kernels["triton"].fn(*args), gated.reference(*args), rtol=0.02, atol=0.5
+                )

@@ -37,8 +37,11 @@ def test_outputs_of_another_type_shape_dtype_device_or_layout_are_wrong(fn, reas
 
 
 def test_collections_are_flattened_if_the_reference_returns_one():
-    reply = execute(lambda x: {"a": x.clone(), "b": (x + 1,)}, output_specs=LIKE_X * 2, returns_tensor=False)
-    assert torch.equal(reply.outputs[1], X + 1)
+    named = lambda x: {"b": (x + 1,), "a": x.clone()}
+    reply = execute(named, output_specs=LIKE_X * 2, returns_tensor=False, names=["['a']", "['b'][0]"])
+    assert torch.equal(reply.outputs[1], X + 1)  # in the order of the keys
+    with pytest.raises(KernelFailed, match="expected no keys"):
+        execute(named, output_specs=LIKE_X * 2, returns_tensor=False)
     with pytest.raises(KernelFailed, match="returned 1 tensors, expected 2"):
         execute(lambda x: x.clone(), output_specs=LIKE_X * 2, returns_tensor=False)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from support import LAYOUTS
-from tilewright.worker.memory import GUARD, GuardedTensor, guard_allocations
+from tilewright.worker.memory import GUARD, GuardedTensor, guard_allocations, with_layout
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -92,3 +92,12 @@ def test_allocations_of_odd_size_are_guarded():
         assert guards.broken() is None
         ctypes.memset(tensor.data_ptr() + 3, 0x55, 1)
         assert "after" in guards.broken()
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_matrix_that_is_drawn_transposed_stays_so(device):
+    x = torch.ones(3, 5, device=device)
+    for drawn in (x.t(), x):
+        assert with_layout(drawn, "contiguous").stride() == drawn.stride()
+    for sparse in (x[:1].expand(3, 5), x[:, :1].expand(3, 5), x[:, ::2]):
+        assert with_layout(sparse, "contiguous").is_contiguous()

@@ -201,3 +201,23 @@ def test_a_python_without_torch_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "BOOTSTRAP", "import torch")
     with Worker(device="cpu") as started, pytest.raises(KernelFailed, match="code 1: ImportError: no torch here"):
         started.load("softmax")
+
+
+def test_a_function_of_ours_runs_in_the_sandbox(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("import pathlib\npathlib.Path(__file__).with_name('written').write_text('x')\n")
+    with Worker(device="cpu", seconds=30) as worker:
+        assert worker.run("json:dumps", path, {"obj": [1, 2]}) == "[1, 2]"
+        assert "landlock filesystem" in worker.isolation or sys.platform != "linux"
+        with pytest.raises(KernelFailed, match="Permission denied") as failure:
+            worker.run("runpy:run_path", path, {"path_name": str(path)})
+        assert failure.value.kind == "crashed"
+    assert not (tmp_path / "written").exists()
+
+
+def test_a_function_of_ours_that_raises_for_the_user_is_a_usage_error(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("x = 1\n")
+    with Worker(device="cpu", seconds=30) as worker, pytest.raises(KernelFailed, match="no operation") as failure:
+        worker.run("tilewright.registry:load", path, {"name": "sofmax"})
+    assert failure.value.kind == "usage"

@@ -356,9 +356,9 @@ def test_a_reply_larger_than_any_result_is_not_read(worker, monkeypatch):
     limits = []
     real = parent.framing.receive
 
-    def watching(pipe, deadline, token, max_bytes):
+    def watching(pipe, deadline, token, max_bytes, shared):
         limits.append(max_bytes)
-        return real(pipe, deadline, token, max_bytes)
+        return real(pipe, deadline, token, max_bytes, shared)
 
     monkeypatch.setattr(parent.framing, "receive", watching)
     worker.sample(0)

@@ -1,32 +1,50 @@
-"""Rows held in the registers of a thread block cluster (`ops/include/rows.cuh`): how a row is split over its blocks."""
+"""How rows are split over the lanes, the block or the cluster that holds them (`ops/include/rows.cuh`)."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from tilewright.runtime.configs import Config, ConfigTable
-from tilewright.runtime.cuda import MAX_PORTABLE_CLUSTER, CudaLaunch, CudaSource, is_installed
-from tilewright.runtime.sizes import cdiv, next_power_of_2
+from tilewright.runtime.cuda import MAX_PORTABLE_CLUSTER, is_installed
+from tilewright.runtime.sizes import cdiv, next_power_of_2, quarter_octave
 
 VECTOR, CACHE_LINE = 16, 128  # bytes of one access, and of an L2 cache line
+WARP, MAX_THREADS = 32, 1024  # per block
 MAX_BLOCKS = 16  # per cluster
-THREADS = (128, 256, 512, 1024)  # per block
-VECTORS_PER_THREAD = {1: 8, 2: 4}  # held in registers, by the number of tensors whose rows are held at once
-MAX_VECTORS_ONE_BLOCK = 4096  # per row that one block takes
+MIN_CLUSTER_THREADS = 4 * WARP  # per block of a cluster of several
+LANES = (4, 8, 16, 32)  # numbers of lanes that may share a row
+BLOCKS = (1, 2, 4, 8, MAX_BLOCKS)
+LANE_THREADS = 4 * WARP  # per block of rows that lanes share
+VECTORS_PER_THREAD = {1: 8, 2: 4}  # that registers hold, by the number of tensors whose rows are held at once
+FEW_VECTORS = 5  # per lane: more take longer than idle lanes do
+SMALL_BLOCK = 65536 // 3  # registers: three such blocks fit a multiprocessor
+MAX_USUAL_THREADS = 512  # more start and wait together too often
+
+
+class Held(NamedTuple):
+    """The vectors that a thread holds in registers: of each of that many tensors, and not fewer than `least`."""
+
+    tensors: int
+    least: int = 1
+
+    @property
+    def vectors(self) -> int:
+        """Return how many vectors of each tensor the registers hold."""
+        return VECTORS_PER_THREAD[self.tensors]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """M rows of N elements. `is_aligned`: the first one starts at a multiple of 16 bytes, which clusters require."""
+    """M rows of N elements. Those that are written start at a multiple of 16 bytes."""
 
     M: int
     N: int
     dtype: torch.dtype
     device: int
-    is_aligned: bool
 
     @property
     def itemsize(self) -> int:
@@ -43,13 +61,13 @@ class Rows:
 
     @property
     def vectors(self) -> int:
-        """Return how many vectors cover a row wherever it starts, rounded up to a power of two."""
+        """Return how many vectors cover a row wherever it starts."""
         edge = VECTOR - self.itemsize if self.has_edges else 0
-        return next_power_of_2(cdiv(self.N * self.itemsize + edge, VECTOR))
+        return cdiv(self.N * self.itemsize + edge, VECTOR)
 
-    def fit_cluster(self, tensors: int) -> bool:
-        """Return whether a cluster holds a row of each of that many tensors."""
-        return self.is_aligned and self.vectors <= max_vectors_per_block(tensors) * max_cluster(self.device)
+    def fit_cluster(self, held: Held) -> bool:
+        """Return whether a cluster holds a row of each tensor."""
+        return self.vectors <= held.vectors * MAX_THREADS * max_cluster(self.device)
 
     def split(self, blocks: int, capacity: int) -> tuple[int, int]:
         """Return the elements per block, whole cache lines, and the alignment of the first block's part.
@@ -62,49 +80,101 @@ class Rows:
         return part // self.itemsize, align
 
 
-def max_vectors_per_block(tensors: int) -> int:
-    """Return how many vectors of each of that many tensors a block can hold."""
-    return VECTORS_PER_THREAD[tensors] * THREADS[-1]
+def cluster_choices(held: Held, vectors: int) -> list[Config]:
+    """Return the numbers of blocks that can share a row of that many vectors."""
+    return [{"blocks": n} for n in BLOCKS if _splits(held, vectors, n)]
 
 
-def cluster_choices(tensors: int, vectors: int) -> list[Config]:
-    """Return the ways to split a row of that many vectors over threads and blocks."""
-    splits = [{"threads": threads, "blocks": vectors // (VECTORS_PER_THREAD[tensors] * threads)} for threads in THREADS]
-    return [split for split in splits if split["blocks"] in (1, 2, 4, 8, MAX_BLOCKS)] or [one_block(THREADS[0])]
+def warp_choices(held: Held, vectors: int) -> list[Config]:
+    """Return the numbers of lanes that can share a row of that many vectors."""
+    return [{"lanes": n} for n in LANES if vectors <= n * held.vectors]
 
 
-def one_block(threads: int) -> Config:
-    """Return a split that every GPU supports."""
-    return {"threads": threads, "blocks": 1}
+def row_choices(held: Held, vectors: int) -> list[Config]:
+    """Return the ways to split a row of that many vectors over lanes or blocks."""
+    return warp_choices(held, vectors) + cluster_choices(held, vectors)
 
 
-def cluster_default(tensors: int, vectors: int) -> Config:
-    """Return one block for short rows, then clusters of small blocks, which hide each other's latency."""
-    choices = cluster_choices(tensors, vectors)
-    single = next((c for c in choices if c["blocks"] == 1 and vectors <= MAX_VECTORS_ONE_BLOCK), None)
-    portable = [c for c in choices if c["blocks"] <= MAX_PORTABLE_CLUSTER] or choices
-    return single or next((c for c in portable if c["threads"] >= 256 * tensors), portable[-1])
+def cluster_default(held: Held, vectors: int, most: int = MAX_PORTABLE_CLUSTER) -> Config:
+    """Return the fewest blocks, up to `most`, that are small enough to hide each other's latency."""
+    choices = cluster_choices(held, vectors)
+    fit = [config for config in choices if config["blocks"] <= most]
+    small = (c for c in fit if _registers(held, *best_threads(held, vectors, c["blocks"])) <= SMALL_BLOCK)
+    return next(small, (fit or choices)[-1])
 
 
-def cluster_launch(
-    table: ConfigTable,
-    source: CudaSource,
-    kernel: str,
-    rows: Rows,
-    tensors: int,
-    flags: tuple[bool, ...],
-    *numbers: int | float,
-) -> CudaLaunch:
-    """Return a launch of `kernel<T, VECTORS_PER_THREAD, flags…>` with one cluster per row."""
-    if has_clusters(rows.device):
-        config = table(rows.device, kernel, rows.itemsize, rows.vectors)
+def row_default(held: Held, vectors: int, most: int = MAX_PORTABLE_CLUSTER) -> Config:
+    """Return the lanes with the fewest idle registers for short rows, the fewest blocks for others.
+
+    Forward, few lanes reduce a row in fewer steps; backward has twice the loads to hide.
+    """
+    choices = warp_choices(held, vectors)
+    few = [c for c in choices if cdiv(vectors, c["lanes"]) <= FEW_VECTORS] or choices
+    if not few:
+        return cluster_default(held, vectors, most)
+    return min(
+        few, key=lambda c: (c["lanes"] * cdiv(vectors, c["lanes"]), c["lanes"] if held.tensors == 1 else -c["lanes"])
+    )
+
+
+@functools.cache
+def best_threads(held: Held, vectors: int, blocks: int) -> tuple[int, int]:
+    """Return the threads of each block, and the vectors that each thread holds.
+
+    As many blocks as possible fit an SM, then few registers are idle, then a thread holds about four vectors.
+    """
+    part = _block_vectors(vectors, blocks)
+
+    def cost(split: tuple[int, int]) -> tuple[float, ...]:
+        threads, each = split
+        registers = max(SMALL_BLOCK, _registers(held, threads, each))
+        return threads > MAX_USUAL_THREADS, registers, round(threads * each / part, 1), abs(each - 4)
+
+    return min(_splits(held, vectors, blocks), key=cost)
+
+
+def _registers(held: Held, threads: int, each: int) -> int:
+    """Return about how many registers a block takes."""
+    return threads * (32 if held.tensors * each <= 4 else 64)
+
+
+def _splits(held: Held, vectors: int, blocks: int) -> list[tuple[int, int]]:
+    """Return the threads of a block and the vectors of each that hold a row, as few threads as possible."""
+    part = _block_vectors(vectors, blocks)
+    found = [(cdiv(part, each * WARP) * WARP, each) for each in range(held.vectors, held.least - 1, -1)]
+    minimum = WARP if blocks == 1 else MIN_CLUSTER_THREADS
+    return [split for split in found if minimum <= split[0] <= MAX_THREADS]
+
+
+def _block_vectors(vectors: int, blocks: int) -> int:
+    """Return the vectors of the first block's part of a row: whole cache lines, if there are more."""
+    lines = CACHE_LINE // VECTOR
+    return vectors if blocks == 1 else cdiv(cdiv(vectors, blocks), lines) * lines
+
+
+class RowLaunch(NamedTuple):
+    """How a launch splits rows."""
+
+    grid: tuple[int, ...]  # in clusters
+    threads: int
+    blocks: int  # per cluster
+    lanes: int  # that share a row; 0 if a cluster does
+    each: int  # vectors per thread
+    numbers: tuple[int, int]  # elements per block, and the alignment of its part
+
+
+def row_launch(table: ConfigTable, kernel: str, rows: Rows, held: Held) -> RowLaunch:
+    """Return how a kernel splits rows, as the table says."""
+    key = kernel, rows.itemsize, quarter_octave(rows.vectors)
+    config = table(rows.device, *key) if has_clusters(rows.device) else table.default(*key, 1)
+    blocks, lanes = config.get("blocks", 1), config.get("lanes", 0)
+    if lanes:
+        threads, each = LANE_THREADS, cdiv(rows.vectors, lanes)
     else:
-        config = one_block(max(THREADS[0], rows.vectors // VECTORS_PER_THREAD[tensors]))
-    threads, blocks = config["threads"], config["blocks"]
-    arguments = ["T", VECTORS_PER_THREAD[tensors], *("true" if flag else "false" for flag in flags)]
-    name = f"{kernel}<{', '.join(map(str, arguments))}>"
-    split = rows.split(blocks, blocks * threads * VECTORS_PER_THREAD[tensors])
-    return source.prepare(name, rows.dtype, rows.device, (rows.M,), threads, *numbers, *split, cluster=blocks)
+        threads, each = best_threads(held, rows.vectors, blocks)
+    grid = cdiv(rows.M, threads // lanes) if lanes else rows.M
+    numbers = rows.split(blocks, each * (lanes or threads * blocks))
+    return RowLaunch((grid,), threads, blocks, lanes, each, numbers)
 
 
 @functools.cache

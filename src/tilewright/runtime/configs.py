@@ -9,10 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from tilewright import hardware
+from tilewright.runtime.gpus import GPUFacts, gpu_facts
 
 FOLDER = Path(__file__).parent / "tuned"
 Config = dict[str, Any]
@@ -25,13 +24,22 @@ class ConfigTable:
     """The configurations of one kernel by key: sizes, dtype and modes, as the operation buckets them.
 
     `default(*key)` returns the configuration where nothing was tuned, `choices(*key)` all that are worth trying. `file`
-    in `runtime/tuned/` holds the tuned ones: {gpu: {key: config}}.
+    in `runtime/tuned/` holds the tuned ones: {gpu: {key: config}}. With `takes_gpu`, both take the facts of the GPU
+    before the key.
     """
 
-    def __init__(self, file: str, default: Callable[..., Config], choices: Callable[..., list[Config]]):
+    def __init__(
+        self,
+        file: str,
+        default: Callable[..., Config],
+        choices: Callable[..., list[Config]],
+        *,
+        takes_gpu: bool = False,
+    ):
         self.file = file
         self.default = default
         self.choices = choices
+        self._takes_gpu = takes_gpu
         self._requested: list[Key] | None = None
         self._overrides: dict[Key, Config] = {}
         TABLES.append(self)
@@ -45,7 +53,18 @@ class ConfigTable:
     @functools.cache  # noqa: B019  tables are module-level constants
     def _best(self, device: int, key: Key) -> Config:
         tuned = self.tuned().get(_gpu_name(device) or "", {})
-        return tuned.get(key_text(key)) or self.default(*key)
+        return tuned.get(key_text(key)) or self.default_on(device, key)
+
+    def default_on(self, device: int, key: Key) -> Config:
+        """Return the configuration of a key where nothing was tuned, on the GPU of this number."""
+        return self.default(*self._facts(device), *key)
+
+    def choices_on(self, device: int, key: Key) -> list[Config]:
+        """Return the configurations that are worth trying, on the GPU of this number."""
+        return self.choices(*self._facts(device), *key)
+
+    def _facts(self, device: int) -> tuple[GPUFacts, ...]:
+        return (gpu_facts(device),) if self._takes_gpu else ()
 
     def tuned(self) -> dict[str, dict[str, Config]]:
         path = FOLDER / self.file
@@ -104,4 +123,4 @@ def key_text(key: Key) -> str:
 
 def _gpu_name(device: int) -> str | None:
     """Return our name of a GPU; None for an interpreted tensor, which is on none."""
-    return None if device < 0 else hardware.short_name(torch.cuda.get_device_name(device))
+    return None if device < 0 else gpu_facts(device).name

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tilewright.runtime.crossovers import Crossover
 from tilewright.runtime.eligibility import eligible
 from tilewright.runtime.sizes import cdiv, next_power_of_2
 
@@ -18,10 +19,16 @@ LARGE = 2**23  # elements, from which on a call is many waves of programs
 MAX_GRID_Y = 2**16 - 1
 
 
-def eligible_elementwise(smallest: float, *tensors: Any) -> bool:
+def eligible_elementwise(crossover: Crossover | None, *tensors: Any) -> bool:
     """Return whether our kernels can take these as torch would: contiguous tensors of one shape, not too small."""
     first, *others = tensors
-    if not isinstance(first, Tensor) or first.numel() < smallest or not eligible(*tensors):
+    if not isinstance(first, Tensor):
+        return False
+    if crossover is not None:
+        device, size = first.get_device(), first.numel()
+        if not crossover.reached(size, device):
+            return False
+    if not eligible(*tensors):
         return False
     for other in others:
         if other.shape != first.shape or not other.is_contiguous():

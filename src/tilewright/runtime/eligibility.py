@@ -13,6 +13,8 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from triton.runtime.jit import JITFunction
 
+from tilewright.runtime.crossovers import Crossover, compiled_size, is_captured
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ALIGNMENT = 16  # bytes: any vector access may start at such an address
 STRIDED = torch.strided
@@ -33,19 +35,25 @@ class Dispatch:
     def __init__(self, plan: Plan, call: Callable[..., Any]):
         self._plan, self._call = plan, call
 
-    def __call__(self, smallest: float, options: Any, first: Any, *others: Any) -> Any:
+    def __call__(self, crossover: Crossover, options: Any, first: Any, *others: Any) -> Any:
         """Return the result of our kernel, or None where torch must compute it or wins.
 
-        torch wins below `smallest` elements, where it takes less time than our call costs the host. The checks are
-        written out here, since a function call for each would be a large part of that cost. For the
-        same reason `options` is a plain tuple.
+        torch wins below the crossover, where it takes less time than our call costs the host. The checks are written
+        out here, since a function call for each would be a large part of that cost. For the same reason `options` is a
+        plain tuple.
         """
-        if not isinstance(first, Tensor) or first.numel() < smallest:
+        if not isinstance(first, Tensor):
+            return None
+        device, size = first.get_device(), first.numel()
+        if is_compiling := torch.compiler.is_compiling():
+            if size < compiled_size(crossover.name, device):
+                return None
+        elif size < crossover[device] and (size < crossover.captured[device] or not is_captured()):
             return None
         kind = type(first)
         if (
             (first.requires_grad and is_grad_enabled())
-            or torch.compiler.is_compiling()
+            or is_compiling
             or _len_torch_dispatch_stack()
             or _is_any_autocast_enabled()
             or _are_functorch_transforms_active()
@@ -58,7 +66,7 @@ class Dispatch:
             or first.data_ptr() % ALIGNMENT
         ):
             return self._call(options, first, *others)
-        key = first.shape, first.dtype, first.get_device()
+        key = first.shape, first.dtype, device
         if not others:
             launch = self._plan(options, key)
             return launch and launch(first)
@@ -99,6 +107,30 @@ def eligible(first: Any, *others: Any) -> bool:
     if _is_any_autocast_enabled() and torch.is_autocast_enabled(device.type):
         return False
     return not _are_functorch_transforms_active() and forward_ad._current_level < 0
+
+
+def why_not_eligible(first: Any, *others: Any) -> str | None:
+    """Return in words why `eligible` is false; None if it is true."""
+    for tensor in (first, *others):
+        if not isinstance(tensor, Tensor):
+            return f"an argument is of type {type(tensor).__name__}, not a tensor"
+        if type(tensor) not in (Tensor, Parameter):
+            return f"{type(tensor).__name__} is a subclass of Tensor"
+        if not _is_plain(tensor):
+            return "a tensor is sparse or nested"
+    if first.dtype not in FLOATS:
+        return f"the dtype is {str(first.dtype).removeprefix('torch.')}"
+    if not first.is_cuda and not is_interpreted(first):
+        return f"the tensor is on {first.device.type}"
+    if any(other.dtype != first.dtype for other in others):
+        return "the tensors have different dtypes"
+    if any(other.device != first.device for other in others):
+        return "the tensors are on different devices"
+    if _is_any_autocast_enabled() and torch.is_autocast_enabled(first.device.type):
+        return "autocast is enabled"
+    if _are_functorch_transforms_active():
+        return "a functional transform is active"
+    return "forward-mode differentiation is active" if forward_ad._current_level >= 0 else None
 
 
 def is_interpreted(tensor: Tensor) -> bool:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from triton import knobs
 from triton.backends.nvidia.driver import CudaLauncher
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 MAX_THREADS_PER_BLOCK = 1024
 MAX_INT32 = 2**31 - 1
+TMA_ALIGNMENT = 16  # bytes: of the address and of every row
 NO_HOOKS = (None, None, None)  # launch metadata, enter hook, exit hook
 
 
@@ -64,6 +67,7 @@ class PreparedLaunch:
 
     def __init__(self, launcher: Launcher, grid: tuple[int, int, int], sizes: tuple[Any, ...], config: dict[str, Any]):
         self._launcher, self._grid, self._sizes, self._config = launcher, grid, sizes, config
+        self._kinds: list[torch.dtype | None] = []  # dtypes of the tensors of every call
         self._run: Callable[..., None] | None = None  # for tensors aligned to 16 bytes
         self._before: tuple[Any, ...] = ()
         self._after: tuple[Any, ...] = ()
@@ -89,12 +93,100 @@ class PreparedLaunch:
 
     def _first_launch(self, is_aligned: bool, first: Tensor, *others: Tensor | None) -> None:
         """Launch through the Launcher, and remember the compiled kernel for the next call."""
+        self._kinds = _require_kinds(self._kinds, (first, *others), self._launcher.kernel)
         args = (first, *others, *self._sizes)
         self._launcher(self._grid, *args, **self._config)
         device = first.get_device()
         if is_aligned and device >= 0 and not knobs.runtime.launch_enter_hook.calls:
             made = self._launcher.compiled(device, self._grid, args, self._config)
             self._run, self._before, self._after = made.run, made.before, (*self._sizes, *made.constants)
+
+
+class Matrix(NamedTuple):
+    """A matrix in memory and the block of it that one copy moves. The last dimension is contiguous."""
+
+    shape: tuple[int, int]
+    stride: int  # elements from row to row
+    block: tuple[int, int]
+    layout: Any = None  # in shared memory; Gluon only
+
+    def describe(self, tensor: Tensor) -> TensorDescriptor | GluonDescriptor:
+        strides = [self.stride, 1]
+        if self.layout is None:
+            return TensorDescriptor(tensor, [*self.shape], strides, [*self.block])
+        return GluonDescriptor(tensor, [*self.shape], strides, [*self.block], self.layout)
+
+
+def stored(shape: tuple[int, int], step: int, block: tuple[int, int], transposed: bool) -> Matrix:
+    """Return how a matrix lies in memory, of which the columns are contiguous if it is transposed."""
+    if not transposed:
+        return Matrix(shape, step, block)
+    return Matrix((shape[1], shape[0]), step, (block[1], block[0]))
+
+
+def rows_are_aligned(tensor: Tensor) -> bool:
+    """Return whether TMA can read this matrix, or its transpose if its columns are contiguous."""
+    step = max(tensor.stride())
+    aligned = step * tensor.element_size() % TMA_ALIGNMENT == 0 and tensor.data_ptr() % TMA_ALIGNMENT == 0
+    return 1 in tensor.stride() and min(tensor.shape) > 0 and aligned
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """Return a matrix that satisfies `rows_are_aligned`, if a contiguous copy of this one does."""
+    return tensor if rows_are_aligned(tensor) else tensor.clone(memory_format=torch.contiguous_format)
+
+
+class DescribedLaunch:
+    """A launch that needs only its tensors, the kernel's first parameters.
+
+    Those with a `Matrix` are passed as descriptors of it, and satisfy `rows_are_aligned`; the others are pointers. In
+    every call, tensors have the same dtypes and are on the same GPU, and an optional one is always a tensor or always
+    None. The kernel's constexpr parameters come last; they and the compiler's options are `config`.
+    """
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], matrices: tuple[Matrix | None, ...], *sizes: int, **config: Any
+    ):
+        self._kernel, self._grid, self._matrices = kernel, _grid3(grid), matrices
+        self._sizes, self._config = sizes, config
+        self._kinds: list[torch.dtype | None] = []
+        self._compiled: _Compiled | None = None
+
+    def __call__(self, *tensors: Tensor | None) -> None:
+        device = tensors[0].get_device()  # pyright: ignore[reportOptionalMemberAccess]
+        if device < 0 or self._compiled is None:
+            self._kinds = _require_kinds(self._kinds, tensors, self._kernel)
+        if device < 0:  # interpreted
+            self._kernel[self._grid](*self._arguments(tensors), *self._sizes, **self._config)
+        elif knobs.runtime.launch_enter_hook.calls:  # a profiler observes launches
+            self._kernel[self._grid](*self._arguments(tensors), *self._sizes, **_clamp_warps(self._config))
+        elif device != torch._C._cuda_getDevice():
+            with torch.cuda.device(device):
+                self(*tensors)
+        elif any(t is not None and t.data_ptr() % TMA_ALIGNMENT for t in tensors):
+            self._kernel[self._grid](*self._arguments(tensors), *self._sizes, **_clamp_warps(self._config))
+        else:
+            if self._compiled is None:
+                args, config = self._arguments(tensors), _clamp_warps(self._config)
+                made = self._kernel.warmup(*args, *self._sizes, grid=self._grid, **config)
+                self._compiled = _Compiled(made, self._kernel)
+            pairs = zip(self._matrices, tensors, strict=True)
+            args = [t if matrix is None or t is None else _Described(t, matrix) for matrix, t in pairs]
+            self._compiled(device, self._grid, [*args, *self._sizes])
+
+    def _arguments(self, tensors: tuple[Tensor | None, ...]) -> list[Any]:
+        pairs = zip(self._matrices, tensors, strict=True)
+        return [t if matrix is None or t is None else matrix.describe(t) for matrix, t in pairs]
+
+
+class _Described:
+    """The attributes of a descriptor that Triton's launcher reads. Creating a `TensorDescriptor` takes microseconds."""
+
+    __slots__ = ("base", "shape", "strides")
+    padding = "zero"
+
+    def __init__(self, base: Tensor, matrix: Matrix):
+        self.base, self.shape, self.strides = base, matrix.shape, (matrix.stride, 1)
 
 
 class _Compiled:
@@ -110,6 +202,16 @@ class _Compiled:
 
     def __call__(self, device: int, grid: tuple[int, int, int], values: list[Any]) -> None:
         self.run(*grid, torch._C._cuda_getCurrentRawStream(device), *self.before, *values, *self.constants)
+
+
+def _require_kinds(
+    known: list[torch.dtype | None], tensors: tuple[Tensor | None, ...], kernel: Any
+) -> list[torch.dtype | None]:
+    """Raise if tensors differ from those of the first call: the compiled kernel would take them for what those were."""
+    kinds = [None if t is None else t.dtype for t in tensors]
+    if known and kinds != known:
+        raise AssertionError(f"a launch of {kernel.__name__} was prepared for {known} and called with {kinds}")
+    return kinds
 
 
 def _grid3(grid: tuple[int, ...]) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ def numba_cuda() -> Any:
 
 def launch(kernel: Any, grid: tuple[int, ...], threads: int, *args: Any) -> None:
     """Launch a kernel; tensors pass as arrays over the same memory."""
-    if not any(isinstance(a, Tensor) and a.is_cuda for a in args):
+    if not any(isinstance(a, Tensor) and a.device.type == "cuda" for a in args):
         kernel[grid, threads](*(a.detach().numpy() if isinstance(a, Tensor) else a for a in args))
         return
     cuda = numba_cuda()

@@ -76,7 +76,8 @@ class Operator:
         if self._options is None:
             return args
         first = len(args) - len(self._options._fields)
-        return (*args[:first], self._options(*args[first:]))
+        options = [tuple(arg) if isinstance(arg, list) else arg for arg in args[first:]]  # plans are cached by them
+        return (*args[:first], self._options(*options))
 
     def _grouping(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return function if self._options is None else lambda *args: function(*self._group(args))
@@ -142,6 +143,15 @@ def scatter(values: Iterable[Tensor], wanted: Sequence[bool]) -> list[Tensor | N
 def is_observed() -> bool:
     """Return whether the call is traced or a dispatch mode is active, so that it must go through torch's dispatcher."""
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+def constant_when_compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Let torch.compile call a function while it traces, and take the result as a constant.
+
+    torch.compiler.assume_constant_result sets the same attribute, but first loads torch._dynamo, which takes seconds.
+    """
+    fn._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return fn
 
 
 def operator(

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from tilewright.errors import KernelAborted, MissingPackage, first_line
+from tilewright.fake_cuda import redirect_cuda
 from tilewright.interpreter import interpret
-from tilewright.worker.memory import GuardedTensor, free_memory, guard_allocations
+from tilewright.worker.memory import GuardedTensor, free_memory, guard_allocations, same_bits
 from tilewright.worker.operators import TorchCallRecorder, opcheck_custom_operators
+from tilewright.worker.results import other_names
 
+# Results of earlier calls, to see whether a ring of buffers or a thread writes to them later.
+KEPT_RESULTS, KEPT_BYTES, KEPT_BYTES_EACH = 64, 2**22, 2**18
 RECOMPILE_LIMIT = 4096  # per compiled function
 # How a kernel is called.
 PLAIN, COMPILED, OPCHECK, TRACED = "", "under torch.compile", "registered operators", "traced"
@@ -25,8 +30,8 @@ PLAIN, COMPILED, OPCHECK, TRACED = "", "under torch.compile", "registered operat
 class KernelFailed(Exception):
     """The kernel returned nothing to compare.
 
-    `kind` is a verdict (crashed, timeout, wrong, tampered, unsupported), "memory" if this call needs too much of it, or
-    "usage" if the file cannot be loaded.
+    `kind` is a verdict (crashed, timeout, wrong, tampered, unsupported), "memory" if this call needs too much of it,
+    "declined" if the kernel does not take such a case, or "usage" if the file cannot be loaded.
     """
 
     def __init__(self, kind: str, reason: str):
@@ -36,10 +41,15 @@ class KernelFailed(Exception):
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """The shape and dtype that an output must have."""
+    """The shape and dtype that an output must have, or one of others with as many elements."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    others: tuple[tuple[tuple[int, ...], torch.dtype], ...] = ()
+
+    @property
+    def max_bytes(self) -> int:
+        return prod(self.shape) * max(dtype.itemsize for dtype in (self.dtype, *(dtype for _, dtype in self.others)))
 
 
 @dataclass
@@ -56,9 +66,10 @@ class Request:
     needs_grad: list[int] = field(default_factory=list)
     mode: str = PLAIN
     instrumented: bool = True  # False: torch is not patched
-    reuse_memory: bool = False  # copy the arguments into the memory of the previous call's
+    reuse_memory: bool = False  # write the arguments into the tensors of the previous call
     repeat: int = 1  # repeat the arguments `repeated` this many times along their first dimension
     repeated: list[int] = field(default_factory=list)
+    names: list[str] | None = None  # the keys of the outputs, if they are in a dictionary
 
 
 @dataclass
@@ -68,30 +79,51 @@ class Reply:
     memory: list[Tensor]  # each tensor argument's, after the call
     calls: list[tuple[str, int]] = field(default_factory=list)  # torch operators, with the size of their largest input
     forward_only: str = ""  # why the call fails if its arguments require a gradient
+    shared: list[str] = field(default_factory=list)  # see shared_memory
 
 
 class Executor:
-    """Runs calls, and holds the last inputs and outputs to see whether the next call changes them."""
+    """Runs calls, and holds the last inputs and outputs to see whether a later call changes them."""
 
     def __init__(self, device: str):
         self._device = device
         self._inputs: list[Any] = []
+        self._args: list[Any] = []  # the same as tensors
         self._results: list[Tensor] = []
+        self._kept: deque[Tensor] = deque(maxlen=KEPT_RESULTS)  # results of earlier calls: they hold NaN
 
     def execute(self, fn: Callable[..., Any], request: Request) -> Reply:
         overwritten = _overwrite_with_nan(self._results)
         self._results = []
+        self._require_unchanged(self._kept, "an earlier call")
+        earlier = [] if request.reuse_memory else self._snapshots()
         placed, args = self._place(request)
         _dirty_free_memory(self._device)
         reply = Reply([], [], [p.memory for p in placed])
         with kernel_failures(request.mode), unlimited_recompiles():
             complaint = self._call(fn, args, request, reply)
-        if any(not torch.isnan(result).all() for result in overwritten):
-            raise KernelFailed("wrong", "the call changed the result of the previous call")
+        self._require_unchanged(overwritten, "the previous call")
+        self._require_unchanged(self._kept, "an earlier call")
+        if not all(torch.equal(memory, before) for memory, before in earlier):
+            raise KernelFailed("wrong", "the call changed an argument of the previous call")
+        self._kept += [result for result in overwritten if result.nbytes <= KEPT_BYTES_EACH]
+        while sum(result.nbytes for result in self._kept) > KEPT_BYTES:
+            self._kept.popleft()
         if complaint:
             raise KernelFailed("wrong", complaint)
         self._results = [r for r in self._results if not _shares_memory(r, placed)]
         return reply
+
+    @staticmethod
+    def _require_unchanged(results: Iterable[Tensor], whose: str) -> None:
+        """Raise if results that were overwritten with NaN hold something else: their memory was reused."""
+        if not all(torch.isnan(result).all() for result in results):
+            raise KernelFailed("wrong", f"the call changed the result of {whose}")
+
+    def _snapshots(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the small arguments of the previous call, each with a copy."""
+        memories = [a.memory for a in self._inputs if isinstance(a, GuardedTensor)]
+        return [(memory, memory.clone()) for memory in memories if memory.nbytes <= KEPT_BYTES_EACH]
 
     def blocks(self, numbers: Sequence[int], size: int) -> list[list[Tensor]]:
         """Return the blocks of `size` rows with these numbers from each of the last outputs."""
@@ -99,20 +131,23 @@ class Executor:
 
     def _place(self, request: Request) -> tuple[list[GuardedTensor], list[Any]]:
         if request.reuse_memory:
-            for target, new in zip(self._inputs, request.args, strict=True):
+            for target, tensor, new in zip(self._inputs, self._args, request.args, strict=True):
                 if isinstance(new, GuardedTensor):
                     target.memory.copy_(new.memory)
+                    torch.autograd.graph.increment_version(tensor)  # as if the tensor had been written in place
         else:
             self._inputs = [a.copy(self._device) if isinstance(a, GuardedTensor) else a for a in request.args]
+            self._args = [a.tensor() if isinstance(a, GuardedTensor) else a for a in self._inputs]
         placed = [a for a in self._inputs if isinstance(a, GuardedTensor)]
-        args = [a.tensor() if isinstance(a, GuardedTensor) else a for a in self._inputs]
+        args = [*self._args]
         for number in request.repeated:
             args[number] = args[number].repeat(request.repeat, *[1] * (args[number].dim() - 1))
         return placed, args
 
     def _call(self, fn: Callable[..., Any], args: list[Any], request: Request, reply: Reply) -> str | None:
         """Fill the reply, and return a fault that the interpreter or the guards found."""
-        grads = [g.copy(self._device).tensor() if g else None for g in request.grads]
+        incoming = [g.copy(self._device) if g else None for g in request.grads]
+        grads = [g.tensor() if g else None for g in incoming]
         instrumented = request.instrumented and request.mode == PLAIN
         if request.mode == OPCHECK:
             with self._interpreted(instrumented=False), without_onednn():
@@ -131,21 +166,32 @@ class Executor:
         with contextlib.ExitStack() as stack:
             guards = stack.enter_context(guard_allocations()) if instrumented else None
             run = stack.enter_context(self._interpreted(instrumented))
+            if request.mode != COMPILED:  # torch.compile cannot capture every call under a mode
+                stack.enter_context(redirect_cuda(self._device))
             needs_grad = request.needs_grad if grads else []
-            retry = request.mode == PLAIN
+            retry, forms = request.mode == PLAIN, [*map(_form, args)]
             leaves, returned, reply.forward_only = _forward(fn, args, needs_grad, retry)
-            outputs = _checked_outputs(returned, request, self._device)
-            self._results = [output.detach() for output in outputs]
-            reply.outputs = self._results
-            if self._device == "cuda" and request.repeat == 1:
-                # Copy on this stream before synchronizing, so that work on other streams is not in the copies.
-                reply.outputs = [result.clone() for result in self._results]
+            for number, form in enumerate(forms):
+                if form != _form(_detach(leaves[number]) if number in needs_grad else args[number]):
+                    return f"its argument {number + 1} came back with another shape, stride, memory or requires_grad"
+            with torch._C.DisableTorchFunction():  # a function mode could compute the outputs only now
+                outputs = _checked_outputs(returned, request, self._device)
+                self._results = [_detach(output) for output in outputs]
+                # At once: a thread may write to them later. And on this stream before synchronizing, so that work on
+                # other streams is not in the copies.
+                reply.outputs = [_clone(r) for r in self._results] if request.repeat == 1 else self._results
+            reply.shared = shared_memory(self._results, leaves)
             reply.gradients = backward(outputs, [leaves[n] for n in request.needs_grad], grads)
             if self._device == "cuda":
                 torch.cuda.synchronize()
+            for given, after in zip(request.grads, incoming, strict=True):
+                if given and after and not torch.equal(given.memory, after.memory.to(given.memory.device)):
+                    return "the incoming gradient was changed, which other functions may share"
             produced = [*outputs, *(g for g in reply.gradients if g is not None)]
             findings = [*run.findings, *run.unwritten(produced)] if run else []
             complaint = next((str(finding) for finding in findings), None)
+            if self._device == "cpu" and not all(map(same_bits, self._results, reply.outputs)):
+                return "the outputs changed after the call had returned"
             return complaint or (guards.broken() if guards else None)
 
     @contextlib.contextmanager
@@ -162,7 +208,10 @@ def forward(fn: Callable[..., Any], args: Sequence[Any], needs_grad: Sequence[in
     """Return the arguments, as autograd leaves where they need a gradient, and the outputs of `fn`."""
     leaves = [a.detach().requires_grad_() if number in needs_grad else a for number, a in enumerate(args)]
     with torch.set_grad_enabled(bool(needs_grad)), without_onednn():
-        return leaves, fn(*leaves)
+        returned = fn(*leaves)
+        if torch.is_grad_enabled() != bool(needs_grad):
+            raise KernelFailed("wrong", "the call left gradients switched on or off for the rest of the program")
+        return leaves, returned
 
 
 def _forward(
@@ -216,33 +265,59 @@ def kernel_failures(mode: str = PLAIN) -> Iterator[None]:
     except Exception as error:
         if mode == COMPILED:  # the plain call succeeded before
             raise KernelFailed("unsupported", f"torch.compile cannot capture it ({first_line(error)})") from None
-        raise KernelFailed("crashed", first_line(error)) from error
+        kind = "declined" if isinstance(error, NotImplementedError) else "crashed"
+        raise KernelFailed(kind, first_line(error)) from error
+
+
+_set_flags = torch.backends.mkldnn.set_flags  # a file could replace it, and compute an output when it is called
 
 
 @contextlib.contextmanager
 def without_onednn() -> Iterator[None]:
     """Disable oneDNN: on virtual machines that report AMX without enabling it, its bfloat16 GEMMs kill the process."""
-    was_on, *_ = torch.backends.mkldnn.set_flags(_enabled=False)
+    was_on, *_ = _set_flags(_enabled=False)
     try:
         yield
     finally:
-        torch.backends.mkldnn.set_flags(_enabled=was_on)
+        _set_flags(_enabled=was_on)
 
 
 def _floats(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t for t in tensors if t.is_floating_point()]
 
 
+_detach, _clone = Tensor.detach, Tensor.clone  # an attribute of a tensor could shadow them
+
+
+def _form(value: Any) -> Any:
+    """Return what a call must not change in a tensor besides its elements."""
+    if not isinstance(value, Tensor):
+        return None
+    return tuple(value.shape), value.stride(), value.data_ptr(), value.requires_grad
+
+
+def is_plain_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor or parameter itself: a subclass could compute its elements when read.
+
+    Compared by identity, since the metaclass of a subclass could define equality.
+    """
+    return type(value) is Tensor or type(value) is torch.nn.Parameter
+
+
 def _checked_outputs(returned: Any, request: Request, device: str) -> list[Tensor]:
     """Return the output tensors if their number, type, shape, dtype, device and layout are right."""
     found, specs = [returned] if request.returns_tensor else flatten(returned), request.output_specs
     for output in found:
-        if type(output) not in (Tensor, torch.nn.Parameter):
+        if not is_plain_tensor(output):
             raise KernelFailed("wrong", f"returned {type(output).__name__}, not a tensor")
+    if reason := other_names(returned, request.names):
+        raise KernelFailed("wrong", reason)
     if len(found) != len(specs):
         raise KernelFailed("wrong", f"returned {len(found)} tensors, expected {len(specs)}")
     for number, (output, spec) in enumerate(zip(found, specs, strict=True)):
         name = "output" if len(specs) == 1 else f"output {number}"
+        if (tuple(output.shape), output.dtype) in spec.others:
+            spec = OutputSpec(tuple(output.shape), output.dtype)
         for what, has, should in (
             ("shape", tuple(output.shape), spec.shape),
             ("dtype", str(output.dtype).removeprefix("torch."), str(spec.dtype).removeprefix("torch.")),
@@ -255,7 +330,51 @@ def _checked_outputs(returned: Any, request: Request, device: str) -> list[Tenso
 
 
 def flatten(returned: Any) -> list[Any]:
-    return pytree.tree_leaves(returned) if isinstance(returned, tuple | list | dict) else [returned]
+    """Return what a call returned as a list, without the None of a collection."""
+    if not isinstance(returned, tuple | list | dict):
+        return [returned]
+    return [leaf for leaf in leaves_of(returned) if leaf is not None]
+
+
+def uncomparable(returned: Any) -> str | None:
+    """Return why the results of a reference cannot be compared, or None."""
+    for output in flatten(returned):
+        if not isinstance(output, Tensor) or output.is_complex():
+            kind = "complex numbers" if isinstance(output, Tensor) else type(output).__name__
+            return f"returns {kind}, and only real tensors are compared"
+    return None if flatten(returned) else "returns nothing"
+
+
+def leaves_of(returned: Any) -> Iterator[Any]:
+    """Yield the leaves of nested collections, those of a dictionary in the order of its keys.
+
+    The methods of the base classes serve, since those of a subclass could compute the leaves only now.
+    """
+    if isinstance(returned, dict):
+        for key in sorted(dict.keys(returned), key=str):
+            yield from leaves_of(dict.__getitem__(returned, key))
+    elif isinstance(returned, tuple | list):
+        items = tuple.__iter__(returned) if isinstance(returned, tuple) else list.__iter__(returned)
+        for item in items:
+            yield from leaves_of(item)
+    else:
+        yield returned
+
+
+def shared_memory(outputs: Sequence[Any], args: Sequence[Any]) -> list[str]:
+    """Return which outputs lie in an argument's memory or in that of an earlier output."""
+    held = [(f"argument {n + 1}", a) for n, a in enumerate(args) if isinstance(a, Tensor) and a.numel()]
+    places = {a.untyped_storage().data_ptr(): name for name, a in reversed(held)}
+    starts: dict[int, str] = {}
+    found = []
+    for number, output in enumerate(outputs):
+        if not isinstance(output, Tensor) or not output.numel():
+            continue
+        name = "the output" if len(outputs) == 1 else f"output {number}"
+        other = places.get(output.untyped_storage().data_ptr()) or starts.get(output.data_ptr())
+        found += [f"{name} with {other}"] if other else []
+        starts.setdefault(output.data_ptr(), name)
+    return found
 
 
 def trace_torch_calls(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[list[tuple[str, int]], Any]:

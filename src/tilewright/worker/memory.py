@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.interpreter import patched, poison
+from tilewright.interpreter import fill_with_poison, patched
 
 GUARD = 512  # bytes on either side; a multiple of the allocator's alignment
+PADDING = 64  # elements after each row of a padded tensor
 POISON_PERIOD = 8  # bytes after which the poison pattern repeats
 MAX_GUARDED_BYTES = 2**32  # per call: guarded memory is freed when the call ends
 CUDA_CONTEXT_BYTES = 2**31  # an upper bound
@@ -45,7 +46,7 @@ class GuardedTensor:
         copy = with_layout(tensor.detach(), layout)
         raw = _storage_bytes(copy)
         memory = _empty(len(raw) + 2 * GUARD, dtype=torch.uint8, device=raw.device)
-        poison(memory)
+        fill_with_poison(memory)
         memory[GUARD : len(memory) - GUARD] = raw
         return GuardedTensor(memory, tensor.dtype, tuple(copy.shape), copy.stride(), int(copy.storage_offset()))
 
@@ -75,16 +76,31 @@ def with_layout(tensor: Tensor, layout: str) -> Tensor:
     if layout == "sliced" and tensor.dim():
         wide = _poisoned(tensor, *tensor.shape[:-1], 2 * tensor.shape[-1] + 1)
         return wide[..., : 2 * tensor.shape[-1] : 2].copy_(tensor)
+    if layout == "padded" and tensor.dim():  # rows of a wider tensor
+        return _poisoned(tensor, *tensor.shape[:-1], tensor.shape[-1] + PADDING)[..., : tensor.shape[-1]].copy_(tensor)
     if layout == "offset":
         return _poisoned(tensor, tensor.numel() + 1)[1:].view(tensor.shape).copy_(tensor)
-    if (
-        layout == "expanded"
-        and tensor.dim()
-        and tensor.shape[0] > 1
-        and (tensor.is_meta or torch.equal(tensor, tensor[:1].expand_as(tensor)))
-    ):
+    if layout == "expanded" and tensor.dim() and tensor.shape[0] > 1 and (tensor.is_meta or _has_equal_rows(tensor)):
         return tensor[:1].clone().expand_as(tensor)
-    return tensor.clone(memory_format=torch.contiguous_format)
+    # A dense tensor keeps its order of dimensions: an operation that draws a matrix transposed is to be timed with it.
+    is_dense = torch.empty_like(tensor, device="meta").stride() == tensor.stride()
+    return tensor.clone(memory_format=torch.preserve_format if is_dense else torch.contiguous_format)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor's elements, in order. Those of a non-contiguous tensor are a copy."""
+    flat = tensor.detach().resolve_neg().contiguous().as_strided((tensor.numel(),), (1,))  # one element has any stride
+    return flat.view(torch.uint8)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors of the same shape and dtype hold the same bits, NaN and signed zeros included."""
+    return torch.equal(bits(one), bits(other))
+
+
+def _has_equal_rows(tensor: Tensor) -> bool:
+    values = tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor  # fp8 has few operators
+    return torch.equal(values, values[:1].expand_as(values))
 
 
 class AllocationGuards:
@@ -101,10 +117,10 @@ class AllocationGuards:
         size = tensor.untyped_storage().nbytes()
         self._bytes += size
         if self._bytes > MAX_GUARDED_BYTES:
-            poison(tensor)
+            fill_with_poison(tensor)
             return tensor
         memory = _empty(size + 2 * GUARD, dtype=torch.uint8, device=tensor.device)
-        poison(memory)
+        fill_with_poison(memory)
         self._allocations.append(memory)
         guarded = _between_guards(memory, tensor.dtype, tuple(tensor.shape), tensor.stride(), 0)
         return guarded.requires_grad_(tensor.requires_grad)
@@ -114,7 +130,7 @@ class AllocationGuards:
         for memory in self._allocations:
             end = len(memory) - GUARD
             clean = _empty(GUARD + POISON_PERIOD, dtype=torch.uint8, device=memory.device)
-            poison(clean)
+            fill_with_poison(clean)
             for start, where in ((0, "before"), (end, "after")):
                 phase = start % POISON_PERIOD  # not 0 if the allocation has an odd size
                 if not torch.equal(memory[start : start + GUARD], clean[phase : phase + GUARD]):
@@ -171,7 +187,7 @@ def _between_guards(
 def _poisoned(like: Tensor, *shape: int) -> Tensor:
     tensor = like.new_empty(shape)
     if not tensor.is_meta:
-        poison(tensor)
+        fill_with_poison(tensor)
     return tensor
 
 

@@ -19,6 +19,8 @@ def encode_request(request: Request) -> tuple[dict[str, Any], list[Tensor]]:
     def encode(value: Any) -> Any:
         if isinstance(value, torch.dtype):
             return {"dtype": _name(value)}
+        if isinstance(value, tuple):  # JSON has lists only
+            return {"tuple": [encode(item) for item in value]}
         if not isinstance(value, GuardedTensor):
             return value
         tensors.append(value.memory)
@@ -26,7 +28,10 @@ def encode_request(request: Request) -> tuple[dict[str, Any], list[Tensor]]:
         return {"tensor": content | {"dtype": _name(value.dtype)}}
 
     encoded = {f.name: getattr(request, f.name) for f in fields(request)}
-    encoded["output_specs"] = [[list(spec.shape), _name(spec.dtype)] for spec in request.output_specs]
+    encoded["output_specs"] = [
+        [list(spec.shape), _name(spec.dtype), [[list(shape), _name(dtype)] for shape, dtype in spec.others]]
+        for spec in request.output_specs
+    ]
     encoded["args"] = [encode(a) for a in request.args]
     encoded["grads"] = [encode(g) for g in request.grads]
     return encoded, tensors
@@ -38,6 +43,8 @@ def decode_request(encoded: dict[str, Any], supplied: Iterator[Tensor]) -> Reque
             return value
         if "dtype" in value:
             return getattr(torch, value["dtype"])
+        if "tuple" in value:
+            return tuple(decode(item) for item in value["tuple"])
         tensor = value["tensor"]
         return GuardedTensor(
             next(supplied),
@@ -50,7 +57,10 @@ def decode_request(encoded: dict[str, Any], supplied: Iterator[Tensor]) -> Reque
     request = Request(**encoded)
     request.args = [decode(a) for a in request.args]
     request.grads = [decode(g) for g in request.grads]
-    request.output_specs = [OutputSpec(tuple(s), getattr(torch, dtype)) for s, dtype in encoded["output_specs"]]
+    request.output_specs = [
+        OutputSpec(tuple(s), getattr(torch, dtype), tuple((tuple(o), getattr(torch, d)) for o, d in others))
+        for s, dtype, others in encoded["output_specs"]
+    ]
     return request
 
 
@@ -63,6 +73,7 @@ def encode_reply(reply: Reply, with_tensors: bool) -> tuple[dict[str, Any], list
         "gradients": [g is not None for g in gradients],
         "calls": reply.calls,
         "forward_only": reply.forward_only,
+        "shared": reply.shared,
     }
     return encoded, [*outputs, *(g for g in gradients if g is not None), *(reply.memory if with_tensors else [])]
 
@@ -76,6 +87,7 @@ def decode_reply(encoded: dict[str, Any], tensors: list[Tensor]) -> Reply:
         tensors[count + sum(present) :],
         [(str(name), int(elements)) for name, elements in encoded["calls"]],
         str(encoded["forward_only"]),
+        [str(pair) for pair in encoded["shared"]],
     )
 
 

@@ -60,7 +60,7 @@ class TorchCallRecorder(Mode):
 
 
 def _backend(args: Any) -> Any:
-    is_cuda = any(a.is_cuda for a in pytree.tree_leaves(args) if isinstance(a, Tensor))
+    is_cuda = any(a.device.type == "cuda" for a in pytree.tree_leaves(args) if isinstance(a, Tensor))
     return torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA if is_cuda else torch._C.DispatchKey.CPU)
 
 

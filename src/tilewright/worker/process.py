@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -80,24 +81,27 @@ class ForkServer:
 
 
 _fork_servers: dict[tuple[str, str], ForkServer] = {}
+_starting = threading.Lock()  # two threads must not start two servers for one device
 
 
 def fork_server(device: str) -> ForkServer:
     """Return the fork server of a device; start one if there is none, which takes a second or more."""
     environment = settings.worker_environment(device == "cpu")
     key = device, environment["PYTHONPATH"]
-    found = _fork_servers.get(key)
-    if found and not found.is_alive:
-        found.end()
-    if found is None or not found.is_alive:
-        found = _fork_servers[key] = ForkServer(device, environment)
-    return found
+    with _starting:
+        found = _fork_servers.get(key)
+        if found and not found.is_alive:
+            found.end()
+        if found is None or not found.is_alive:
+            found = _fork_servers[key] = ForkServer(device, environment)
+        return found
 
 
 class Process:
     """A child process to run kernels in. Raises EOFError if none can be started."""
 
-    def __init__(self, device: str, memory: int = MEMORY_LIMIT):
+    def __init__(self, device: str, memory: int = MEMORY_LIMIT, shared: int | None = None):
+        """Start a process that may use this much memory, and inherits `shared`, the descriptor of shared memory."""
         self._fork_server = fork_server(device)
         self._code: int | None = None
         self.folder = tempfile.mkdtemp(prefix="tilewright-")  # the only folder it may write to
@@ -108,7 +112,8 @@ class Process:
         os.set_blocking(stdin, False)  # a child that does not read must not block the parent
         try:
             message = {"memory": memory, "folder": self.folder}
-            self.pid: int | None = self._fork_server.request(message, (child_in, child_out, self._log.fileno()))
+            files = (child_in, child_out, self._log.fileno(), *([] if shared is None else [shared]))
+            self.pid: int | None = self._fork_server.request(message, files)
         except EOFError:
             self.pid = None
             self.end()
@@ -138,6 +143,13 @@ class Process:
             with contextlib.suppress(EOFError):
                 self._code = self._fork_server.request({"wait": self.pid, "seconds": END_SECONDS})
         return self._code
+
+
+def die_with_parent() -> None:
+    """Have Linux kill this process when its parent, or the thread that started it, ends for whatever reason."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _describe_exit(code: int | None, log: IO[bytes]) -> str:

@@ -16,10 +16,17 @@ from typing import Any
 
 import torch
 import torch.testing
+from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 KINDS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType, type)
 CONSTANTS = (int, float, str, tuple)
+# Operators with which results are copied and compared. A file may register its own for others.
+OPERATORS = ("clone", "copy_", "detach", "empty_like", "empty.memory_format", "empty_strided", "equal")
+# Entered and left around the calls.
+CONTEXTS = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode)
 
 TORCH_FOLDER = str(Path(str(torch.__file__)).parent)
 
@@ -29,13 +36,30 @@ class FunctionSnapshot:
 
     def __init__(self) -> None:
         self._known = [(owner, vars(owner), name, value, _code(value)) for owner, name, value in _guarded_names()]
+        self._observers = _observers()
 
     def replaced(self) -> list[str]:
-        return [
+        found = [
             f"{owner.__name__}.{name}"
             for owner, names, name, value, code in self._known
             if not _is_unchanged(names.get(name), value, code)
         ]
+        return [*found, *(name for name, value in _observers().items() if value != self._observers[name])]
+
+
+def _observers() -> dict[str, Any]:
+    """Return what runs at every call of Python or torch: it could compute an output when Tilewright looks at it."""
+    # torch.set_default_device enters a DeviceContext.
+    modes = [mode for mode in _get_current_function_mode_stack() if type(mode) is not DeviceContext]
+    return {
+        "sys.settrace": sys.gettrace(),
+        "sys.setprofile": sys.getprofile(),
+        "sys.monitoring": [m.get_tool(n) for n in range(6)] if (m := getattr(sys, "monitoring", None)) else [],
+        "torch's function modes": modes,
+        "torch's dispatch modes": _get_current_dispatch_mode_stack(),
+        "gc.callbacks": [*gc.callbacks],
+        **{f"the operator aten::{name}": torch._C._dispatch_dump(f"aten::{name}") for name in OPERATORS},
+    }
 
 
 def _is_unchanged(now: Any, value: Any, code: Any) -> bool:
@@ -63,8 +87,11 @@ def _guarded_names() -> Iterator[tuple[Any, str, Any]]:
     yield from ((torch._C, name, value) for name, value in vars(torch._C).items() if name.startswith("_cuda_"))
     inherited = {name for base in torch.Tensor.__mro__[1:] for name in vars(base)} - set(vars(torch.Tensor))
     yield from ((torch.Tensor, name, None) for name in inherited)  # an attribute of Tensor would shadow these
-    for name in ("open", "print", "isinstance", "type", "len", "max", "min", "sum", "abs", "all", "any", "id"):
-        yield builtins, name, getattr(builtins, name)
+    for context in CONTEXTS:
+        yield from ((context, name, vars(context)[name]) for name in ("__enter__", "__exit__") if name in vars(context))
+    for name, value in vars(builtins).items():
+        if isinstance(value, KINDS):
+            yield builtins, name, value
 
 
 def _code(value: Any) -> Any:

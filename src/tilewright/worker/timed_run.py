@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,21 +11,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
-from tilewright.timer import Call, Clock, Sampler
+from tilewright.timer import MAX_WARM_UP, Call, Clock, Sampler
 from tilewright.worker.execute import (
     KernelFailed,
     Request,
     flatten,
     gradients,
+    is_plain_tensor,
     kernel_failures,
+    leaves_of,
     unlimited_recompiles,
     without_onednn,
 )
 from tilewright.worker.memory import GUARD, GuardedTensor
 
 SLOTS = 3  # at least; a sample with more calls has one per call
+GRAPH_CALLS = 16  # per graph, so that launching it costs each call little
 ROTATION_STEP = 64  # bytes
 
 
@@ -88,11 +91,11 @@ class TimedRun:
         # Methods of this object would form a reference cycle that keeps the inputs in memory.
         self._sampler = Sampler(clock, self._calls.prepare, self._calls.fill)
 
-    def warm_up(self, calls: int = 1) -> float:
-        """Warm up, and return a rough time per call in microseconds."""
+    def warm_up(self, calls: int = 1, *, limit: float = MAX_WARM_UP) -> float:
+        """Warm up for at most `limit` seconds, and return a rough time per call in microseconds."""
         self._calls.count = calls
         with self._mode():
-            return self._sampler.warm_up()
+            return self._sampler.warm_up(limit)
 
     def sample(self, values: int | None = None) -> TimedSample:
         """Time one sample on the values of this request, or on unseen values."""
@@ -122,6 +125,72 @@ class TimedRun:
             torch.set_grad_enabled(self._direction != "forward"),
         ):
             yield
+
+
+class GraphRun:
+    """Times forward calls in a CUDA graph, each on inputs of its own, so that the host takes no part in them."""
+
+    def __init__(self, fn: Callable[..., Any], inputs: InputPool, device: str, clock: Clock):
+        self._slots = inputs.take(GRAPH_CALLS)
+        self._values: list[int | None] = [None]
+        self._results: list[list[Tensor | None]] = []
+        calls = [functools.partial(fn, *slot.args) for slot in self._slots]
+        with self._mode():
+            calls[0]()  # a first call may compile and choose configurations, which cannot be captured
+            self._replay, self._outputs = _graph_of(calls) if device == "cuda" else _repeated(calls)
+        slots, values = self._slots, self._values
+        fill = lambda: [inputs.fill(slot, "args", values[0]) for slot in slots]
+        self._sampler = Sampler(clock, lambda: [self._replay], fill)
+
+    def warm_up(self, calls: int = 1, *, limit: float = MAX_WARM_UP) -> float:
+        """Warm up for at most `limit` seconds, and return a rough time per call in microseconds."""
+        with self._mode():
+            return self._sampler.warm_up(limit) / GRAPH_CALLS
+
+    def sample(self, values: int | None = None) -> TimedSample:
+        """Time one replay on the values of this request, or on unseen values; return the time per call."""
+        self._values[0] = values
+        with self._mode():
+            taken = self._sampler.sample(keep=lambda _: [_copies(output) for output in self._outputs])
+        self._values[0], self._results = None, taken.kept
+        return TimedSample(taken.us / GRAPH_CALLS, taken.is_queued)
+
+    def results(self) -> list[Tensor | None]:
+        """Return the outputs of a random call of the last sample."""
+        return random.choice(self._results)
+
+    def overhead(self) -> tuple[float, int | None]:
+        """Return the host time of a replay per call; its memory belongs to the graph."""
+        return self._sampler.host_us(back_to_back=True) / GRAPH_CALLS, None
+
+    @contextlib.contextmanager
+    def _mode(self) -> Iterator[None]:
+        with kernel_failures(), unlimited_recompiles(), without_onednn(), torch.no_grad():
+            yield
+
+
+def _graph_of(calls: Sequence[Call]) -> tuple[Call, list[Any]]:
+    """Return a function that replays the calls as a CUDA graph, and their outputs, which each replay overwrites."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        # Relaxed: kernels that only captured calls run are loaded here.
+        graph.capture_begin(capture_error_mode="relaxed")
+        try:
+            outputs = [call() for call in calls]
+        finally:
+            graph.capture_end()
+    return graph.replay, outputs
+
+
+def _repeated(calls: Sequence[Call]) -> tuple[Call, list[Any]]:
+    """Return the same for a CPU, which has no graphs."""
+    outputs: list[Any] = [None] * len(calls)
+
+    def replay() -> None:
+        outputs[:] = [call() for call in calls]
+
+    return replay, outputs
 
 
 class _Calls:
@@ -184,14 +253,14 @@ def _fill(target: GuardedTensor, new: GuardedTensor, *, rotated: bool) -> None:
     destination[:by].copy_(origin[-by:])
 
 
-_leaves, _clone = pytree.tree_leaves, Tensor.clone  # bound before a user's file can replace them
+_clone = Tensor.clone  # bound before a user's file can replace it
 
 
 def _copies(result: Any) -> list[Tensor | None]:
     """Copy the tensors. A subclass, which could compute its values only when read, is refused."""
-    found = [leaf if isinstance(leaf, Tensor) else None for leaf in _leaves(result, is_leaf=lambda leaf: leaf is None)]
+    found = [leaf if isinstance(leaf, Tensor) else None for leaf in leaves_of(result)]
     for leaf in found:
-        if leaf is not None and type(leaf) not in (Tensor, torch.nn.Parameter):
+        if leaf is not None and not is_plain_tensor(leaf):
             raise KernelFailed("wrong", f"returned {type(leaf).__name__}, not a tensor")
     with torch.no_grad():
         return [None if leaf is None else _clone(leaf) for leaf in found]
