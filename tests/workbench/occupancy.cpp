@@ -21,7 +21,7 @@ int main() {
     device.sharedMemPerBlock = 48 * 1024;
     device.sharedMemPerMultiprocessor = per_sm;
     device.sharedMemPerBlockOptin = per_block;
-    device.reservedSharedMemPerBlock = 1024;
+    device.reservedSharedMemPerBlock = major >= 8 ? 1024 : 0;
     device.numSms = 1;
     cudaOccFuncAttributes kernel;
     kernel.maxThreadsPerBlock = INT_MAX;

@@ -10,7 +10,9 @@ from tilewright.errors import UnknownKernel
 from tilewright.spec import Case, Cost, Kernel, Op, points
 from tilewright.timer import HostTimer, timer_for
 from tilewright.workbench.bench import runner
-from tilewright.workbench.bench.runner import bench, cost_of, physical_seconds, step_count
+from tilewright.workbench.bench.runner import QUICK, bench, cost_of, physical_seconds, step_count
+from tilewright.workbench.check.cases import CheckCase
+from tilewright.worker.timed_run import GRAPH_CALLS
 
 SOFTMAX = registry.load("softmax")
 CASES = [case.with_dtype("float32") for case in points(M=(4,), N=(33,))]
@@ -347,6 +349,26 @@ def test_a_missing_peer_names_its_package():
         registry.peers(SOFTMAX)["liger"].fn(torch.ones(1, 2))
 
 
+def test_a_peer_declines_what_its_library_would_reject():
+    quack = registry.peers(SOFTMAX)["quack"]
+    assert quack.differentiable
+    assert (quack.language, registry.peers(registry.load("layer_norm"))["quack"].differentiable) == ("cuda", False)
+    make = lambda *shape, dtype=torch.bfloat16: torch.empty(shape, dtype=dtype, device="meta")
+    assert quack.fits(make(3, 1001)), "odd rows start anywhere"
+    assert not quack.fits(make(3, 1001)[:, 1:]), "an even length would start at an odd address"
+    assert quack.fits(make(3, 1024)[:, :1000])
+    assert not quack.fits(make(1000, 3).t())
+    norm = registry.peers(registry.load("layer_norm"))["quack"]
+    wide = make(1000, dtype=torch.float32)
+    assert norm.fits(make(3, 1000), wide, wide)
+    assert not norm.fits(make(3, 1000), make(1000), make(1000)), "its parameters are fp32"
+    assert not norm.fits(make(3, 1000), None, None)
+    loss = registry.peers(registry.load("cross_entropy"))["quack"]
+    target = torch.empty(3, dtype=torch.int64, device="meta")
+    assert loss.fits(make(3, 1000), target, None, -100, "mean", 0.0, 0.0, None)
+    assert not loss.fits(make(3, 1000), target, None, -100, "mean", 0.1, 0.0, None)
+
+
 @pytest.mark.gpu
 def test_short_kernels_are_timed_back_to_back():
     (found,) = timed([SOFTMAX.kernels["eager"]])
@@ -379,3 +401,34 @@ def test_allocations_of_a_compiler_are_not_tracked(builds_per_case):
     (found,) = timed([kernel(fn, builds_per_case=builds_per_case)])
     assert found.verdict == "right"
     assert seen == ({True} if builds_per_case else {True, False})
+
+
+@pytest.mark.gpu
+def test_calls_in_a_graph_are_right_and_faster_than_calls_from_the_host():
+    case = CheckCase(Case((("M", 16), ("N", 1000)), "bfloat16"))
+    options = {"clock": timer_for("cuda"), "cases": [case], "effort": QUICK}
+    kernels = [SOFTMAX.kernels["eager"], SOFTMAX.kernels["triton"], SOFTMAX.shipped]
+    plain, captured = ([*bench(SOFTMAX, kernels, **options, captured=c)] for c in (False, True))
+    assert {(t.kernel, t.verdict, t.captured, t.calls) for t in captured} == {
+        (kernel.name, "right", True, GRAPH_CALLS) for kernel in kernels
+    }
+    assert sum(t.median_us for t in captured) < sum(t.median_us for t in plain)
+
+
+@pytest.mark.gpu
+def test_a_wrong_kernel_in_a_graph_has_no_time():
+    case = CheckCase(Case((("M", 16), ("N", 1000)), "bfloat16"))
+    options = {"clock": timer_for("cuda"), "cases": [case], "effort": QUICK}
+    (found,) = bench(SOFTMAX, [kernel(lambda x: torch.zeros_like(x), origin="baseline")], **options, captured=True)
+    assert (found.verdict, found.median_us) == ("wrong", None)
+
+
+@pytest.mark.parametrize(("error", "expected"), [(0.0, "right"), (0.1, "wrong")])
+def test_a_kernel_that_no_quick_case_suits_is_checked_on_all_cases(error, expected):
+    """A kernel for lengths that are multiples of a block, for example."""
+    op = registry.load("softmax")
+    kernel = Kernel("mine", lambda x: torch.softmax(x, -1) + error, "torch", lambda x: x.shape[-1] == 781, True)
+    of_length = lambda *lengths: [Case((("M", 3), ("N", n)), "float32") for n in lengths]
+    for cases, verdict in ((of_length(781), expected), (of_length(4096), "unsupported")):
+        found = runner._op_candidates(op, [kernel], (), cases, ["forward"], "cpu", lambda _: None)
+        assert [candidate.verdict.verdict for candidate in found] == [verdict]

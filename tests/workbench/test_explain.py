@@ -13,9 +13,10 @@ from tilewright.cost import Cost
 from tilewright.errors import CompilationFailed, NothingLaunched
 from tilewright.hardware import datasheet
 from tilewright.spec import Case
+from tilewright.workbench.audit.inputs import make_input
 from tilewright.workbench.explain import diagnose, launch_model
 from tilewright.workbench.explain.checklist import FAIL, NOT_APPLICABLE, PASS, UNKNOWN
-from tilewright.workbench.explain.collect import collect_cuda_file, collect_function, collect_op
+from tilewright.workbench.explain.collect import TracedFunction, collect_cuda_file, collect_function, collect_op
 from tilewright.workbench.explain.prediction import launch_models
 
 H200 = datasheet("h200")
@@ -52,7 +53,7 @@ def explained(file, side):
         call = {one.launches[0].name: one for one in collect_cuda_file(path, H200, 256, 0, MEASURED)}[side]
     else:
         given = registry.load_module(path).INPUTS
-        call = collect_function(lambda: registry.launcher(path, side), given, side, H200, MEASURED)
+        call = collect_function(TracedFunction(lambda: registry.launcher(path, side), given), side, H200, MEASURED)
     return diagnose(call)
 
 
@@ -103,7 +104,7 @@ def test_unknown_checks_name_the_reason_and_the_command():
     assert (found.bottleneck, found.prediction, found.us) == (None, None, None)
     reuse = check(found, "tiling and reuse")
     assert reuse.verdict == UNKNOWN
-    assert reuse.advice.startswith("the audit interprets Triton kernels only; run `tilewright profile`")
+    assert reuse.advice == "the audit interprets Triton kernels only; profile a Python file that launches it on the GPU"
     assert check(found, "occupancy").verdict == UNKNOWN
 
 
@@ -195,7 +196,8 @@ def copy(x):
 def test_host_device_copies_are_seen(tmp_path):
     path = tmp_path / "copied.py"
     path.write_text(COPIED)
-    found = diagnose(collect_function(lambda: registry.launcher(path, None), ["1048576:fp32"], "copied", H200, []))
+    function = TracedFunction(lambda: registry.launcher(path, None), ["1048576:fp32"])
+    found = diagnose(collect_function(function, "copied", H200, []))
     assert found.bottleneck.name == "host-device copies"
     assert "4194304 B copied by cpu()" in found.bottleneck.reason
 
@@ -212,8 +214,9 @@ def test_errors_are_raised():
     op = registry.load("relu")
     with pytest.raises(NothingLaunched):
         collect_op(op, op.kernels["eager"], CASE, H200, [])
+    function = TracedFunction(lambda: registry.launcher(KERNELS, "for_nvidia"), ["128:fp32"])
     with pytest.raises(CompilationFailed, match="gfx942"):
-        collect_function(lambda: registry.launcher(KERNELS, "for_nvidia"), ["128:fp32"], "", datasheet("mi300x"), [])
+        collect_function(function, "", datasheet("mi300x"), [])
 
 
 def test_amd():
@@ -327,6 +330,10 @@ def nothing(x):
     _each[(0,)](x, x, x, 0, 1024)
     return x
 
+def counted(x, lengths):
+    n = int(lengths.max()) * (x.numel() // 16)
+    return _added(x, x, n if lengths.sum().item() else x.numel())
+
 def narrowed(x):
     return doubled(torch.ones(x.shape).to("cuda", torch.float16))
 
@@ -341,7 +348,7 @@ def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("written") / "kernels.py"
     path.write_text(WRITTEN)
     return lambda name, *given: diagnose(
-        collect_function(lambda: registry.launcher(path, name), given, name, H200, MEASURED)
+        collect_function(TracedFunction(lambda: registry.launcher(path, name), given), name, H200, MEASURED)
     )
 
 
@@ -391,7 +398,7 @@ def test_torch_operators_in_a_call_are_named_and_leave_the_bottleneck_unknown(wr
 
 
 def test_launches_on_rows_of_a_tensor_count_all_rows(written):
-    assert "fuse launches" in written("by_rows", "8x1024:fp32").bottleneck.advice
+    assert "fuse launches" in written("by_rows", "8x1024:fp32").advice
     found = written("by_rows", "8x262144:fp32")
     assert found.call.min_bytes == pytest.approx(2 * 8 * 2**20)
     assert check(found, "better mathematics").verdict == PASS
@@ -459,9 +466,9 @@ def test_small_tensors_of_one_name_count_together():
 
 
 def test_inputs_read_by_several_launches_are_named():
-    op = registry.load("cumsum")
-    case = op.bench[0].with_dtype("bfloat16")
-    found = diagnose(collect_op(op, op.kernels["triton"], case, H200, MEASURED))
+    (op,) = registry.load("cumsum").variants
+    case = Case((("A", 1), ("N", 4096), ("B", 64), ("over", "1")), "bfloat16")  # columns, in parts
+    found = diagnose(collect_op(op, op.shipped, case, H200, MEASURED))
     texts = [fact.text for fact in check(found, "better mathematics").facts]
     assert "`x_ptr` is read by 2 launches" in texts
 
@@ -495,3 +502,11 @@ def test_an_empty_grid_is_reported(written):
     found = written("nothing", "64:fp32")
     assert found.prediction is None
     assert "the grid of _each is empty" in found.call.no_audit_reason
+
+
+def test_values_that_the_host_reads_come_from_the_audit(written):
+    found = written("counted", "4096:fp32", "8:int64")
+    largest = make_input("8:int64").max().item()
+    assert found.call.launches[0].launch.grid == (-(-largest * 256 // 1024), 1, 1)
+    assert found.call.launches[0].launch.is_complete
+    assert any("the wait of the host" in one for one in found.prediction.excludes)

@@ -84,7 +84,7 @@ def test_small_inputs_that_all_programs_read_hit_the_l1():
 
 def test_the_triton_kernel_is_audited_if_the_smaller_call_is_dispatched_to_torch():
     cut, cost = moved("cumsum", "tilewright", {"M": 1, "N": 2**28})
-    assert cut.requested == pytest.approx(1.5 * cost.bytes, rel=0.01), "two reads and a write"
+    assert cut.requested == pytest.approx(1.5 * cost.bytes, rel=0.03), "two reads, one of them from L2, and a write"
 
 
 def test_repeated_bytes_hit_the_l2_while_they_fit():

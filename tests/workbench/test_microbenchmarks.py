@@ -107,6 +107,7 @@ def machine_code():
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("microbenchmarks")  # compiled once, in one process
 def test_the_compiler_keeps_all_arithmetic(machine_code):
     """One instruction per element and step, and no others."""
     arithmetic = {"FFMA", "FMUL", "FADD", "MUFU"}
@@ -118,6 +119,7 @@ def test_the_compiler_keeps_all_arithmetic(machine_code):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("microbenchmarks")  # compiled once, in one process
 def test_the_compiler_keeps_every_access(machine_code):
     copy, write, read = machine_code[6:9]
     assert (copy["LDG"], copy["STG"]) == (2, 2), "four elements at a time"
@@ -127,6 +129,7 @@ def test_the_compiler_keeps_every_access(machine_code):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("microbenchmarks")  # compiled once, in one process
 def test_the_matmul_uses_tensor_cores_without_spills(machine_code):
     product = machine_code[9]
     assert product["IGMMA"] > 0

@@ -23,10 +23,10 @@ from tilewright.worker.parent import Worker
 
 FOLDER = Path(__file__).parent.parent / "submissions"
 SECONDS = {"timeout": 4.0, "right": 60.0}  # per reply, by expected verdict
-LIMIT = 30  # seconds for a whole check: a cheat that blocks the parent fails its test
+LIMIT = 240  # seconds for a whole check, on a busy machine: a cheat that blocks the parent fails its test
 DTYPES = ["float32", "float16"]
 CASES = {  # indices into the Op's own cases
-    "softmax": (0, 6, 10),
+    "softmax": (0, 5, 6, 10),
     "sum": (1, 3, 5),
     "gelu": (0, 1, 2, 3),
     "add": (0, 2, 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,14 @@ from torch import Tensor
 
 from tilewright import hardware
 from tilewright.cost import size
-from tilewright.errors import TooLarge
+from tilewright.errors import KernelAborted, TilewrightError, TooLarge, first_line
+from tilewright.fake_cuda import redirect_cuda
 from tilewright.interpreter import STEPS, interpret
-from tilewright.interpreter.results import SECTOR, Finding, Launch, Traffic, tensors
-from tilewright.spec import Case, Cost, Op
+from tilewright.interpreter.results import SECTOR, Finding, Launch, Traffic, merged, tensors
+from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.workbench.audit.inputs import ELEMENTS
 from tilewright.workbench.audit.page import render
+from tilewright.workbench.audit.roles import Allocations, addresses, find_roles
 
 SIGNIFICANT = 0.01  # share of all bytes moved; less is not mentioned
 COLUMNS = ("launch", "argument", "loaded", "stored", "distinct", "reads/elem", "masked off", "overfetch*")
@@ -29,7 +32,7 @@ class Audit:
     title: str
     launches: list[Launch]
     findings: list[Finding]
-    roles: dict[int, str]  # by storage address: output, in place or scratch; the others are inputs
+    roles: dict[int, str]  # by storage address: output, in place, returned unchanged, scratch; the others are inputs
     cost: Cost | None = None  # minimum of the Op, if known
     sms: int = hardware.DATASHEETS["h200"].sms
     result: Any = None
@@ -94,7 +97,7 @@ class Audit:
 
     def summary(self) -> list[str]:
         """Return the main findings, one sentence each."""
-        return list(self._sentences())
+        return list(dict.fromkeys(self._sentences()))
 
     def html(self) -> str:
         return render(self.title, self.launches, self.summary(), self.findings)
@@ -134,7 +137,7 @@ class Audit:
             return
         if self.moved and self.min_bytes:
             ratio = self.moved / self.min_bytes
-            causes = list(self._causes()) if ratio > 1.005 else []
+            causes = list(dict.fromkeys(self._causes())) if ratio > 1.005 else []
             yield f"Moves {ratio:.2f}x the minimum bytes ({size(self.moved)}, minimum {size(self.min_bytes)})" + (
                 f": {', '.join(causes)}." if causes else "."
             )
@@ -194,16 +197,39 @@ def audit(
     count = sum(a.numel() for a in given)
     if count > elements:
         raise TooLarge(count, elements)
-    with interpret(faults="collect", steps=steps, maps=lanes is None, lanes=lanes) as run:
+    checks = interpret(faults="collect", steps=steps, maps=lanes is None, lanes=lanes)
+    with checks as run, redirect_cuda("cuda" if hardware.has_gpu() else "cpu"), Allocations() as made:
         result = fn(*args)
-    found = [*run.findings, *(run.unwritten(result) if lanes is None else ())]
-    outputs = {t.untyped_storage().data_ptr() for t in tensors(result)}
-    inputs = {t.untyped_storage().data_ptr() for t in given}
-    roles = dict.fromkeys(run.allocated, "scratch") | dict.fromkeys(outputs, "output")
-    roles |= dict.fromkeys(outputs & inputs, "in place")
+    found = [*merged(run.findings), *(run.unwritten(result) if lanes is None else ())]
     name = title or getattr(fn, "__name__", "audit")
     launches = [launch.extrapolated for launch in run.launches]
+    roles = find_roles(launches, addresses(given), addresses(result), run.allocated | made.found)
     return Audit(name, launches, found, roles, cost, hardware.datasheet(gpu).sms, result)
+
+
+def audit_kernel(op: Op, kernel: Kernel, case: Case, **limits: Any) -> Audit:
+    """Audit a kernel of an Op on a case. A kernel that raises an exception raises KernelAborted, in one line."""
+    elements = case_elements(op, case)
+    if elements > ELEMENTS:
+        raise TooLarge(elements, ELEMENTS, f"try --case {shrink_case(op, case)}")
+    args = op.make(case)
+    with abort_on_errors(kernel.name):
+        return audit(kernel.fn, *args, cost=op.cost(*args), title=title_of(op, kernel, case), **limits)
+
+
+def title_of(op: Op, kernel: Kernel, case: Case) -> str:
+    return f"{op.name}, {kernel.name}, {case} {case.dtype}"
+
+
+@contextlib.contextmanager
+def abort_on_errors(name: str) -> Iterator[None]:
+    """Turn an exception of the user's function into a one-line KernelAborted."""
+    try:
+        yield
+    except TilewrightError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise KernelAborted(f"{name} fails: {first_line(error)}") from error
 
 
 def default_case(op: Op, elements: int = 2**20) -> Case:

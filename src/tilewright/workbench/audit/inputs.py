@@ -1,7 +1,8 @@
-"""Parse command-line inputs: 64x1000:bfloat16 is a tensor of random values, 7 and 0.5 are numbers.
+"""The calls that tools make, and their inputs.
 
 In records and between processes, a call is a dict with either a kernel of an op on a case (op, kernel, case, dtype, and
-file for a user's kernel) or a function of a file with such inputs (file, function, inputs).
+file for a user's kernel, operation for a user's operation) or a function of a file with such inputs (file, function,
+inputs).
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 import torch
 
 from tilewright import registry
-from tilewright.errors import BadInput, TooLarge
-from tilewright.spec import Case
+from tilewright.errors import TooLarge
+from tilewright.inputs import TensorInput, parse_input
+from tilewright.own import load_operation
+from tilewright.spec import Case, Op
 
 ELEMENTS = 2**27  # sum over all tensors: more takes minutes and gigabytes to interpret
 SLOW_TO_DRAW = 2**20  # elements
-_DTYPES = {"": "float32", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
 
 def load_call(call: Mapping[str, Any], device: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -28,9 +30,16 @@ def load_call(call: Mapping[str, Any], device: str) -> tuple[Callable[..., Any],
         return registry.launcher(Path(call["file"]), call["function"]), tuple(
             make_input(t, device) for t in call["inputs"]
         )
-    op = registry.load(call["op"])
+    op = op_of(call)
     kernel = registry.load_file(Path(call["file"]), op) if "file" in call else registry.pick(op, [call["kernel"]])[0]
     return kernel.fn, op.make(case_of(call), device)
+
+
+def op_of(call: Mapping[str, Any]) -> Op:
+    """Return the operation of a call: Tilewright's, or the one that a user's file defines."""
+    if own := call.get("operation"):
+        return load_operation(Path(own["file"]), reference=own["reference"], inputs=own["inputs"])
+    return registry.load(call["op"])
 
 
 def case_of(call: Mapping[str, Any]) -> Case:
@@ -39,33 +48,14 @@ def case_of(call: Mapping[str, Any]) -> Case:
 
 def make_input(text: str, device: str = "cpu", *, zeros: bool = False) -> Any:
     """Return the input for a text. With `zeros`, large tensors are zeros, whose pages take no memory until touched."""
-    shape, _, kind = text.partition(":")
-    if not kind and "x" not in shape:
-        return _number(text)
-    dtype: Any = getattr(torch, _DTYPES.get(kind, kind), None)
-    if not isinstance(dtype, torch.dtype):
-        raise BadInput(text, f"torch has no dtype '{kind}'")
-    sizes = [int(n) if n.isdecimal() else -1 for n in shape.split("x")]
-    if min(sizes) < 0:
-        raise BadInput(text, f"'{shape}' is not a shape")
+    given = parse_input(text)
+    if not isinstance(given, TensorInput):
+        return given
+    count = math.prod(given.shape)
     if device == "meta":
-        return torch.empty(sizes, dtype=dtype, device=device)
-    if zeros and math.prod(sizes) > SLOW_TO_DRAW:
-        return torch.zeros(sizes, dtype=dtype, device=device)
-    if device == "cpu" and (count := math.prod(sizes)) > ELEMENTS:
+        return torch.empty(given.shape, dtype=given.dtype, device=device)
+    if zeros and count > SLOW_TO_DRAW:
+        return torch.zeros(given.shape, dtype=given.dtype, device=device)
+    if device == "cpu" and count > ELEMENTS:
         raise TooLarge(count, ELEMENTS)
-    generator = torch.Generator(device).manual_seed(0)
-    if dtype.is_floating_point:
-        return torch.randn(sizes, generator=generator, device=device).to(dtype)
-    return torch.randint(0, 2 if dtype == torch.bool else 10, sizes, generator=generator, device=device).to(dtype)
-
-
-def _number(text: str) -> Any:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    raise BadInput(text, "it is neither a number nor a shape")
+    return given.draw(torch.Generator(device).manual_seed(0))

@@ -4,6 +4,6 @@ A kernel has no time if a check fails on its cases or on the timed inputs, if it
 is faster than the hardware can be.
 """
 
-from tilewright.workbench.bench.runner import SAMPLES, Timing, bench, step_count
+from tilewright.workbench.bench.runner import QUICK, SAMPLES, THOROUGH, Effort, Timing, bench, step_count
 
-__all__ = ["SAMPLES", "Timing", "bench", "step_count"]
+__all__ = ["QUICK", "SAMPLES", "THOROUGH", "Effort", "Timing", "bench", "step_count"]

@@ -6,36 +6,61 @@ import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from tilewright.errors import first_line
-from tilewright.spec import Kernel, Op
-from tilewright.workbench.check.budget import Match, Mismatch, compare
-from tilewright.workbench.check.cases import PROBLEM_VALUES, CheckCase, element_count
-from tilewright.workbench.check.expected import ReferenceFailed, ReferenceRun, ReferenceRuns
-from tilewright.worker.execute import OPCHECK, PLAIN, TRACED, Executor, KernelFailed, Reply, Request
+from tilewright.errors import GPUUnusable, first_line
+from tilewright.spec import FAR_BELOW, Case, Kernel, Op
+from tilewright.variants import PROBLEM_VALUES
+from tilewright.workbench.check.budget import (
+    ExpectedTensor,
+    Match,
+    Mismatch,
+    compare,
+    largest_difference,
+    shows_nothing,
+)
+from tilewright.workbench.check.cases import CPU_ELEMENTS, CheckCase, element_count, is_plain
+from tilewright.workbench.check.expected import (
+    ANOTHER,
+    FIRST,
+    HALF_REPLACED,
+    ONE_REPLACED,
+    OTHER,
+    REORDERED,
+    ReferenceFailed,
+    ReferenceRun,
+    ReferenceRuns,
+    operator_name,
+)
+from tilewright.worker.execute import COMPILED, OPCHECK, PLAIN, TRACED, Executor, KernelFailed, Reply, Request, flatten
 from tilewright.worker.memory import GuardedTensor, free_memory, with_layout
 
-# Without a GPU, a case with more input elements than this would take minutes.
-SIMULATED_ELEMENTS = {"triton": 2**21, "numba": 1100, "python": 2**21}
+# The limits without a GPU.
+SIMULATED_ELEMENTS = {"triton": CPU_ELEMENTS, "gluon": CPU_ELEMENTS, "numba": 1100, "python": CPU_ELEMENTS}
 OWN_INPUTS_ONLY = "right on the problem's own inputs only"
 NOT_RIGHT = ("wrong", "tampered", "crashed", "timeout", OWN_INPUTS_ONLY)
 FORWARD_ONLY = "forward only"  # the label of a user's kernel that autograd cannot differentiate
+DECLINES = "the kernel does not take such a case"
+MAX_CRASHES = 8  # cases that end with a crash before the others are left out
 LOWER_PRECISION = 4.0  # times PyTorch's root mean square error
 FALLS_BACK = "falls back to torch"
+FORWARD_WHERE_LARGE = "without gradients where they do not fit into memory"
 BYTES_PER_ELEMENT = 128  # a rough estimate of the memory that judging takes
 MAX_TRACED_ELEMENTS = 2**26  # more take long if their expected outputs are not cached
 MIN_RMS_ELEMENTS = 1024  # for a meaningful root mean square
-# A user's kernel that passed every case is called a random number of times more: at least MIN_EXTRA_CALLS, and more
-# than n times with a probability of MIN_EXTRA_CALLS / n, unless that takes longer than EXTRA_SECONDS.
+# A user's kernel that passed every case is called a random number of times more with each case of `_rerun`: more than
+# n times with a probability of MIN_EXTRA_CALLS / n, unless all together takes longer than EXTRA_SECONDS; in total at
+# least MIN_EXTRA_CALLS.
 MIN_EXTRA_CALLS, MAX_EXTRA_CALLS = 32, 4096
 EXTRA_SECONDS = 2.0
-EXTRA_DRAWS = (0, 1, 4, 5)  # see ReferenceRuns
+LARGE_ELEMENTS, LARGE_EXTRA_CALLS = 2**27, 8  # a case with more elements gets fewer more calls
+EXTRA_DRAWS = (FIRST, OTHER, ONE_REPLACED, HALF_REPLACED)
+WITH_GRADIENTS, REUSED = 0.5, 0.5  # shares of these calls: with gradients, and in the tensors of the call before
 
 
 @dataclass
@@ -67,6 +92,14 @@ class Verdict:
     @property
     def right(self) -> bool:
         return self.verdict == "right"
+
+    @property
+    def summary(self) -> str:
+        """The verdict, with the number of cases if some were left out."""
+        left_out = [c for c in self.cases if c.verdict == "unsupported" and f"({COMPILED})" not in c.case]
+        if not self.right or not left_out:
+            return self.verdict
+        return f"right in {sum(c.verdict == 'right' for c in self.cases)} of {len(self.cases)} cases"
 
     def __bool__(self) -> bool:
         return self.right
@@ -143,12 +176,19 @@ class Judge:
         self._device, self._problem_check, self._requires_gradient = device, problem_check, requires_gradient
         self._verdict = Verdict(op.name, kernel.name, "right", seed=references.seed)
         self._is_users = kernel.origin == "user"
+        # Not an operation of ours: somebody else draws its inputs.
+        self._is_others = problem_check is not None or op.file is not None or not op.is_varied
         self._has_gradient: bool | None = None  # None: not known yet
         self._refusal = ""  # why a user's kernel says that it is not available
         self._spread = 0.0
         self._traced, self._fell_back = 0, 0  # cases
         self._precision = (0.0, "")
+        self._shared: list[str] = []  # outputs that share memory where those of the reference do not
+        self._rerun: list[CheckCase] = []  # right when called again
+        self._declined: list[CheckCase] = []
+        self._taken: set[tuple[Case, str]] = set()  # with their layouts
         self._varied: set[tuple[str, str]] = set()  # cases with other inputs than the problem's own
+        self._empty_comparisons: Counter[str | None] = Counter()  # why outputs on normal values prove nothing
 
     def prepare(self, cases: Sequence[CheckCase]) -> None:
         """Compute expected outputs ahead of time if they are small."""
@@ -165,44 +205,88 @@ class Judge:
         # Last come the cases and calls under a dispatch mode: torch.compile gives up on a function that it sees there.
         is_complete = self._judge_cases([case for case in selected if case.mode != OPCHECK], on_case)
         if is_complete:
-            self._call_more(selected)
+            self._call_more()
             is_complete = self._judge_cases([case for case in selected if case.mode == OPCHECK], on_case)
         if is_complete:
-            self._detect_fallback([c for c in selected if replace(c, rerun=False) == CheckCase(c.case)])
+            self._detect_fallback([case for case in selected if is_plain(case)])
         self._conclude()
         return verdict
 
     def _judge_cases(self, cases: Sequence[CheckCase], on_case: Callable[[], None]) -> bool:
-        """Judge the cases, and return whether to go on: after a crash or a timeout the others would end likewise."""
-        for case in cases:
-            found = self._judge_case(case)
+        """Judge the cases, and return whether to go on: after a timeout or many crashes, the others would fail too."""
+        for case in self._without_declined(cases):
+            found = self._judge_on_gpu(case)
             on_case()
             if found is None:
                 continue
+            if found.verdict == "right" and case.rerun:
+                self._rerun.append(case)
+            if found.reason.startswith(DECLINES) and is_plain(case):
+                self._declined.append(case)
             if any(other.picture for other in self._verdict.cases):
                 found.picture = ()  # one is enough
             self._verdict.cases.append(found)
-            if case.values in PROBLEM_VALUES:
+            if self._is_others and case.values in PROBLEM_VALUES:
                 self._varied.add((found.case, found.dtype))
-            if found.verdict in ("crashed", "timeout", "tampered") or self._refusal:
+            crashes = sum(other.verdict == "crashed" for other in self._verdict.cases)
+            if found.verdict in ("timeout", "tampered") or crashes == MAX_CRASHES or self._refusal:
                 return False
         return True
+
+    def _without_declined(self, cases: Sequence[CheckCase]) -> Iterator[CheckCase]:
+        """Yield the cases; variants of a case that the kernel declined are replaced by those of one that it takes.
+
+        Otherwise a kernel could decline the case on which it would be found out.
+        """
+        for case in cases:
+            declined = next((one for one in self._declined if one.case == case.case), None)
+            if declined is None or is_plain(case):
+                yield case
+                continue
+            instead = self._taken_instead(case.case)
+            if instead is None:
+                yield case
+                continue
+            if declined.rerun:
+                self._declined[self._declined.index(declined)] = replace(declined, rerun=False)
+                yield CheckCase(instead, rerun=True)
+            yield replace(case, case=instead)
+
+    def _taken_instead(self, declined: Case) -> Case | None:
+        """Return the largest case that the kernel takes and that is no larger than this one; or else the smallest."""
+        taken = [one for one, layout in self._taken if one.dtype == declined.dtype and layout == "contiguous"]
+        sizes = {one: element_count(self._op, one) for one in taken}
+        fitting = [one for one in taken if sizes[one] <= element_count(self._op, declined)]
+        return max(fitting, key=sizes.__getitem__) if fitting else min(taken, key=sizes.__getitem__, default=None)
 
     def _conclude(self) -> None:
         verdict = self._verdict
         bad = [case for case in verdict.cases if case.verdict in NOT_RIGHT]
-        skipped = Counter(case.reason for case in verdict.cases if case.verdict == "unsupported")
-        if bad:
-            verdict.verdict = OWN_INPUTS_ONLY if self._is_right_on_own_inputs(bad) else bad[0].verdict
+        left_out = [case.reason for case in verdict.cases if case.verdict == "unsupported"]
+        skipped = Counter(DECLINES if reason.startswith(DECLINES) else reason for reason in left_out)
+        right_on_own_inputs = not bad or self._is_right_on_own_inputs(bad)
+        if right_on_own_inputs and self._empty_comparisons and None not in self._empty_comparisons:
+            why = self._empty_comparisons.most_common(1)[0][0]
+            verdict.verdict, verdict.reason = "unsupported", f"the reference {why}, so that nothing can be compared"
+        elif bad:
+            verdict.verdict = OWN_INPUTS_ONLY if right_on_own_inputs else bad[0].verdict
             verdict.reason = f"{bad[0].case} {bad[0].dtype}: {bad[0].reason}".strip()
+            others = Counter(case.verdict for case in bad if case.verdict != bad[0].verdict)
+            words = [f"; {count} other case{'s' * (count > 1)}: {kind}" for kind, count in others.items()]
+            verdict.reason += "".join(words)
         elif self._refusal or not any(case.verdict == "right" for case in verdict.cases):
-            verdict.verdict, verdict.reason = "unsupported", self._refusal or "; ".join(skipped)
+            verdict.verdict, verdict.reason = "unsupported", self._refusal or "; ".join(dict.fromkeys(left_out))
         else:
             verdict.labels += [f"{count} left out: {reason}" for reason, count in skipped.items()]
-        if self._problem_check and (value := self._references.constant_output()) is not None:
-            verdict.labels.append(f"the problem's reference always returns {value}, whatever its inputs are")
+        if self._is_others and (value := self._references.constant_output()) is not None:
+            whose = "the problem's reference" if self._problem_check else "the reference"
+            verdict.labels.append(f"{whose} always returns {value}, whatever its inputs are")
+        if self._is_others and (constant := self._references.constant_inputs()):
+            verdict.labels.append(f"not told from constants: {', '.join(constant)}")
         if self._spread:
             verdict.labels.append(f"not deterministic: the same inputs gave results up to {self._spread:.2g} apart")
+        if self._shared and self._is_users:
+            verdict.labels.append(f"shares memory where the reference does not: {', '.join(self._shared)}")
         if self._fell_back:
             some = self._fell_back < self._traced
             part = f" in {self._fell_back} of {self._traced} cases" if some else ""
@@ -214,6 +298,16 @@ class Judge:
     def _is_right_on_own_inputs(self, bad: Sequence[CaseVerdict]) -> bool:
         varied = all((case.case, case.dtype) in self._varied for case in bad)
         return varied and all(case.verdict in ("wrong", "crashed") for case in bad)
+
+    def _judge_on_gpu(self, case: CheckCase) -> CaseVerdict | None:
+        """Judge a case, and name it if it leaves the GPU unusable: no later case could be judged."""
+        try:
+            found = self._judge_case(case)
+            if self._device != "cpu":
+                torch.cuda.synchronize()
+        except torch.AcceleratorError as error:
+            raise GPUUnusable(f"{self._kernel.name} or the reference on {case}", first_line(error)) from None
+        return found
 
     def _judge_case(self, case: CheckCase) -> CaseVerdict | None:
         """Return None if there is nothing to check."""
@@ -231,30 +325,57 @@ class Judge:
             found, got = self._check_call(case)
             if case.rerun and found.verdict == "right":
                 found = self._check_reruns(case, found, got)
+            elif found.verdict == "right" and self._has_a_path_without_gradients(case):
+                found, _ = self._check_call(case, gradients=False)
+                found.reason = found.reason and f"without gradients: {found.reason}"
             return found
         except KernelFailed as failure:
             if failure.kind == "unsupported" and self._is_users and case.mode == PLAIN:
                 self._refusal = str(failure)
-            kind = "unsupported" if failure.kind == "memory" else failure.kind
-            return CaseVerdict(name, dtype, kind, reason=str(failure))
+            return self._failed(case, failure)
         except ReferenceFailed as failure:
             if case.values in PROBLEM_VALUES:
                 return None
             return CaseVerdict(name, dtype, "unsupported", reason=f"the reference does not accept it ({failure})")
         except torch.cuda.OutOfMemoryError:
-            free, words = free_memory()
-            fitting = free // BYTES_PER_ELEMENT
-            reason = f"the case and its float64 truth do not fit in {words}; about {fitting} elements would"
-            return CaseVerdict(name, dtype, "unsupported", reason=reason)
-        finally:
-            self._references.evict_large()
+            return self._check_too_large(case)
+
+    def _check_too_large(self, case: CheckCase) -> CaseVerdict:
+        """Judge a case whose expected outputs do not fit into memory: without gradients, if that is enough."""
+        try:
+            if is_plain(case) and self._wants_gradients(case):
+                found, _ = self._check_call(case, gradients=False)
+                self._verdict.labels += [FORWARD_WHERE_LARGE] if FORWARD_WHERE_LARGE not in self._verdict.labels else []
+                return found
+        except KernelFailed as failure:
+            return self._failed(case, failure)
+        except torch.cuda.OutOfMemoryError:
+            pass
+        free, words = free_memory()
+        fitting = free // BYTES_PER_ELEMENT
+        reason = f"the case and its float64 truth do not fit in {words}; about {fitting} elements would"
+        return CaseVerdict(str(case), case.case.dtype, "unsupported", reason=reason)
+
+    def _failed(self, case: CheckCase, failure: KernelFailed) -> CaseVerdict:
+        """Return the verdict on a case without outputs.
+
+        A user's kernel may decline a case by its shapes, dtypes and layouts, not by its values or after some calls.
+        """
+        kind, reason = failure.kind, str(failure)
+        if kind == "declined":
+            kind = "unsupported" if self._is_users else "crashed"
+            if (case.case, case.layout) in self._taken:
+                kind, reason = "wrong", f"takes such a case with other values or in other calls, but here {reason}"
+            elif self._is_users:
+                reason = f"{DECLINES} ({reason})"
+        return CaseVerdict(str(case), case.case.dtype, "unsupported" if kind == "memory" else kind, reason=reason)
 
     def _call(self, request: Request) -> Reply:
         self._verdict.calls += 1
         return self._host.call(request)
 
     def _check_call(
-        self, case: CheckCase, draw: int = 0, *, gradients: bool = True, **options: Any
+        self, case: CheckCase, draw: int = FIRST, *, gradients: bool = True, **options: Any
     ) -> tuple[CaseVerdict, list[Tensor]]:
         """Judge one call, and return its outputs too."""
         run = self._references(case, gradients and self._wants_gradients(case), draw)
@@ -262,7 +383,10 @@ class Judge:
             options["instrumented"] = False
         request = self._references.request(case, run, **options)
         reply = self._call(request)
+        self._taken.add((case.case, case.layout))
         found, got = self._compare(case, run, reply)
+        if not self._op.mutates(*run.args) and not self._references.destinations(run.args):
+            self._shared += [pair for pair in reply.shared if pair not in (*run.shared, *self._shared)]
         if found.verdict == "right":
             found = self._check_memory(run, request, reply) or found
         found.case, found.dtype = str(case), case.case.dtype
@@ -270,9 +394,19 @@ class Judge:
             self._ask_problem_check(found, run, reply.outputs)
         return found, got
 
+    def _has_a_path_without_gradients(self, case: CheckCase) -> bool:
+        """Return whether a kernel that was called with gradients may take another path for this layout or values."""
+        is_varied = case.layout != "contiguous" or case.values != "normal"
+        return is_varied and case.mode == PLAIN and self._wants_gradients(case) and self._has_gradient is True
+
     def _wants_gradients(self, case: CheckCase) -> bool:
-        """Return whether gradients are compared: not for inputs far from zero, where they are lost in cancellation."""
-        return self._kernel.differentiable and self._has_gradient is not False and case.values != "shifted"
+        """Return whether gradients are compared.
+
+        Not for inputs far from zero, where they are lost in cancellation, nor for zeros, where they may be undefined,
+        nor for rows whose truth alone fills the memory.
+        """
+        is_suitable = case.values not in ("shifted", "zeros", FAR_BELOW) and not case.is_long
+        return self._kernel.differentiable and self._has_gradient is not False and is_suitable
 
     def _ask_problem_check(self, found: CaseVerdict, run: ReferenceRun, outputs: list[Tensor]) -> None:
         if self._problem_check is None:
@@ -282,10 +416,18 @@ class Judge:
         except Exception as error:  # third-party code may raise anything
             objection = f"it raises {first_line(error)}"
         if found.verdict == "right" and objection:
-            label = f"the problem's own check rejects it: {objection}"
+            who = "its own reference" if self._rejects_reference(run) else "it"
+            label = f"the problem's own check rejects {who}: {objection}"
             self._verdict.labels += [label] if label not in self._verdict.labels else []
         elif found.verdict == "wrong" and not objection:
             found.reason += "; the problem's own check accepts it"
+
+    def _rejects_reference(self, run: ReferenceRun) -> bool:
+        """Return whether the problem's own check rejects even the outputs of its reference."""
+        assert self._problem_check is not None
+        with contextlib.suppress(Exception):
+            return self._problem_check(run.args, flatten(self._op.reference(*run.args))) is not None
+        return True
 
     def _compare(self, case: CheckCase, run: ReferenceRun, reply: Reply) -> tuple[CaseVerdict, list[Tensor]]:
         wrong = CaseVerdict("", "", "wrong")
@@ -307,9 +449,11 @@ class Judge:
             for gradient, wanted in zip(reply.gradients, expected, strict=True):
                 if gradient is not None:
                     pairs.append((gradient, wanted))
-                elif wanted.truth.any():
+                elif isinstance(wanted, ExpectedTensor) and wanted.truth.any():
                     wrong.reason = f"{wanted.name} is None"
                     return wrong, []
+        if case.values == "normal" and self._is_users:
+            self._empty_comparisons[shows_nothing(run.expected)] += 1
         got = [tensor.clone() for tensor, _ in pairs]
         worst = CaseVerdict("", "", "right")
         for tensor, wanted in zip(got, (wanted for _, wanted in pairs), strict=True):
@@ -350,57 +494,71 @@ class Judge:
 
     def _check_reruns(self, case: CheckCase, found: CaseVerdict, got: list[Tensor]) -> CaseVerdict:
         for what, draw, options in (
-            ("called again", 0, {}),
-            ("with other values in the same memory", 1, {"reuse_memory": True}),
-            ("with the first values in that memory again", 0, {"reuse_memory": True}),
-            ("with the same values in another order", 2, {}),
-            ("not instrumented, without gradients", 3, {"instrumented": False, "gradients": False}),
+            ("called again", FIRST, {}),
+            ("with other values in the same memory", OTHER, {"reuse_memory": True}),
+            ("with the first values in that memory again", FIRST, {"reuse_memory": True}),
+            ("with the same values in another order", REORDERED, {}),
+            ("not instrumented, without gradients", ANOTHER, {"instrumented": False, "gradients": False}),
         ):
             result, now = self._check_call(case, draw, **options)
             if result.verdict != "right":
                 result.reason = f"{what}: {result.reason}"
                 return result
-            if not draw:
-                differences = [(a.double() - b.double()).nan_to_num().abs() for a, b in zip(got, now, strict=True)]
-                self._spread = max(self._spread, *(float(d.max()) if d.numel() else 0.0 for d in differences))
+            if draw == FIRST:
+                self._spread = max(self._spread, *(map(largest_difference, got, now)))
         return found
 
-    def _call_more(self, cases: Sequence[CheckCase]) -> None:
+    def _call_more(self) -> None:
         """Call a user's kernel more often, to catch one that is honest in its first calls only.
 
-        The number of calls has a long tail, so that no number of honest calls is safe.
+        The number of calls of each case has a long tail, so that no number of honest calls is safe.
         """
-        judged = {(case.case, case.dtype): case.verdict for case in self._verdict.cases}
-        rerun = [case for case in cases if case.rerun and judged.get((str(case), case.case.dtype)) == "right"]
-        if not self._is_users or not rerun or any(verdict in NOT_RIGHT for verdict in judged.values()):
+        if not self._is_users or not self._rerun or any(case.verdict in NOT_RIGHT for case in self._verdict.cases):
             return
-        generator, case = random.SystemRandom(), rerun[-1]
-        count = min(MAX_EXTRA_CALLS, int(MIN_EXTRA_CALLS / (1 - generator.random())))
+        generator, least = random.SystemRandom(), -(-MIN_EXTRA_CALLS // len(self._rerun))
         deadline = time.monotonic() + EXTRA_SECONDS
-        known: dict[int, list[Tensor]] = {}
-        for number in range(count):
-            if number >= MIN_EXTRA_CALLS and time.monotonic() > deadline:
-                return
-            try:
-                found = self._check_extra_call(case, generator.choice(EXTRA_DRAWS), known)
-            except KernelFailed as failure:
-                found = CaseVerdict("", "", failure.kind, reason=str(failure))
-            except (ReferenceFailed, torch.cuda.OutOfMemoryError):
-                return
-            if found.verdict in NOT_RIGHT:
-                found.case, found.dtype = str(case), case.case.dtype
-                found.reason = f"in call {self._verdict.calls}: {found.reason}"
-                self._verdict.cases.append(found)
-                return
+        for case in generator.sample(self._rerun, len(self._rerun)):
+            is_large = element_count(self._op, case.case) > LARGE_ELEMENTS
+            at_least, draws = (LARGE_EXTRA_CALLS, EXTRA_DRAWS[:2]) if is_large else (least, EXTRA_DRAWS)
+            count = min(MAX_EXTRA_CALLS, int(MIN_EXTRA_CALLS / (1 - generator.random())))
+            known: dict[tuple[int, bool], list[Tensor]] = {}
+            for number in range(count):
+                if number >= at_least and time.monotonic() > deadline:
+                    break
+                draw, gradients = generator.choice(draws), generator.random() < WITH_GRADIENTS
+                reuse_memory = number > 0 and generator.random() < REUSED
+                try:
+                    found = self._check_extra_call(case, draw, gradients, reuse_memory, known)
+                except KernelFailed as failure:
+                    found = self._failed(case, failure)
+                except (ReferenceFailed, torch.cuda.OutOfMemoryError):
+                    break
+                if found.verdict in NOT_RIGHT:
+                    found.case, found.dtype = str(case), case.case.dtype
+                    found.reason = f"in call {self._verdict.calls}: {found.reason}"
+                    self._verdict.cases.append(found)
+                    return
 
-    def _check_extra_call(self, case: CheckCase, draw: int, known: dict[int, list[Tensor]]) -> CaseVerdict:
-        """Judge a call as in production: not instrumented and without gradients."""
-        run = self._references(case, False, draw)
-        reply = self._call(self._references.request(case, run, instrumented=False))
-        if draw in known and all(map(_equal, reply.outputs, known[draw])):
-            return CaseVerdict("", "", "right")
-        found, known[draw] = self._compare(case, run, reply)
-        return found
+    def _check_extra_call(
+        self,
+        case: CheckCase,
+        draw: int,
+        gradients: bool,
+        reuse_memory: bool,
+        known: dict[tuple[int, bool], list[Tensor]],
+    ) -> CaseVerdict:
+        """Judge a call as in production: not instrumented. `known` holds what earlier calls rightly returned."""
+        gradients = gradients and self._has_gradient is True and self._wants_gradients(case)
+        run = self._references(case, gradients, draw)
+        request = self._references.request(case, run, instrumented=False, reuse_memory=reuse_memory)
+        reply = self._call(request)
+        now = [*reply.outputs, *(gradient for gradient in reply.gradients if gradient is not None)]
+        before = known.get((draw, gradients), ())
+        if len(now) == len(before) and all(map(_equal, now, before)):
+            found = CaseVerdict("", "", "right")
+        else:
+            found, known[draw, gradients] = self._compare(case, run, reply)
+        return (found.verdict == "right" and self._check_memory(run, request, reply)) or found
 
     def _detect_fallback(self, cases: Sequence[CheckCase]) -> None:
         """Count the cases in which torch operators do the reference's work."""
@@ -413,7 +571,8 @@ class Judge:
                 run = self._references(case, self._wants_gradients(case))
                 reply = self._call(self._references.request(replace(case, mode=TRACED), run))
                 self._traced += 1
-                self._fell_back += bool(run.torch_calls) and not run.torch_calls - Counter(reply.calls)
+                calls = Counter((operator_name(name), elements) for name, elements in reply.calls)
+                self._fell_back += bool(run.torch_calls) and not run.torch_calls - calls
 
     def _opcheck(self, case: CheckCase) -> CaseVerdict | None:
         run = self._references(case, self._wants_gradients(case))
@@ -430,7 +589,7 @@ class Judge:
         numbers |= {random.SystemRandom().randrange(case.repeat) for _ in range(27)}
         found = CaseVerdict(str(case), case.case.dtype, "right")
         expected = run.expected
-        size = expected[0].truth.shape[0]
+        size = expected[0].shape[0]
         for number, block in zip(sorted(numbers), self._host.blocks(sorted(numbers), size), strict=True):
             for tensor, wanted in zip(block, expected, strict=True):
                 match = compare(tensor, wanted)
@@ -458,7 +617,9 @@ class Judge:
         limit = SIMULATED_ELEMENTS[self._kernel.language]
         if elements <= limit:
             return None
-        return f"more than {limit} elements need a GPU; {-(-elements // limit)} times smaller would do"
+        smaller = -(-elements // limit)
+        what = f"--scale 1/{smaller} would fit" if self._problem_check else f"{smaller} times smaller would do"
+        return f"more than {limit} elements need a GPU; {what}"
 
 
 def _keep_worst(verdict: CaseVerdict, match: Match) -> None:

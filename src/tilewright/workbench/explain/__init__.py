@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tilewright.workbench.explain.access_width import WORD
+from tilewright.workbench.explain.advice import FEWER_LAUNCHES, advise
 from tilewright.workbench.explain.analysis import Analysis
 from tilewright.workbench.explain.checklist import BOUND, FAIL, Check, checklist
 from tilewright.workbench.explain.collect import CALCULATED, COMPILED, COUNTED, MEASURED, CallData
@@ -24,7 +26,6 @@ TERMS = {
     "tensor": "tensor cores",
 }
 KEEP_ON_GPU = "keep tensors on the GPU, or overlap the copies with compute: pinned memory and a separate stream"
-FEWER_LAUNCHES = "do more work per launch, or launch less often: fuse launches, or use a CUDA graph"
 UNEXPLAINED = 1.5  # measured time / predicted time without overlap, from which no unit explains the time
 
 
@@ -38,7 +39,8 @@ class Bottleneck:
     name: str
     reason: str
     source: str
-    advice: str = ""  # where the kernel itself is not the problem
+    term: str | None = None  # a term of the prediction; None if it is none of them
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Diagnosis:
     floor_us: float | None
     bottleneck: Bottleneck | None  # None if not even the bytes are known
     checks: Sequence[Check]
+    advice: str = ""  # against the bottleneck; empty if the failed checks have all of it
 
     @property
     def failed(self) -> list[Check]:
@@ -82,7 +85,9 @@ class Diagnosis:
             "prediction": self.prediction.as_json() if self.prediction else None,
             "moved": {**vars(call.audited.moved), "case": call.audited.case} if call.audited else None,
             "counters": {**counters.as_json(), "source": COUNTED} if counters else None,
+            "advice": self.advice,
             "checks": [check.as_json() for check in self.checks],
+            "unchecked": call.unchecked,
             "no_audit_reason": call.no_audit_reason,
             "no_timing_reason": "" if call.timing else call.no_timing_reason,
         }
@@ -94,7 +99,13 @@ def diagnose(call: CallData) -> Diagnosis:
         reason = "the FLOPs of its matrix multiplications cannot be read from the machine code"
         call = replace(call, audited=None, no_audit_reason=reason)
         analysis = Analysis(call)
-    return Diagnosis(call, analysis.prediction, analysis.floor_us, _bottleneck(analysis), checklist(analysis))
+    found, checks, prediction = _bottleneck(analysis), checklist(analysis), analysis.prediction
+    if prediction and analysis.narrow_access:
+        narrow = f"the cost of accesses of less than {WORD} B per thread"
+        prediction = replace(prediction, excludes=(*prediction.excludes, narrow))
+    causes = [check for check in checks if check.verdict == FAIL and check.name != BOUND]
+    advice = (found and found.advice) or ("" if call.launch_error else advise(analysis, found and found.term, causes))
+    return Diagnosis(call, prediction, analysis.floor_us, found, checks, advice)
 
 
 def _bottleneck(analysis: Analysis) -> Bottleneck | None:
@@ -107,25 +118,28 @@ def _bottleneck(analysis: Analysis) -> Bottleneck | None:
     if found is None or host.transfer_us > found.us:
         transfers = ", ".join(dict.fromkeys(host.transfers))
         reason = f"{host.bytes} B copied by {transfers} take {host.transfer_us:.1f} us at PCIe bandwidth"
-        return Bottleneck("host-device copies", reason, CALCULATED, KEEP_ON_GPU)
+        return Bottleneck("host-device copies", reason, CALCULATED, advice=KEEP_ON_GPU)
     if timing and timing["host_us"] and timing["host_us"] > timing["median_us"]:
         reason = f"a call takes {timing['host_us']:.1f} us on the host and {timing['median_us']:.1f} us on the GPU"
-        return Bottleneck("host overhead", reason, MEASURED, FEWER_LAUNCHES)
+        return Bottleneck("host overhead", reason, MEASURED, advice=FEWER_LAUNCHES)
     if analysis.call.other_work:
-        unknown = Bottleneck("unknown", f"the call also does {analysis.call.other_work}", COMPILED)
+        unknown = Bottleneck(
+            "unknown", f"the call also does {analysis.call.other_work}", COMPILED, advice=analysis.call.how_to_count
+        )
         return _from_counters(analysis, found) or unknown
     if timing and timing["median_us"] > UNEXPLAINED * found.high:
         reason = f"measured {timing['median_us']:.1f} us, but all units one after the other need {found.high:.1f} us"
-        return Bottleneck(TERMS["latency"], reason, MEASURED)
+        advice = f"{analysis.call.how_to_count} and look at the stall reasons"
+        return Bottleneck(TERMS["latency"], reason, MEASURED, "latency", advice)
     if bottleneck := _from_counters(analysis, found):
         return bottleneck
     if found.is_too_short:
         reason = f"DRAM would be {found.busy:.0%} busy: the call ends before memory is saturated"
-        return Bottleneck(TERMS["latency"], reason, CALCULATED)
+        return Bottleneck(TERMS["latency"], reason, CALCULATED, "latency")
     term = found.terms[found.bottleneck]
     source = COMPILED if found.bottleneck in ("latency", "start") else term.source
-    advice = FEWER_LAUNCHES if found.bottleneck == "start" else ""
-    return Bottleneck(term_name(found.bottleneck), f"{term.us:.1f} of the predicted {found.us:.1f} us", source, advice)
+    reason = f"{term.us:.1f} of the predicted {found.us:.1f} us"
+    return Bottleneck(term_name(found.bottleneck), reason, source, found.bottleneck)
 
 
 def _from_counters(analysis: Analysis, found: Prediction) -> Bottleneck | None:
@@ -140,4 +154,4 @@ def _from_counters(analysis: Analysis, found: Prediction) -> Bottleneck | None:
         "compute": max(compute, key=lambda unit: found.terms[unit].us, default="issue"),
     }.get(counters.bottleneck, found.bottleneck)
     reason = f"memory is {counters.memory:.0%} busy, the SMs {counters.sm:.0%}"
-    return Bottleneck(term_name(term), reason, COUNTED)
+    return Bottleneck(term_name(term), reason, COUNTED, term)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tilewright.interpreter.results import Traffic
+from tilewright.workbench.explain.access_width import NarrowAccess, narrow_access
 from tilewright.workbench.explain.collect import AUDITED, COUNTED, CallData
 from tilewright.workbench.explain.launch_model import LaunchModel
 from tilewright.workbench.explain.prediction import DRAM_LATENCY, Prediction, launch_models, predict
@@ -30,6 +31,13 @@ class Analysis:
     def longest(self) -> LaunchModel:
         """The launch that requests the most bytes, then the one with the most instructions."""
         return max(self.models, key=lambda m: (m.moved.requested if m.moved else 0, sum(m.executed.values())))
+
+    @cached_property
+    def narrow_access(self) -> NarrowAccess | None:
+        """Accesses of less than a word per thread in a launch that moves a significant part of all bytes."""
+        total = sum(m.moved.requested for m in self.models if m.moved)
+        busy = [m for m in self.models if m.moved is None or m.moved.requested > SIGNIFICANT * total]
+        return next(filter(None, map(narrow_access, busy)), None)
 
     @property
     def traffic(self) -> list[Traffic]:
@@ -84,6 +92,10 @@ class Analysis:
     def is_short(self) -> bool:
         """Whether launch overhead takes most of the time."""
         return self.prediction is not None and self.prediction.bottleneck == "start"
+
+    @property
+    def is_memory_bound(self) -> bool:
+        return self.prediction is not None and self.prediction.bottleneck == "memory"
 
     @property
     def saturating_bytes(self) -> float:

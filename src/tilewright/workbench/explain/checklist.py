@@ -9,16 +9,16 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-import triton
 
 from tilewright.cost import amount, size
 from tilewright.interpreter.results import SECTOR, Traffic
+from tilewright.workbench.audit.roles import READ_ONLY
+from tilewright.workbench.explain.access_width import WIDE_GAIN
 from tilewright.workbench.explain.analysis import Analysis
 from tilewright.workbench.explain.collect import AUDITED, CALCULATED, COMPILED, MEASURED
 from tilewright.workbench.explain.launch_model import ISSUE_RATE, LOADS, LaunchModel
+from tilewright.workbench.explain.line_costs import is_in_triton
 from tilewright.workbench.explain.prediction import LAUNCH_US
 from tilewright.workbench.explain.traffic import AuditedTraffic, atomics_per_address
 from tilewright.workbench.inspect import Inspection, unit_name
@@ -29,9 +29,7 @@ from tilewright.workbench.inspect.line_info import SourceLine
 PASS, FAIL, NOT_APPLICABLE, UNKNOWN = "pass", "fail", "not applicable", "unknown"
 BOUND = "memory- or compute-bound"
 
-PROFILE = "run `tilewright profile` on the GPU for measured counters"
-NO_GRID = "a .cu file does not define the grid; run `tilewright explain` on a Python file that launches the kernel"
-SHORT = "launch overhead takes longer than the work"
+NO_GRID = "a .cu file does not define the grid; explain a Python file that launches the kernel"
 SCATTERED = 1.5  # sector bytes per byte used
 REPEATED = 1.2  # reads per byte
 PASSES = 1.15  # DRAM bytes / minimum bytes
@@ -82,12 +80,19 @@ def coalescing(analysis: Analysis) -> Check:
         text = f"a shared memory {access.kind} takes {counts}"
         advice = "pad the rows of the tile, or swizzle its columns, so that the lanes of a warp access different banks"
         return Check(name, FAIL, [*facts, Fact(text, COMPILED)], access.source_line, advice)
-    if not analysis.call.audited:
-        if not facts:
-            return Check(name, NOT_APPLICABLE, [Fact("no access to global memory", COMPILED)])
-        return _unknown(analysis, name, *facts)
+    if not facts:
+        return Check(name, NOT_APPLICABLE, [Fact("no access to global memory", COMPILED)])
     if analysis.is_short:
-        return Check(name, NOT_APPLICABLE, [*facts, Fact(SHORT, COMPILED)])
+        return Check(name, NOT_APPLICABLE, facts)
+    if found := analysis.narrow_access:
+        facts += [Fact(text, COMPILED) for text in (found.cause, found.gain) if text]
+        if found.is_thin and coarsening(analysis).verdict == FAIL:  # which has the remedy
+            return Check(name, NOT_APPLICABLE, facts)
+        if found.is_measured and analysis.is_memory_bound:
+            facts.append(Fact(WIDE_GAIN, MEASURED))
+        return Check(name, FAIL, facts, found.source_line, found.advice)
+    if not analysis.call.audited:
+        return _unknown(analysis, name, *facts)
     plain = [t for t in analysis.traffic if not t.atomic]
     ratios = {each: _scattering([t for t in plain if t.name == each]) for each in {t.name for t in plain}}
     worst = max(ratios, key=ratios.__getitem__, default="")
@@ -120,7 +125,7 @@ def occupancy(analysis: Analysis) -> Check:
     if analysis.prediction is None or not model.moved:
         return _unknown(analysis, name, *facts)
     if analysis.is_short:
-        return Check(name, NOT_APPLICABLE, [*facts, Fact(SHORT, COMPILED)])
+        return Check(name, NOT_APPLICABLE, facts)
     if warps < FEW_WARPS:
         return Check(name, FAIL, facts, None, _more_parallelism(model))
     is_plain = "async copy" not in kernel.mix.kinds and "bulk copy" not in kernel.mix.kinds
@@ -139,7 +144,7 @@ def bound(analysis: Analysis) -> Check:
     if found is None or analysis.floor_us is None:
         return _unknown(analysis, name)
     if analysis.call.measured_us is None and analysis.call.other_work:
-        return Check(name, UNKNOWN, advice=f"the call also does {analysis.call.other_work}; {PROFILE}")
+        return Check(name, UNKNOWN, advice=_profile(analysis, f"the call also does {analysis.call.other_work}"))
     facts = []
     roofline = analysis.longest.kernel.roofline
     if roofline and roofline.unit:
@@ -152,8 +157,7 @@ def bound(analysis: Analysis) -> Check:
     overhead = found.terms["start"].us + analysis.call.ceilings.timer_us
     if analysis.floor_us >= NEAR * (us - overhead) or analysis.is_short:
         return Check(name, PASS, facts)
-    advice = "see the other failed checks; if none explains it, run `tilewright profile` and look at the stall reasons"
-    return Check(name, FAIL, facts, advice=advice)
+    return Check(name, FAIL, facts)
 
 
 def divergence(analysis: Analysis) -> Check:
@@ -246,7 +250,6 @@ def coarsening(analysis: Analysis) -> Check:
     facts.append(Fact(text, COMPILED))
     if loops or width > THIN or waves < MANY_WAVES:
         return Check(name, PASS, facts)
-    facts.append(_in_flight(analysis))
     advice = "process 8 times as many elements per program with the same threads: 16 B loads, an eighth of the blocks"
     source_line = next((line for line in kernel.mix.by_line(*LOADS) if line), None)
     return Check(name, FAIL, facts, source_line, advice)
@@ -264,7 +267,7 @@ def mathematics(analysis: Analysis) -> Check:
     facts = [Fact("no spills, no unintended float64", COMPILED)]
     if (found := analysis.dram_passes) is None:
         reason = analysis.call.no_audit_reason or f"the call also does {analysis.call.other_work}"
-        return Check(name, UNKNOWN, facts, advice=f"{reason}; {PROFILE}")
+        return Check(name, UNKNOWN, facts, advice=_profile(analysis, reason))
     ratio, source = found
     facts.append(Fact(f"DRAM traffic is {ratio:.2f} times the minimum", source))
     if ratio < PASSES:
@@ -292,7 +295,11 @@ _CHECKS: tuple[Callable[[Analysis], Check], ...] = (
 
 
 def _unknown(analysis: Analysis, name: str, *facts: Fact) -> Check:
-    return Check(name, UNKNOWN, facts, advice=f"{analysis.call.no_audit_reason}; {PROFILE}")
+    return Check(name, UNKNOWN, facts, advice=_profile(analysis, analysis.call.no_audit_reason))
+
+
+def _profile(analysis: Analysis, reason: str) -> str:
+    return f"{reason}; {analysis.call.how_to_count}"
 
 
 def _counted(count: int, noun: str, plural: str = "") -> str:
@@ -335,7 +342,7 @@ def _worst_conflict(analysis: Analysis) -> SharedAccess | None:
     They matter compared with the floor or, if it is unknown, with the time to issue all instructions.
     """
     for model in analysis.models:
-        own = [a for a in model.kernel.shared_accesses or () if a.wavefronts and not _is_in_triton(a.source_line)]
+        own = [a for a in model.kernel.shared_accesses or () if a.wavefronts and not is_in_triton(a.source_line)]
         waits = {a: a.count * (a.wavefronts - (a.ideal or 0)) for a in own if a.wavefronts}
         clocks, instructions = sum(waits.values()), len(model.instructions)
         us = (
@@ -344,12 +351,6 @@ def _worst_conflict(analysis: Analysis) -> SharedAccess | None:
         if us > SIGNIFICANT * analysis.floor_us if analysis.floor_us else clocks > instructions / ISSUE_RATE:
             return max(waits, key=waits.__getitem__)
     return None
-
-
-def _is_in_triton(source_line: SourceLine) -> bool:
-    """Return whether a line is in Triton's library, whose reductions lay out their scratch memory themselves."""
-    file = source_line[0] if source_line else ""
-    return Path(file).is_relative_to(Path(inspect.getfile(triton)).parent)
 
 
 def _in_flight(analysis: Analysis) -> Fact:
@@ -387,7 +388,7 @@ def _repeated_traffic(audited: AuditedTraffic) -> Iterator[Fact]:
     readers: Counter[str] = Counter()
     for launch in audited.audit.launches:
         readers.update(
-            {t.name for t in launch.arguments.values() if t.distinct_read and audited.audit.role(t) == "input"}
+            {t.name for t in launch.arguments.values() if t.distinct_read and audited.audit.role(t) in READ_ONLY}
         )
     for name, count in readers.items():
         if count > 1:

@@ -6,16 +6,17 @@ What could not be obtained is None, with the reason beside it.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tilewright import record
+from tilewright import record, source
 from tilewright.counters import Counters
 from tilewright.errors import CompilationFailed, NothingLaunched, first_line
 from tilewright.hardware import GPU
@@ -25,22 +26,25 @@ from tilewright.spec import Case, Cost, Kernel, Op
 from tilewright.workbench.audit import Audit, audit, case_elements, shrink_case
 from tilewright.workbench.audit.inputs import make_input
 from tilewright.workbench.explain.estimated_ceilings import Ceilings, estimate_ceilings
+from tilewright.workbench.explain.host_reads import trace
 from tilewright.workbench.explain.host_work import HostWork, record_host_work
 from tilewright.workbench.explain.traffic import AuditedTraffic, BytesMoved
 from tilewright.workbench.inspect import CompileFailure, Inspection, inspect_cuda_file, inspect_kernel, inspect_launch
 from tilewright.workbench.inspect.code import TritonCode
-from tilewright.workbench.inspect.launches import call_launches
+from tilewright.workbench.inspect.launches import Launch
 from tilewright.worker.execute import backward, flatten, forward
 
 CALCULATED, COMPILED, AUDITED, MEASURED, COUNTED = "calculated", "compiled", "audited", "measured", "counters"
 QUICK = 2**18  # elements that the interpreter handles in a second or two
 LANES = 2**20  # accesses of a launch; of a larger one only a sample of programs is interpreted
 MAX_ELEMENTS = 2**33  # sum over a function's inputs, as zeros: pages that are not touched take no memory
+NEVER_CHECKED = "nothing compares its results with a reference"
 ONLY_TRITON = "the audit interprets Triton kernels only"
 
 OTHER_WORK = "work other than these launches"  # usually torch's own kernels
 
 Records = Sequence[Mapping[str, Any]]
+Audits = dict[tuple[str, ...], AuditedTraffic]  # by kernel, case, dtype and direction
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,19 @@ class CallData:
     counters: Counters | None = None
     host_work: HostWork = field(default_factory=HostWork)
     has_integer_inputs: bool = False  # which may be addresses
+    reads_values: bool = False  # the host reads values of tensors, which decide what it launches
+    arguments: Sequence[str] = ()  # select the call on the command line
+    unchecked: str = ""  # why nothing shows that the kernel is right; empty if a verdict does
+
+    def command(self, tool: str, *more: str) -> str:
+        """Return the command that runs a tool on this call."""
+        return shlex.join(["tilewright", tool, *self.arguments, *more])
+
+    @property
+    def how_to_count(self) -> str:
+        if all(one.launch is None for one in self.launches):
+            return "profile a Python file that launches it on the GPU"
+        return f"run `{self.command('profile')}` on the GPU for measured counters"
 
     @property
     def min_bytes(self) -> float | None:
@@ -96,8 +113,23 @@ def _programs(one: Inspection) -> int:
     return one.launch.programs * one.launch.times if one.launch else 1
 
 
-def collect_op(op: Op, kernel: Kernel, case: Case, gpu: GPU, records: Records, direction: str = "forward") -> CallData:
-    """Collect data on a kernel of an Op. Raises CompilationFailed, or NothingLaunched if the case is not supported."""
+def collect_op(
+    op: Op,
+    kernel: Kernel,
+    case: Case,
+    gpu: GPU,
+    records: Records,
+    direction: str = "forward",
+    file: Path | None = None,
+    audits: Audits | None = None,
+    words: Sequence[str] = (),
+) -> CallData:
+    """Collect data on a kernel of an Op, in the user's file if there is one.
+
+    `words` name an operation of the user's and its inputs on the command line. `audits` remembers the audits, which are
+    the same for all GPUs.
+    Raises CompilationFailed, or NothingLaunched if the case is not supported.
+    """
     host_work = HostWork()
     recorded = replace(kernel, fn=record_host_work(kernel.fn, host_work))
     launches = _compiled(inspect_kernel(op, recorded, case, gpu, (direction,)), f"{op.name}, {kernel.name}, {case}")
@@ -106,40 +138,90 @@ def collect_op(op: Op, kernel: Kernel, case: Case, gpu: GPU, records: Records, d
     point = {"case": dict(case.point), "dtype": case.dtype, "direction": direction}
     call = {"op": op.name, "kernel": kernel.name, **point}
     timing, no_timing_reason = _timing(records, call, gpu)
-    command = f"tilewright bench {op.name} -k {kernel.name} -c {case} --record FILE"
-    audited, no_audit_reason = _audit_op(op, kernel, case, cost, direction, launches, bool(host_work.gemms))
+    named = tuple(words) or ((op.name, str(file)) if file else (op.name, "-k", kernel.name))
+    of_direction = () if direction == "forward" else ("--direction", direction)
+    of_case = () if "-i" in words else ("-c", str(case), "-d", case.dtype)  # the inputs are the case
+    arguments = (*named, *of_case, *of_direction)
+    bench = shlex.join(["tilewright", "bench", *arguments, "--record", f"results/{gpu.name}/{op.name}.jsonl"])
+    audits = {} if audits is None else audits
+    audited, no_audit_reason = _audit_op(op, kernel, case, cost, direction, launches, bool(host_work.gemms), audits)
     return CallData(
         title=launches[0].title + ("" if direction == "forward" else f", {direction}"),
         gpu=gpu,
         launches=launches,
         ceilings=estimate_ceilings(gpu, records),
-        cost=cost,
+        cost=cost or None,
         audited=audited,
         no_audit_reason=no_audit_reason,
         timing=timing,
-        no_timing_reason=f"{no_timing_reason}; run `{command}` on the GPU",
+        no_timing_reason=f"{no_timing_reason}; run `{bench}` on the GPU",
         counters=_counters(records, call, gpu),
         host_work=host_work,
+        arguments=arguments,
+        unchecked="" if timing else _unchecked(records, op.name, kernel.name, file, named),
     )
 
 
-def collect_function(
-    load: Callable[[], Callable[..., Any]], given: Sequence[str], title: str, gpu: GPU, records: Records
-) -> CallData:
-    """Collect data on a user's function, with inputs in command-line syntax."""
-    host_work, make_meta = HostWork(), partial(make_input, device="meta")
+def collect_cases(
+    op: Op,
+    kernel: Kernel,
+    cases: Sequence[Case],
+    gpu: GPU,
+    records: Records,
+    direction: str,
+    *,
+    only_first: bool,
+    file: Path | None = None,
+    audits: Audits | None = None,
+    words: Sequence[str] = (),
+) -> list[CallData]:
+    """Collect data on every case that the kernel supports, or on the first of them."""
+    found = []
+    for case in cases:
+        try:
+            found.append(collect_op(op, kernel, case, gpu, records, direction, file, audits, words))
+        except NothingLaunched:
+            continue
+        if only_first:
+            break
+    return found
 
-    def run() -> AuditedTraffic:
-        args = [make_input(text, zeros=True) for text in given]
-        function = record_host_work(load(), HostWork())
+
+@dataclass
+class TracedFunction:
+    """A user's function with inputs in command-line syntax: its launches on any GPU, and its audit."""
+
+    load: Callable[[], Callable[..., Any]]
+    given: Sequence[str]
+    host_work: HostWork = field(default_factory=HostWork)
+    reads_values: bool = False
+
+    def launches(self, gpu: GPU) -> list[Launch]:
+        found, self.reads_values = trace(self._load_call, lambda: self.audited, gpu)
+        return found
+
+    def _load_call(self) -> tuple[Callable[..., Any], list[Any]]:
+        self.host_work = HostWork()
+        return record_host_work(self.load(), self.host_work, operators=True), self.inputs
+
+    @property
+    def inputs(self) -> list[Any]:
+        return [make_input(text, "meta") for text in self.given]
+
+    @cached_property
+    def audited(self) -> AuditedTraffic:
+        """The audit, which is the same for all GPUs."""
+        args = [make_input(text, zeros=True) for text in self.given]
+        function = record_host_work(self.load(), HostWork())
         return AuditedTraffic(audit(lambda *a: forward(function, a, ())[1], *args, elements=MAX_ELEMENTS, lanes=LANES))
 
-    def load_call() -> tuple[Callable[..., Any], list[Any]]:
-        return record_host_work(load(), host_work, operators=True), [*map(make_meta, given)]
 
-    called = call_launches(load_call, gpu)
-    launches = _compiled([inspect_launch(one, title) for one in called], title)
-    audited, no_audit_reason = _audit(launches, run)
+def collect_function(
+    function: TracedFunction, title: str, gpu: GPU, records: Records, arguments: Sequence[str] = ()
+) -> CallData:
+    """Collect data on a user's function."""
+    launches = _compiled([inspect_launch(one, title) for one in function.launches(gpu)], title)
+    audited, no_audit_reason = _audit(launches, lambda: function.audited)
     return CallData(
         title=title,
         gpu=gpu,
@@ -148,8 +230,11 @@ def collect_function(
         audited=audited,
         no_audit_reason=no_audit_reason,
         no_timing_reason="functions of files have no records",
-        host_work=host_work,
-        has_integer_inputs=any(isinstance(a, Tensor) and not _is_float(a) for a in map(make_meta, given)),
+        host_work=function.host_work,
+        reads_values=function.reads_values,
+        arguments=arguments,
+        unchecked=f"{NEVER_CHECKED}; `{shlex.join(['tilewright', 'check', *arguments])} --reference NAME` does",
+        has_integer_inputs=any(isinstance(a, Tensor) and not _is_float(a) for a in function.inputs),
     )
 
 
@@ -157,8 +242,20 @@ def collect_cuda_file(path: Path, gpu: GPU, threads: int, shared: int, records: 
     """Collect data on every kernel of a `.cu` file, without launches and inputs."""
     launches = _compiled(inspect_cuda_file(path, gpu, threads, shared), path.name)
     rates = estimate_ceilings(gpu, records)
-    call = partial(CallData, gpu=gpu, ceilings=rates, no_audit_reason=ONLY_TRITON, no_timing_reason="a .cu file")
-    return [call(f"{path.name}, {one.name}", launches=[one]) for one in launches]
+    launch = ("--threads", str(threads), "--shared", str(shared))
+    return [
+        CallData(
+            f"{path.name}, {one.name}",
+            gpu=gpu,
+            launches=[one],
+            ceilings=rates,
+            no_audit_reason=ONLY_TRITON,
+            no_timing_reason="a .cu file",
+            arguments=(str(path), "-f", one.name, *launch),
+            unchecked=NEVER_CHECKED,
+        )
+        for one in launches
+    ]
 
 
 def _compiled(found: Iterable[Inspection | CompileFailure], title: str) -> list[Inspection]:
@@ -188,7 +285,7 @@ def _audit(launches: Sequence[Inspection], run: Callable[[], AuditedTraffic]) ->
         return None, f"the audit failed: {first_line(error)}"
     for fault in audited.audit.findings:
         if fault.kind == OUT_OF_BOUNDS:
-            return None, f"{fault}; run `tilewright audit` for details"
+            return None, str(fault)
     names, ran = {one.name for one in launches}, {one.kernel for one in audited.audit.launches}
     if names != ran:
         others = f"other kernels ({', '.join(sorted(ran))})" if ran else "only torch's own operators"
@@ -206,21 +303,34 @@ def _audit_op(
     direction: str,
     launches: Sequence[Inspection],
     has_library_gemm: bool,
+    audits: Audits,
 ) -> tuple[AuditedTraffic | None, str]:
-    """Audit the case itself if its launches contain a GEMM that no library does, otherwise a smaller case."""
+    """Audit the case itself if its launches contain a GEMM that no library does, or its cost is unknown.
+
+    Otherwise audit a smaller case.
+    """
+
+    def once(kernel: Kernel, run: Callable[..., AuditedTraffic]) -> AuditedTraffic:
+        key = (kernel.name, str(case), case.dtype, direction)
+        if key not in audits:
+            audits[key] = run(op, kernel, case, cost, direction)
+        return audits[key]
+
     if kernel.builds_per_case:
         return None, "the audit does not interpret kernels generated by torch.compile"
-    if direction == "forward" and not has_library_gemm and any(unit.startswith("tensor") for unit in cost.flops):
-        return _audit(launches, partial(_audit_full, op, kernel, case, cost))
-    audited, reason = _audit(launches, partial(_audit_smaller, op, kernel, case, cost, direction))
+    has_gemm = any(unit.startswith("tensor") for unit in cost.flops)
+    if direction == "forward" and not has_library_gemm and (has_gemm or not cost):
+        return _audit(launches, lambda: once(kernel, _audit_full))
+    audited, reason = _audit(launches, lambda: once(kernel, _audit_smaller))
     # A small call may be dispatched to torch. Then audit the Triton kernels of the op directly.
     others = [k for k in op.kernels.values() if kernel is op.shipped and k.language == "triton"]
     while others and not audited:
-        audited, _ = _audit(launches, partial(_audit_smaller, op, others.pop(), case, cost, direction))
+        other = others.pop()
+        audited, _ = _audit(launches, lambda other=other: once(other, _audit_smaller))
     return audited, "" if audited else reason
 
 
-def _audit_full(op: Op, kernel: Kernel, case: Case, cost: Cost) -> AuditedTraffic:
+def _audit_full(op: Op, kernel: Kernel, case: Case, cost: Cost, direction: str) -> AuditedTraffic:
     """Audit a sample of the programs of the full case: the reuse of a GEMM depends on all sizes."""
     args = [torch.zeros_like(a, device="cpu") if isinstance(a, Tensor) else a for a in op.make(case, device="meta")]
     found = audit(lambda *a: forward(kernel.fn, a, ())[1], *args, cost=cost, elements=MAX_ELEMENTS, lanes=LANES)
@@ -241,11 +351,12 @@ def _audit_smaller(op: Op, kernel: Kernel, case: Case, cost: Cost, direction: st
     constant = sum(one.nbytes for one in same.values())
     if direction == "backward":
         constant += sum(one.nbytes for n, one in same.items() if _needs_gradient(op, n, one))
-    scale = (
-        (cost.bytes - constant) / (small_cost.bytes - constant)
-        if small_cost.bytes > constant
-        else cost.bytes / small_cost.bytes
-    )
+    if not small_cost:  # unknown
+        scale = case_elements(op, case) / case_elements(op, small)
+    elif small_cost.bytes > constant:
+        scale = (cost.bytes - constant) / (small_cost.bytes - constant)
+    else:
+        scale = cost.bytes / small_cost.bytes
     return AuditedTraffic(found, scale, "" if small == case else str(small), unscaled=unscaled)
 
 
@@ -284,6 +395,22 @@ def _timing(records: Records, wanted: Mapping[str, Any], gpu: GPU) -> tuple[Mapp
     if record.is_stale(dict(same[-1])):
         return None, f"the code has changed since the timing of {same[-1]['date'][:10]}"
     return same[-1], ""
+
+
+def _unchecked(records: Records, op: str, kernel: str, file: Path | None, named: Sequence[str]) -> str:
+    """Return why no verdict shows that the kernel is right; empty if the newest one does."""
+    run = f"run `{shlex.join(['tilewright', 'check', *named])}`"
+    found = [r for r in records if r["kind"] == "verdict" and (r["op"], r["kernel"]) == (op, kernel)]
+    if file:
+        found = [r for r in found if r["source"] == source.file_hash(file)]
+    if not found:
+        return f"no verdict on its results is recorded; {run}"
+    newest = max(found, key=lambda r: r["date"])
+    if newest["verdict"] != "right":
+        return f"its newest verdict is '{newest['verdict']}'; {run}"
+    if not file and record.is_stale(dict(newest)):
+        return f"the code has changed since the verdict of {newest['date'][:10]}; {run}"
+    return ""
 
 
 def _counters(records: Records, call: Mapping[str, Any], gpu: GPU) -> Counters | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -87,13 +87,18 @@ class LaunchModel:
     def uses_tensor_cores(self) -> bool:
         return "tensor core" in self.kernel.mix.kinds
 
+    def executed_instructions(self) -> Iterator[tuple[Instruction, float]]:
+        """Yield each instruction, and how many warps of the whole launch execute it."""
+        for i in self.instructions:
+            yield i, self._trips(i) * self.warps * self.programs
+
     @cached_property
     def executed(self) -> Mapping[str, float]:
         """Warp instructions executed by the whole launch, by kind."""
         counts: Counter[str] = Counter()
-        for i in self.instructions:
-            counts[i.kind] += self._trips(i)  # type: ignore[assignment]
-        return {kind: count * self.warps * self.programs for kind, count in counts.items()}
+        for i, count in self.executed_instructions():
+            counts[i.kind] += count  # type: ignore[assignment]
+        return counts
 
     def seconds(self, rates: Mapping[str, float]) -> dict[str, float]:
         """Return the time that each unit needs on its own."""

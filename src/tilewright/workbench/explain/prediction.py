@@ -129,7 +129,7 @@ def _predict_launch(call: CallData, model: LaunchModel) -> Prediction:
     units = {u: 1e6 * s * _tail_factor(model) for u, s in model.seconds(call.ceilings.rates).items()}
     mma = sum(us for unit, us in units.items() if unit in model.mma_flops)
     others = max((us for unit, us in units.items() if unit not in model.mma_flops), default=0.0)
-    latency = 1e6 * _latency_seconds(model, moved)
+    latency = 1e6 * _latency_seconds(model)
     atomics = moved.contention / model.kernel.gpu.clock_mhz  # one per clock
     start = LAUNCH_US * (model.kernel.launch.times if model.kernel.launch else 1)
     stages = ASYNC_STAGES if is_async else 1
@@ -162,12 +162,17 @@ def _memory_seconds(call: CallData, model: LaunchModel, moved: BytesMoved, merge
     return call.ceilings.memory_seconds(moved.read + moved.repeated + model.spilled, moved.written)
 
 
-def _latency_seconds(model: LaunchModel, moved: BytesMoved) -> float:
+def _latency_seconds(model: LaunchModel) -> float:
     """Return the time of the dependent chain: the load latency and instruction latency of one block, times waves."""
+    return sum(latency_parts(model)) * max(1.0, model.kernel.waves or 0.0)
+
+
+def latency_parts(model: LaunchModel) -> tuple[float, float]:
+    """Return the seconds that one block waits for loads, and for the results of its own instructions."""
+    moved = model.moved or BytesMoved()
     again = moved.repeated / (moved.read + moved.repeated) if moved.read else 0.0
     waiting = model.load_waits * (DRAM_LATENCY * (1 - again) + L2_LATENCY * again)
-    block = waiting + ISSUE_CLOCKS * model.instructions_per_warp / (model.kernel.gpu.clock_mhz * 1e6)
-    return block * max(1.0, model.kernel.waves or 0.0)
+    return waiting, ISSUE_CLOCKS * model.instructions_per_warp / (model.kernel.gpu.clock_mhz * 1e6)
 
 
 def _tail_factor(model: LaunchModel) -> float:
@@ -188,9 +193,11 @@ def _finish(found: Prediction, call: CallData) -> Prediction:
     """Add the source of the rates, the effects that are not modelled and the DRAM utilisation."""
     excludes = []
     if not call.audited:
-        excludes.append(f"repeated reads and writes ({call.no_audit_reason})")
+        excludes.append("repeated reads and writes, which the audit would count")
     elif call.has_integer_inputs:
         excludes.append("the values of integer inputs, if they are addresses: the audit used small ones, or zeros")
+    if call.reads_values:
+        excludes.append("the wait of the host for values that it reads; those of the audit decided what it launches")
     if call.other_work:
         excludes.append(call.other_work)
     accesses = [a for one in call.launches for a in one.shared_accesses or ()]

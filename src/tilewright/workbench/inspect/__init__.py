@@ -197,8 +197,21 @@ def inspect_kernel(
         same = [one for one in launches if one.direction == launch.direction]
         alone = same == [launch] and launch.times == 1 and launch.is_complete
         cost = op.cost if launch.direction == "forward" else op.backward_cost
-        roofline = Roofline(cost(*args), gpu, launch.programs if alone else None) if cost else None
+        least = cost(*args) if cost else None
+        roofline = Roofline(least, gpu, launch.programs if alone else None) if least else None
         yield inspect_launch(launch, title, roofline)
+
+
+def inspect_cases(
+    op: Op, kernel: Kernel, cases: Sequence[Case], gpu: GPU, directions: Sequence[str], *, only_first: bool
+) -> list[Inspection | CompileFailure]:
+    """Return the compiled launches on every case, or on the first that the kernel supports."""
+    found: list[Inspection | CompileFailure] = []
+    for case in cases:
+        found += inspect_kernel(op, kernel, case, gpu, directions)
+        if found and only_first:
+            break
+    return found
 
 
 def inspect_launch(launch: Launch, title: str, roofline: Roofline | None = None) -> Inspection | CompileFailure:

@@ -25,13 +25,19 @@ from tilewright.driver import cuda_queries, device_properties, target
 from tilewright.hardware import DATASHEETS, GPU
 
 META = torch.device("meta")
+# The functions by which the host reads values of a tensor.
+READS = {
+    *(Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__),
+    *(torch.equal, torch.allclose, torch.is_nonzero),
+}
+Reads = Callable[[Any, tuple[Any, ...]], Any]  # a function of READS and its arguments, to the value that it returns
 FIRST_INDEX = 64  # above the indices of real GPUs, so that per-device caches never mix them up
 _INDICES = {name: FIRST_INDEX + n for n, name in enumerate(DATASHEETS)}
 
 
 @contextmanager
-def fake_gpu(gpu: GPU, reads: int | None = None, computed: list[str] | None = None) -> Iterator[torch.device]:
-    """Make `gpu` the only GPU. Its tensors are meta tensors; each value read from one is `reads`.
+def fake_gpu(gpu: GPU, reads: Reads | None = None, computed: list[str] | None = None) -> Iterator[torch.device]:
+    """Make `gpu` the only GPU. Its tensors are meta tensors; `reads` returns the values that the host reads.
 
     Torch functions that would launch a kernel are appended to `computed`.
     """
@@ -39,7 +45,7 @@ def fake_gpu(gpu: GPU, reads: int | None = None, computed: list[str] | None = No
         on_gpu = partial(_OnGPU, device, reads, computed)
         stack.enter_context(patch.object(CustomOpDef, "__call__", _custom_op_call(on_gpu)))
         stack.enter_context(patch.object(torch.autograd, "_engine_run_backward", _backward(on_gpu)))
-        stack.enter_context(patch.object(os, "_exit", _raising_exit()))
+        stack.enter_context(exit_raises())
         stack.enter_context(on_gpu())
         yield device
 
@@ -49,7 +55,8 @@ def fake_cuda_queries(gpu: GPU, *others: Any) -> Iterator[torch.device]:
     """Make torch.cuda, and functions of the same name in `others`, describe `gpu`."""
     device = torch.device("cuda", _INDICES[gpu.name])
     with ExitStack() as stack:
-        for name, query in _cuda_queries(gpu, device).items():
+        present = {"is_available": lambda: True, "device_count": lambda: 1}
+        for name, query in (cuda_queries(gpu, device.index) | present).items():
             stack.enter_context(patch.object(torch.cuda, name, query))
             for other in others:
                 if hasattr(other, name):
@@ -63,7 +70,7 @@ def fake_cuda_queries(gpu: GPU, *others: Any) -> Iterator[torch.device]:
 class _OnGPU(TorchFunctionMode):
     """Let meta tensors report the GPU as their device, and create meta tensors for that device."""
 
-    def __init__(self, device: torch.device, reads: int | None, computed: list[str] | None):
+    def __init__(self, device: torch.device, reads: Reads | None, computed: list[str] | None):
         super().__init__()
         self._reads = reads
         self._computed = computed
@@ -74,31 +81,43 @@ class _OnGPU(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in self._faked and args[0].is_meta:
             return self._faked[func]
-        if func is Tensor.tolist and args[0].is_meta and self._reads is not None:
-            return torch.full(args[0].shape, self._reads).tolist()
+        if func in READS and args[0].is_meta and self._reads is not None:
+            return self._reads(func, args)
         if func is Tensor.pin_memory:
             return args[0]
         if func is Tensor.cuda:
             return args[0].to(META)
         if kwargs.get("device") is not None:
             kwargs["device"] = _real_device(kwargs["device"])
-        returned = None
+        args = tuple(_real_device(a) if isinstance(a, torch.device | str) else a for a in args)
         try:
-            returned = func(*(_real_device(a) if isinstance(a, torch.device | str) else a for a in args), **kwargs)
-        finally:
-            if self._computed is not None and (returned is None or _computes(func, (args, kwargs), returned)):
-                self._computed.append(_described(func, (args, kwargs)))  # including one that fails without values
+            returned = func(*args, **kwargs)
+        except Exception:
+            self._note(func, (args, kwargs))  # it needs values, and would launch something
+            raise
+        if _computes(func, (args, kwargs), returned):
+            self._note(func, (args, kwargs))
         return returned
+
+    def _note(self, func: Any, given: Any) -> None:
+        if self._computed is not None:
+            self._computed.append(_described(func, given))
 
 
 def _computes(func: Any, given: Any, returned: Any) -> bool:
     """Return whether a torch function would launch a kernel; an allocation or a view would not."""
     name = getattr(func, "__name__", "")
-    if "empty" in name or not any(isinstance(one, Tensor) for one in tree_leaves(returned)):
+    if returned is None:  # in place
+        return _holds_tensors(given)
+    if "empty" in name or not _holds_tensors(returned):
         return False
     storages = {one.untyped_storage()._cdata for one in tree_leaves(given) if isinstance(one, Tensor)}
     is_view = all(one.untyped_storage()._cdata in storages for one in tree_leaves(returned) if isinstance(one, Tensor))
     return not is_view or name.endswith("_")
+
+
+def _holds_tensors(values: Any) -> bool:
+    return any(isinstance(one, Tensor) for one in tree_leaves(values))
 
 
 def _described(func: Any, given: Any) -> str:
@@ -112,8 +131,9 @@ def _described(func: Any, given: Any) -> str:
     return f"{getattr(func, '__name__', func)} {[describe(one) for one in tree_leaves(given)]}"
 
 
-def _raising_exit() -> Callable[[int], None]:
-    """Return a replacement for `os._exit` that raises here, because a user's file may call it; child processes exit."""
+@contextmanager
+def exit_raises() -> Iterator[None]:
+    """Make `os._exit` raise in this process, because a user's file may call it; child processes exit."""
     here, leave = os.getpid(), os._exit
 
     def leave_or_raise(status: int) -> None:
@@ -121,7 +141,8 @@ def _raising_exit() -> Callable[[int], None]:
             leave(status)
         raise SystemExit(f"it calls os._exit({status})")
 
-    return leave_or_raise
+    with patch.object(os, "_exit", leave_or_raise):
+        yield
 
 
 def _custom_op_call(on_gpu: Callable[[], _OnGPU]) -> Any:
@@ -152,18 +173,6 @@ def _real_device(device: Any) -> Any:
     """Return the device on which a tensor for `device` is created."""
     is_gpu = isinstance(device, int) or str(device).partition(":")[0] == "cuda"
     return META if is_gpu else device
-
-
-def _cuda_queries(gpu: GPU, device: torch.device) -> dict[str, Any]:
-    """Return the faked functions of torch.cuda."""
-    return cuda_queries(gpu) | {
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: device.index,
-        "synchronize": lambda *_, **__: None,
-        "_exchange_device": lambda *_: device.index,
-        "_maybe_exchange_device": lambda *_: device.index,
-    }
 
 
 def _driver(gpu: GPU, device: torch.device) -> Any:

@@ -26,6 +26,7 @@ DIRECTIONS = {"forward": ("forward",), "backward": ("backward",), "both": ("forw
 # name, type, flags, address, offset, size, link, info, alignment, entry size
 ELF_SECTION = struct.Struct("<IIQQQQIIQQ")
 NO_BITS = 8  # the type of a section that occupies no bytes of the file
+NOTHING = "no launches"  # the kernel does not support the case, or it is empty
 COUNTED = (".text.", ".nv.constant", ".nv.shared.", ".nv.global")  # code, constants, static shared and global memory
 
 
@@ -48,7 +49,7 @@ def fingerprint(op: Op, kernel: Kernel, case: Case, gpu: GPU, direction: str = "
     if incomplete := next((one for one in launches if not one.is_complete), None):
         raise IncompleteTrace(kernel.name, incomplete.note)  # equal beginnings prove nothing
     by_torch = [f"torch {len(computed)} functions {_digest(repr(computed).encode())}"] if computed else []
-    return [*map(_launch, launches), *by_torch]
+    return [*map(_launch, launches), *by_torch] or [NOTHING]
 
 
 def _launch(launch: Launch) -> str:

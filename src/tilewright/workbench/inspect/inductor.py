@@ -63,9 +63,9 @@ def generated_kernels(function: Callable[..., Any], args: Sequence[Any], gpu: GP
 
 @contextmanager
 def _inductor_for(gpu: GPU) -> Iterator[torch.device]:
-    here = torch.device("cpu")
-    for passes in (joint_graph, post_grad):  # traces its patterns on this device
-        passes.lazy_init(here)
+    # Patterns are traced on the CPU, once per process: with the arguments that a compilation for the CPU passes.
+    joint_graph.lazy_init(torch.device("cpu"))
+    post_grad.lazy_init()
     with ExitStack() as stack:
         for passes in (joint_graph, post_grad):
             stack.enter_context(patch.object(passes, "lazy_init", lambda *_: None))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -21,10 +22,10 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from tilewright.errors import LauncherFailed, TilewrightError, UnknownSetting, WrongInputs, first_line
 from tilewright.hardware import GPU
 from tilewright.runtime.cuda import CudaLaunch, CudaSource, cpp_name
-from tilewright.spec import Case, Kernel, Op
+from tilewright.spec import Case, Kernel, Op, bound_to
 from tilewright.workbench.inspect.code import CudaCode, TritonCode
 from tilewright.workbench.inspect.compiler import compile_kernel
-from tilewright.workbench.inspect.fake_gpu import fake_gpu, target
+from tilewright.workbench.inspect.fake_gpu import Reads, fake_gpu, target
 from tilewright.workbench.inspect.occupancy import occupancy
 from tilewright.workbench.inspect.resources import resources
 from tilewright.worker.execute import backward, flatten, forward
@@ -67,13 +68,15 @@ def kernel_launches(
 ) -> list[Launch]:
     """Return the launches of one call of a kernel, in order; empty if the kernel does not support the case.
 
-    Values that the call reads from tensors are `reads`; without it the launches end there. Torch functions that would
-    launch a kernel are appended to `computed`.
+    Lists that the call reads from tensors hold `reads`; without it, and after other reads, the launches end. Torch
+    functions that the call runs are put into `computed`.
     """
     if kernel.name == "compile":
         return _generated(op, case, gpu) if "forward" in directions else []
-    with fake_gpu(gpu, reads, computed), _recording(gpu) as found:
+    with fake_gpu(gpu, None if reads is None else partial(_read_list, reads), computed), recording(gpu) as found:
         args = op.make(case, device="meta")
+        if computed is not None:
+            computed.clear()  # drawing the inputs is not part of the call
         if not kernel.fits(*args):
             return []
         floats = [n for n, a in enumerate(args) if _is_float(a) and n not in op.constants]
@@ -97,24 +100,36 @@ def _noted_fallback(launch: Launch) -> Launch:
     return replace(launch, note=f"{note}; {launch.note}" if launch.note else note)
 
 
+def _read_list(value: int, func: Any, args: tuple[Any, ...]) -> Any:
+    """Return `value` for each element of a list that a launcher reads; other reads fail as on meta tensors.
+
+    Our launchers read sizes by `tolist`. What follows another read may depend on the value in ways that no trace shows.
+    """
+    return func(torch.full(args[0].shape, value)) if func is Tensor.tolist else func(*args)
+
+
 def _generated(op: Op, case: Case, gpu: GPU) -> list[Launch]:
     """Return the launches of the reference compiled by torch.compile, forward."""
     from tilewright.workbench.inspect.inductor import generated_kernels  # takes seconds
 
     found: list[Launch] = []
     with _failures("torch.compile", found):
-        for one in generated_kernels(op.reference, op.make(case, device="meta"), gpu):
+        args = op.make(case, device="meta")
+        for one in generated_kernels(bound_to(op.reference, args), args, gpu):
             note = f"the first of {one.configs} configurations that torch.compile would time" if one.configs > 1 else ""
             found.append(Launch(one.name, one.code, _grid(one.grid), gpu, note=note, is_complete=one.is_complete))
     return _merged(found)
 
 
-def call_launches(load: Callable[[], tuple[Callable[..., Any], Sequence[Any]]], gpu: GPU) -> list[Launch]:
+def call_launches(
+    load: Callable[[], tuple[Callable[..., Any], Sequence[Any]]], gpu: GPU, reads: Reads | None = None
+) -> list[Launch]:
     """Return the launches of one call.
 
     `load` returns a function and its arguments. It runs on the fake GPU too, since a file may query the GPU on import.
+    Values that the call reads from tensors come from `reads`; without it the launches end there.
     """
-    with fake_gpu(gpu), _recording(gpu) as found:
+    with fake_gpu(gpu, reads), recording(gpu) as found:
         fn, args = load()
         _require_inputs(fn, args)
         with _failures(getattr(fn, "__name__", str(fn)), found):
@@ -177,8 +192,8 @@ def _reason(error: BaseException) -> str:
 
 
 @contextmanager
-def _recording(gpu: GPU) -> Iterator[list[Launch]]:
-    """Record launches instead of performing them."""
+def recording(gpu: GPU) -> Iterator[list[Launch]]:
+    """Record the launches on a fake GPU instead of performing them."""
     found: list[Launch] = []
     compile_target, backend = target(gpu), make_backend(target(gpu))
     note = ""  # for the next launch

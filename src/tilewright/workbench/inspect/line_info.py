@@ -85,25 +85,47 @@ def _mlir(text: str) -> Iterator[CodeLine]:
             yield CodeLine(location.sub("", line).rstrip(), resolve(locations[-1]) if locations else None)
 
 
-def _llvm(text: str) -> Iterator[CodeLine]:
-    """Parse LLVM IR, in which an operation refers to a DILocation, which refers to a scope, which refers to a file."""
-    entries = dict(re.findall(r"^(!\d+) = (?:distinct )?!(DI\w+\(.*\))$", text, re.M))
+class _DebugInfo:
+    """The debug info of LLVM IR: a DILocation refers to a scope, which refers to a file, and to its call site."""
 
-    def file_of(name: str) -> str | None:
-        entry = entries.get(name, "")
+    def __init__(self, text: str):
+        self.entries = dict(re.findall(r"^(!\d+) = (?:distinct )?!(DI\w+\(.*\))$", text, re.M))
+
+    def source_line(self, name: str) -> SourceLine:
+        found = re.search(r"DILocation\(line: (\d+).*?scope: (!\d+)", self.entries.get(name, ""))
+        file = self._file(found[2]) if found else None
+        return (file, int(found[1])) if found and file else None
+
+    def outermost(self, name: str) -> SourceLine:
+        """Return the line of the kernel into which a location was inlined, or its own line."""
+        caller = re.search(r"inlinedAt: (!\d+)", self.entries.get(name, ""))
+        return self.outermost(caller[1]) if caller else self.source_line(name)
+
+    def _file(self, name: str) -> str | None:
+        entry = self.entries.get(name, "")
         if entry.startswith("DIFile"):
             file, folder = re.search(r'filename: "([^"]*)"', entry), re.search(r'directory: "([^"]*)"', entry)
             return str(Path(folder[1] if folder else "") / (file[1] if file else ""))
         next_name = re.search(r"(?:file|scope): (!\d+)", entry)
-        return file_of(next_name[1]) if next_name else None
+        return self._file(next_name[1]) if next_name else None
 
+
+def _llvm(text: str) -> Iterator[CodeLine]:
+    info = _DebugInfo(text)
     for line in text.splitlines():
         if not line.strip() or line.startswith("!"):
             continue
         code, _, name = line.rpartition(", !dbg ")
-        found = re.search(r"DILocation\(line: (\d+).*?scope: (!\d+)", entries.get(name.strip(), ""))
-        file = file_of(found[2]) if found else None
-        yield CodeLine((code or line).rstrip(), (file, int(found[1])) if found and file else None)
+        yield CodeLine((code or line).rstrip(), info.source_line(name.strip()))
+
+
+def call_sites(compiled: CompiledKernel) -> dict[SourceLine, set[SourceLine]]:
+    """Return the lines of the kernel into which each line of a called function was inlined; empty without LLVM IR."""
+    info, found = _DebugInfo(compiled.texts.get("llir", "")), {}
+    for name, entry in info.entries.items():
+        if "inlinedAt" in entry:
+            found.setdefault(info.source_line(name), set()).add(info.outermost(name))
+    return found
 
 
 _READERS: dict[str, Callable[[str], Iterator[CodeLine]]] = {

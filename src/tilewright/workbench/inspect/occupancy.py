@@ -16,16 +16,17 @@ from tilewright.workbench.inspect.resources import RESERVED, Resources
 PARTITIONS = 4  # per SM, each with a quarter of the registers and warps
 MAX_THREADS = 1024  # per block
 
-# NVIDIA, compute capability 8.0 and later
+# NVIDIA, compute capability 7.0 and later
 REGISTER_UNIT = 256  # registers; allocation granularity per warp
 SHARED_UNIT = 128  # bytes; allocation granularity per block
+VOLTA_SHARED_UNIT = 256  # before 8.0, where CUDA reserves no shared memory per block
 MAX_REGISTERS = 256  # per thread
 
 # AMD, gfx90a and later
 VGPRS = 512  # per lane of a SIMD, divided among its waves
 VGPR_UNIT = 8
 WAVES_PER_SIMD = 8
-LDS_UNIT = {"gfx942": 512, "gfx950": 1280}  # bytes
+LDS_UNIT = {"gfx90a": 512, "gfx942": 512, "gfx950": 1280}  # bytes
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,10 @@ def _nvidia_limits(gpu: GPU, used: Resources, warps: int) -> dict[str, int]:
         # A launch is checked as if each partition got the same number of warps.
         fits = per_warp * _round_up(warps, PARTITIONS) <= gpu.registers_per_sm and used.registers <= MAX_REGISTERS
         limits["registers"] = per_partition * PARTITIONS // warps if fits else 0
-    limits["shared"] = gpu.shared_per_sm // _round_up(used.shared + RESERVED, SHARED_UNIT)
+    is_before_ampere = int(gpu.arch.removeprefix("sm_")) < 80
+    allocated = (used.shared, VOLTA_SHARED_UNIT) if is_before_ampere else (used.shared + RESERVED, SHARED_UNIT)
+    if shared := _round_up(*allocated):
+        limits["shared"] = gpu.shared_per_sm // shared
     return limits
 
 

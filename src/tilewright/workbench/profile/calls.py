@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright import registry
 from tilewright.cost import Cost
-from tilewright.workbench.audit.inputs import case_of, load_call
+from tilewright.workbench.audit.inputs import case_of, load_call, op_of
 from tilewright.worker.execute import flatten, forward
 
 Call = dict[str, Any]  # as in `audit.inputs`; with a `direction` for a kernel of an op
@@ -23,7 +22,7 @@ def prepare(call: Call, device: str) -> Callable[[], Any]:
     fn, args = load_call(call, device)
     if call.get("direction", "forward") == "forward":
         return lambda: forward(fn, args, ())[1]
-    constants = registry.load(call["op"]).constants
+    constants = op_of(call).constants
     needs = [n for n, a in enumerate(args) if _is_float(a) and n not in constants]
     leaves, outputs = forward(fn, args, needs)
     results = [o for o in flatten(outputs) if _is_float(o) and o.requires_grad]
@@ -43,9 +42,9 @@ def min_cost(call: Call) -> Cost | None:
     """Return the minimum cost of a call of an op; None for a function of a file."""
     if "op" not in call:
         return None
-    op = registry.load(call["op"])
+    op = op_of(call)
     cost = op.cost if call["direction"] == "forward" else op.backward_cost
-    return cost(*op.make(case_of(call), "meta")) if cost else None
+    return (cost(*op.make(case_of(call), "meta")) or None) if cost else None
 
 
 @contextmanager

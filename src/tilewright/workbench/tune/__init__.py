@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
+import torch
+
 from tilewright.runtime.configs import TABLES, Config, ConfigTable, Key
 from tilewright.spec import Case, Kernel, Op
 from tilewright.timer import Clock, require_working_gpu
@@ -99,6 +101,7 @@ class _CaseTuner:
 
     def __init__(self, op: Op, case: Case, device: str, clock: Clock, samples: int):
         self._op, self._device, self._clock, self._samples = op, device, clock, samples
+        self._index = torch.cuda.current_device() if device == "cuda" else -1
         self._case, self._check_case = case, CheckCase(case)
         self._references = ReferenceRuns(op, device, seed=0, evicts_large=False, is_training=True)
         self._inputs: dict[str, InputPool] = {}
@@ -118,10 +121,10 @@ class _CaseTuner:
         return [one for one in found["both"] if one not in found["forward"]]
 
     def search(self, kernel: Kernel, direction: str, table: ConfigTable, key: Key) -> Search:
-        default = table.default(*key)
+        default = table.default_on(self._index, key)
         search = Search(table, key, self._op.name, kernel.name, self._case, direction, default)
         quick: list[tuple[float, Config]] = []
-        for config in [default, *[config for config in table.choices(*key) if config != default]]:
+        for config in [default, *[config for config in table.choices_on(self._index, key) if config != default]]:
             with table.override(key, config):
                 quick.append((self._quick_us(kernel, direction), config))
         timed = 0
