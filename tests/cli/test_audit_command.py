@@ -104,6 +104,8 @@ def test_a_function_that_raises_exits_or_launches_nothing(tmp_path):
     assert done.returncode == 1
     assert "mine.py fails: ValueError: no" in done.stdout
     assert "--html" not in done.stdout + done.stderr  # there is nothing to draw
+    done = run("audit", file, "-f", "softmax", "-i", "100")
+    assert "ValueError: no; no input is a tensor: -i 100 is a number, -i 100:fp32 a tensor" in done.stdout
     done = run("audit", file, "-f", "leave")
     assert done.returncode == 1
     assert "leave fails: SystemExit: 3" in done.stdout

@@ -189,14 +189,19 @@ def test_without_an_op_all_are_timed(command, fake_run):
     assert [call.op for call in fake_run.calls] == list(source.op_files())
 
 
-def test_a_missing_library_is_one_line(command, fake_run, monkeypatch):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: None if n == "liger_kernel" else real(n, *a))
-    assert_one_line(command("softmax"), 0, "liger is not installed (pip install liger-kernel)")
-    assert "liger" not in fake_run.calls[0].kernels
-    monkeypatch.setattr(importlib.util, "find_spec", lambda n, *a: "here" if n == "liger_kernel" else real(n, *a))
-    done = command("softmax")
-    assert "liger" not in done.stderr
+def test_missing_libraries_are_one_line(command, fake_run, monkeypatch):
+    real, here = importlib.util.find_spec, set()
+    libraries = {"liger_kernel", "quack"}
+
+    def find(name, *rest):
+        return ("here" if name in here else None) if name in libraries else real(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    both = "not installed: liger, quack (pip install liger-kernel quack-kernels)"
+    assert_one_line(command("softmax"), 0, both)
+    assert not {"liger", "quack"} & {*fake_run.calls[0].kernels}
+    here.add("liger_kernel")
+    assert "not installed: quack (pip install quack-kernels)" in command("softmax").stderr
     assert fake_run.calls[1].kernels[-1] == "liger"
     assert "liger" not in command("softmax", "-k", "triton").stderr, "it was not selected"
 
@@ -244,7 +249,7 @@ def test_an_unusable_gpu_is_one_line_and_records_stay(command, fake_run, tmp_pat
     fake_run.timings[1:] = [GPUUnusable("triton on M=3,N=50", "CUDA error: an illegal memory access")]
     path = tmp_path / "r.jsonl"
     done = command("softmax", "-k", "triton", "--record", path)
-    assert_one_line(done, 2, "left the GPU unusable", "earlier measurements are saved")
+    assert_one_line(done, 2, "left the GPU unusable", "earlier results are saved")
     assert [r["kernel"] for r in record.read(path).records] == ["eager"]
 
 
@@ -367,7 +372,7 @@ def test_a_page_of_records(command, results, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("softmax", "--gpu", "a10"), ("did you mean 'a100",)),
+        (("softmax", "--gpu", "a100-8"), ("did you mean 'a100",)),
         (("softmax", "--gpu", "nonsense"), ("no datasheet for a GPU named 'nonsense'",)),
         (("softmax", "mine.py", "--gpu", "h200"), ("--gpu", "FILE")),
         (("--case", "M=3,N=50"), ("need one OP",)),

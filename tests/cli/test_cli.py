@@ -1,5 +1,6 @@
 """Tests of commands as a user types them: output, exit code, and one line for every mistake."""
 
+import ast
 import json
 import os
 import re
@@ -96,8 +97,8 @@ def test_a_closed_pipe_is_not_a_failure():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-COMMANDS = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-COMMANDS += ["records", "records list", "records verify"]
+COMMANDS = [command.name or command.callback.__name__.replace("_", "-") for command in cli.app.registered_commands]
+COMMANDS += ["kernels build", "records", "records list", "records verify"]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -179,7 +180,7 @@ def test_a_crash_is_a_verdict_and_the_next_file_is_checked(file):
         ("x = 1\n", ("define a function named 'softmax'", '@tilewright.kernel("softmax")')),
         ("def softmax(): pass\n", ("too many positional arguments", "softmax(x)")),
         ("def softmax(x, y): pass\n", ("missing a required argument: 'y'", "softmax(x)")),
-        ("import torch\n\nimport no_such_package\n", ("line 3", "no_such_package")),
+        ("import torch\n\nimport no_such_package\n", ("needs the package 'no_such_package'", "install it")),
         ("\0", ()),
         ("raise ValueError('one\\ntwo')\n", ("line 1", "ValueError: one")),
         ("import sys\nsys.exit('bye')\n", ("line 2", "SystemExit: bye")),
@@ -211,7 +212,7 @@ def test_an_invalid_file_is_one_line(file, text, words):
         ("never", ("never", "See: tilewright --help")),
         ("records never", ("no operation named 'never'",)),
         ("records verify --update --sample 3", ("--update needs all records", "See: tilewright records verify --help")),
-        ("records --gpu b200", ("no records of 'b200'; there are records of h200",)),
+        ("records --gpu b200", ("no records of 'b200'; there are records of cpu, h200",)),
         ("report missing.jsonl", ("no file at 'missing.jsonl'", "a file of records")),
         ("report --fill missing.md", ("no file at 'missing.md'",)),
         ("report --out /proc/site", ("cannot write '/proc/site",)),
@@ -322,3 +323,24 @@ def test_an_unexpected_error_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err.splitlines() == [
         "tilewright: unexpected RuntimeError: first line; set TILEWRIGHT_DEBUG=1 for the traceback"
     ]
+
+
+def test_options_whose_metavar_is_their_name_are_spelled_out():
+    """Typer 0.27.0 drops such an option if its flag is derived from the parameter."""
+    found = 0
+    for path in (source.PACKAGE / "cli").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.arg | ast.AnnAssign | ast.Assign) and (call := _option(node)):
+                name = node.arg if isinstance(node, ast.arg) else "direction"  # the alias in options.py
+                metavar = next((k.value for k in call.keywords if k.arg == "metavar"), None)
+                if isinstance(metavar, ast.Constant) and metavar.value == name.upper():
+                    found += 1
+                    assert call.args, f"{path.name}: pass --{name} to typer.Option"
+    assert found
+
+
+def _option(node: ast.arg | ast.AnnAssign | ast.Assign) -> ast.Call | None:
+    """Return the `typer.Option(...)` in the annotation of a parameter, or in the value of an alias."""
+    about = node.value if isinstance(node, ast.Assign) else node.annotation
+    calls = (one for one in ast.walk(about or ast.Pass()) if isinstance(one, ast.Call))
+    return next((one for one in calls if ast.unparse(one.func) == "typer.Option"), None)

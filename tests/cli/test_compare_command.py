@@ -7,6 +7,7 @@ import pytest
 from cli.command import assert_one_line, in_process
 from sample_records import timing_record
 from tilewright import record
+from tilewright.hardware import DATASHEETS
 
 
 @pytest.fixture
@@ -57,6 +58,23 @@ def test_floor_covers_every_benched_dtype(floor):
     assert {json.loads(line)["dtype"] for line in lines} == {"bfloat16", "float32"}
 
 
+def test_floors_of_several_gpus_come_in_order(floor):
+    call = ("softmax", "--case", "M=8192,N=8192", "--gpu", "all", "--json")
+    found = [json.loads(line) for line in floor(*call).stdout.splitlines()]
+    assert {one["gpu"] for one in found} == set(DATASHEETS)
+    assert [one["us"] for one in found] == sorted(one["us"] for one in found)
+    priced = floor(*call, "--price", "t4=0.1", "--price", "h100=100").stdout.splitlines()
+    assert [json.loads(line)["gpu"] for line in priced[:2]] == ["t4", "h100-sxm"], "by price, then by time"
+    assert json.loads(priced[0])["price_per_million_calls"] == pytest.approx(0.1 * 2**28 / 320e9 * 1e6 / 3600)
+    assert "price_per_hour" not in json.loads(priced[-1])
+
+
+def test_a_unit_without_a_rate_has_no_floor(floor):
+    """A V100 has no bfloat16 tensor cores: its memory alone would make it look fast."""
+    done = floor("linear", "--gpu", "v100", "--gpu", "h100", "--case", "M=4096,N=4096,K=4096,relu=True")
+    assert "not available  no rate of tensor.bfloat16 on the datasheet" in done.stdout
+
+
 def test_floor_as_json(floor):
     done = floor("softmax", "--gpu", "a100", "--json", "--case", "M=1024,N=1024", "-d", "float32")
     (found,) = map(json.loads, done.stdout.splitlines())
@@ -70,7 +88,10 @@ def test_floor_as_json(floor):
     ("arguments", "words"),
     [
         (("softmax",), "'--gpu'"),
-        (("softmax", "--gpu", "a10"), "did you mean 'a100"),
+        (("softmax", "--gpu", "a1000"), "did you mean 'a100"),
+        (("softmax", "--gpu", "a100", "--price", "h100=2"), "h100-sxm is not one of the compared GPUs"),
+        (("softmax", "--gpu", "a100", "--price", "a100=low"), "'a100=low' is not a price"),
+        (("softmax", "--gpu", "a100", "--price", "a100=-1"), "-1 is not a positive price"),
         (("sofmax", "--gpu", "h200"), "did you mean 'softmax'"),
         (("softmax", "--gpu", "h200", "--direction", "up"), "not one of forward, backward, both, all"),
     ],

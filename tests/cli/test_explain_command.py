@@ -1,14 +1,17 @@
 """Tests of `tilewright explain`."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
+import typer
 
 from cli.command import assert_one_line, in_process
 from sample_records import timing_record
-from tilewright import record, source
+from tilewright import cli, record, source
 
 ROOT = Path(__file__).parent.parent.parent
 KERNELS = Path(__file__).parent.parent / "workbench" / "inspect_kernels.py"
@@ -29,17 +32,27 @@ def explain(capsys, monkeypatch, tmp_path):
 def test_a_good_kernel(explain):
     done = explain(*SMALL)
     assert done.returncode == 0, done.stderr
-    for words in ("Bottleneck: memory bandwidth", "Time: 160.0 us, measured", "of the ceiling", "Predicted:", "pass"):
+    for words in (
+        "Bottleneck: memory bandwidth",
+        "Time: 160.0 us, measured",
+        "against a floor of",
+        "Predicted:",
+        "pass",
+    ):
         assert words in done.stdout
     assert "fail" not in done.stdout
-    assert "Next: tilewright inspect relu -k triton --case N=67108864 --sass" in done.stdout
+    assert "→ only fewer bytes make it faster: fuse it" in done.stdout
+    assert "Not checked" not in done.stdout, "only correct kernels are timed"
+    assert "Next: tilewright inspect relu -k triton -c N=67108864 -d bfloat16 --gpu h200 --sass" in done.stdout
 
 
 def test_a_flawed_kernel(explain):
     done = explain(FLAW, "-f", "slow", "-i", "67108864:bf16")
     assert done.returncode == 1, done.stderr
     assert "DRAM traffic is 2.00 times the minimum (audited)" in done.stdout
-    assert "Next: fuse _scale and _cut into one launch" in done.stdout
+    assert done.stdout.count("fuse _scale and _cut into one launch") == 1
+    assert "Not checked: nothing compares its results with a reference; `tilewright check" in done.stdout
+    assert "-f slow -i 67108864:bf16 --reference NAME` does" in " ".join(done.stdout.split())
 
 
 def test_json(explain):
@@ -80,13 +93,15 @@ def test_mistakes_are_one_line(explain, tmp_path):
     assert_one_line(explain("relu", "--gpu", "h20"), 2, "did you mean 'h200'?")
     assert_one_line(explain("relo"), 2, "did you mean 'relu'?")
     assert_one_line(explain("relu", "-k", "eager"), 2, "eager of relu is part of torch")
-    assert_one_line(explain("relu", "--gpu", "h200,a100"), 2, "explain takes one GPU")
+    assert_one_line(explain("relu", "--predict", "--gpu", "h200,a100"), 2, "--predict takes one GPU")
+    assert_one_line(explain("relu", "--gpu", "gb200"), 2, "the datasheet of gb200 lacks the number of SMs")
+    assert_one_line(explain("relu", "--price", "a100=1"), 2, "a100-80gb is not one of the compared GPUs")
     assert_one_line(explain("relu", "--threads", "64"), 2, "--threads: only for a .cu FILE")
     assert_one_line(explain("argmax", "--direction", "backward"), 2, "argmax has no gradient")
     assert_one_line(explain(tmp_path), 2, "is a directory")
     (tmp_path / "plain.py").write_text("def launch(x):\n    return x + 1\n")
     assert_one_line(explain(tmp_path / "plain.py", "-i", "64:fp32"), 2, "try another --function or --input")
-    assert_one_line(explain(KERNELS, "-f", "of_values", "-i", "9x9"), 2, "of_values fails before it launches")
+    assert_one_line(explain(KERNELS, "-f", "of_values", "-i", "9x9"), 2, "launched no Triton or CUDA C++ kernel")
     assert_one_line(explain(tmp_path / "no.cu"), 2, "no file at")
     assert_one_line(explain(tmp_path / "no.py"), 2, "no file at")
     assert_one_line(explain(FLAW, "-f", "quick"), 2, "no function named 'quick'")
@@ -121,3 +136,96 @@ def test_predictions_use_only_recorded_calls(explain):
         (("--gpu", "a100"), "predict one: tilewright explain relu --gpu a100-80gb"),
     ):
         assert_one_line(explain("relu", "--predict", *more), 2, says)
+
+
+NARROW = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def _double(x_ptr, y_ptr, N, BLOCK: tl.constexpr):
+    row, offs = tl.program_id(0).to(tl.int64) * N, tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + row + offs, mask=offs < N)
+    tl.store(y_ptr + row + offs, 2 * x, mask=offs < N)
+
+def double(x):
+    y = torch.empty_like(x)
+    _double[(x.shape[0],)](x, y, x.shape[1], triton.next_power_of_2(x.shape[1]))
+    return y
+
+def sorted_after(x):
+    return torch.sort(double(x))[0]
+
+def relu(x):
+    return double(x.view(1, -1)).view(x.shape)
+"""
+
+
+@pytest.fixture
+def narrow(tmp_path):
+    path = tmp_path / "a narrow one.py"  # a path that must be quoted
+    path.write_text(NARROW)
+    return path
+
+
+def commands(text: str) -> list[str]:
+    """Return the commands in what explain prints, in backticks or after "Next:"."""
+    text = re.sub(r"\s+", " ", text)
+    return re.findall(r"`(tilewright [^`]+)`", text) + re.findall(r"Next: (tilewright .*?) ?$", text)
+
+
+@pytest.mark.slow
+def test_every_printed_command_can_be_parsed(explain, narrow):
+    group = typer.main.get_command(cli.app)
+    printed = [
+        explain("relu", "-k", "triton", "-c", "N=4096").stdout,
+        explain("relu", "-k", "triton", "-c", "N=4096", "--direction", "backward").stdout,
+        explain("relu", narrow, "-c", "N=4096").stdout,
+        explain(narrow, "-f", "sorted_after", "-i", "256x1000:bf16").stdout,
+        explain(narrow, "-f", "double", "-i", "256x1000:bf16", "--gpu", "h200", "--gpu", "a100").stdout,
+    ]
+    found = [command for text in printed for command in commands(text)]
+    assert {shlex.split(command)[1] for command in found} == {"bench", "check", "explain", "inspect", "profile"}
+    for command in found:
+        _, name, *words = shlex.split(command)
+        group.commands[name].make_context(name, words)
+
+
+@pytest.mark.slow
+def test_no_finding_is_printed_twice(explain, narrow):
+    done = explain(narrow, "-f", "sorted_after", "-i", "20000x3000:bf16")
+    sentences = [part.strip(" .") for part in re.split(r"; |: |\(|\)|\. |→", re.sub(r"\s+", " ", done.stdout))]
+    repeated = {part for part in sentences if len(part.split()) > 4 and sentences.count(part) > 1}
+    assert not repeated
+
+
+@pytest.mark.slow
+def test_an_unchecked_kernel_is_named(explain, narrow, tmp_path):
+    done = explain("relu", narrow, "-c", "N=4096")
+    assert f"run `tilewright check relu {shlex.quote(str(narrow))}`" in re.sub(r"\s+", " ", done.stdout)
+    verdict = {"verdict": "wrong", "cases": []}
+    code = source.kernel_hash("relu", "triton")
+    record.append(tmp_path / "results" / "v.jsonl", [record.stamp("verdict", "relu", "triton", code, **verdict)])
+    assert "its newest verdict is 'wrong'" in explain("relu", "-k", "triton", "-c", "N=64").stdout
+    verdict = record.stamp("verdict", "relu", "triton", code, verdict="right", cases=[])
+    record.append(tmp_path / "results" / "w.jsonl", [verdict | {"date": "2999-01-01"}])
+    assert "Not checked" not in explain("relu", "-k", "triton", "-c", "N=64").stdout
+
+
+@pytest.mark.slow
+def test_several_gpus_are_compared(explain, narrow):
+    call = (narrow, "-f", "double", "-i", "20000x4096:bf16")
+    gpus = ("--gpu", "l4", "--gpu", "h200,gb200")
+    done = explain(*call, *gpus)
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[0] for line in lines if line and line[0] in ("l4", "h200")] == ["h200", "l4"], "the fastest first"
+    assert "gb200: not available: the datasheet of gb200 lacks" in done.stdout
+    assert "memory bandwidth" in done.stdout
+    done = explain(*call, *gpus, "--price", "l4=0.01,h200=9", "--json")
+    refused, *found = map(json.loads, done.stdout.splitlines())
+    assert refused["gpu"] == "gb200"
+    for one in found:
+        expected = one["price_per_hour"] * one["us"]["value"] / 3600
+        assert one["price_per_million_calls"] == pytest.approx(expected)
+    priced = explain(*call, *gpus, "--price", "l4=0.01,h200=9").stdout
+    assert priced.index("\nl4 ") < priced.index("\nh200 "), "the cheapest call first"

@@ -181,7 +181,7 @@ def test_diff_with_a_kernel_in_a_file(inspect, tmp_path):
 
 def test_mistakes_are_one_line(inspect, tmp_path):
     assert_one_line(inspect("relu", "--gpu", "h200,h20"), 2, "did you mean 'h200'?")
-    assert_one_line(inspect(KERNELS, "-f", "of_values", "-i", "9x9"), 2, "of_values fails before it launches")
+    assert_one_line(inspect(KERNELS, "-f", "of_values", "-i", "9x9"), 2, "launched no Triton or CUDA C++ kernel")
     assert_one_line(inspect(tmp_path / "no.cu"), 2, "no file at")
     assert_one_line(inspect("relu", "-k", "triton", "-k", "eager"), 2, "eager of relu is part of torch")
     assert_one_line(inspect("add", "-k", "numba"), 2, "numba of add is compiled by Numba")

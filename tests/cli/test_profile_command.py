@@ -69,7 +69,8 @@ def test_mistakes_are_one_line(command, tmp_path):
     assert_one_line(command("relu", "--direction", "both"), 2, "not one of forward, backward")
     assert_one_line(command("relu", "-i", "64"), 2, "only for a FILE")
     assert_one_line(command(tmp_path / "no.py"), 2, "no file at")
-    assert_one_line(command(tmp_path / "no.py", "-k", "triton"), 2, "only for an OP")
+    (tmp_path / "bare.py").write_text("def f(x): return x\n")
+    assert_one_line(command(tmp_path / "bare.py", "-k", "triton"), 2, "only for an OP")
 
 
 def test_every_number_has_its_source(command, profiled):

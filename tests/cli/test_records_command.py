@@ -178,5 +178,5 @@ def test_a_sample_of_the_committed_records():
     seed = str(random.randrange(10**6))
     arguments = [sys.executable, "-m", "tilewright", "records", "verify", "--sample", "6", "--seed", seed]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"seed {seed}: {done.stdout}{done.stderr}"
-    assert "Compared 6 records: 6 have the same launches, 0 have others." in done.stdout, f"seed {seed}: {done.stdout}"
+    assert done.returncode == 0, f"seed {seed}: {done.stdout}{done.stderr}"  # 1 if a fresh record has other launches
+    assert "Compared 6 records: " in done.stdout, f"seed {seed}: {done.stdout}"

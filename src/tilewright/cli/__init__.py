@@ -12,21 +12,24 @@ from typing import Annotated, NoReturn
 import typer
 
 from tilewright import __version__, settings
-from tilewright.cli import records
+from tilewright.cli import arena, kernels, records
 from tilewright.cli.audit import audit
 from tilewright.cli.bench import bench
 from tilewright.cli.check import check
 from tilewright.cli.compare import compare
+from tilewright.cli.evolve import evolve
 from tilewright.cli.explain import explain
 from tilewright.cli.floor import floor
 from tilewright.cli.gpu import gpu
 from tilewright.cli.inspect import inspect
+from tilewright.cli.mcp import mcp
 from tilewright.cli.ops import ops
 from tilewright.cli.options import Command
 from tilewright.cli.profile import profile
 from tilewright.cli.report import report
 from tilewright.cli.roofline import roofline
 from tilewright.cli.shared import one_line
+from tilewright.cli.train_step import train_step
 from tilewright.cli.tune import tune
 from tilewright.errors import TilewrightError
 
@@ -48,11 +51,16 @@ for _command, _summary in (
     (explain, "Find the bottleneck of a kernel and what to try next."),
     (profile, "Measure calls with ncu, Proton and torch.profiler."),
     (tune, "Search for the fastest configurations on this GPU."),
+    (train_step, "Measure a training step: tokens/s, MFU, bottleneck."),
     (gpu, "Show this GPU, or the datasheet of another."),
     (roofline, "Draw the roofline of a GPU with its kernels."),
     (report, "Build an HTML site from records."),
+    (mcp, "Serve the workbench to coding agents (MCP)."),
+    (evolve, "Let a program write kernels, judge them, and repeat."),
 ):
     app.command(short_help=_summary, cls=Command)(_command)
+app.add_typer(arena.app, name="arena", short_help="Judge submitted kernels, rank and publish them.")
+app.add_typer(kernels.app, name="kernels", short_help="Build our layers for Hugging Face's kernels.")
 app.add_typer(records.app, name="records", short_help="List fresh and stale records, or verify them.")
 
 

@@ -15,18 +15,9 @@ import typer
 
 from tilewright import source
 from tilewright.cli.options import AsJson, CallOptions, RecordFile, flattened
-from tilewright.cli.selection import OpSelection, refuse_other_kinds, target_kind
+from tilewright.cli.selection import OpSelection, code_hash, defines_operation, refuse_other_kinds, target_kind
 from tilewright.cli.shared import console, progress, require_outputs, say_next, stdout_to_stderr
-from tilewright.errors import (
-    CannotWrite,
-    KernelAborted,
-    NoGPU,
-    NothingAudited,
-    TilewrightError,
-    TooLarge,
-    WrongInputs,
-    first_line,
-)
+from tilewright.errors import CannotWrite, KernelAborted, NoGPU, NothingAudited, WrongInputs
 
 if TYPE_CHECKING:
     from tilewright.workbench.audit import Audit
@@ -63,16 +54,16 @@ def audit(
     """
     from tilewright import hardware
 
-    hardware.datasheet(gpu)  # reports a wrong name before the work starts
+    hardware.complete_datasheet(gpu)  # reports a wrong name before the work starts
     if measure and not hardware.has_gpu():
         raise NoGPU("--measure")
     require_outputs(record, html)
-    kind = target_kind(target)
+    kind = "own" if defines_operation(target, options) else target_kind(target)
     refuse_other_kinds(ctx, kind)
     limits = {"steps": steps, "gpu": gpu}
     if kind == "cu":
         raise typer.BadParameter("audit interprets Triton kernels; read a .cu FILE with `tilewright inspect`.")
-    jobs = list(_op_jobs(target, options, limits) if kind == "op" else _file_jobs(Path(target), options, limits))
+    jobs = list(_file_jobs(Path(target), options, limits) if kind == "py" else _op_jobs(target, options, limits))
     done, aborted = _run(jobs, measure, record, as_json)
     if html and done:
         _write_page(html, done)
@@ -126,7 +117,8 @@ def _record(path: Path, job: Job, found: Audit, counted: dict[str, int] | None) 
     if counted:
         content |= {"counted": counted, "device": hardware.current_gpu()}
     names = (job.call["op"], job.call["kernel"]) if "op" in job.call else (job.call["file"], job.call["function"])
-    append(path, [stamp("audit", *names, job.source, call=job.call, **content, versions=hardware.versions())])
+    file = {"file": job.call["operation"]["file"]} if "operation" in job.call else {}
+    append(path, [stamp("audit", *names, job.source, call=job.call, **file, **content, versions=hardware.versions())])
 
 
 def _op_jobs(name: str, options: CallOptions, limits: Any) -> Iterator[Job]:
@@ -135,47 +127,27 @@ def _op_jobs(name: str, options: CallOptions, limits: Any) -> Iterator[Job]:
 
     selection = OpSelection(name, options)
     op = selection.op
-    kernels = [k for k in selection.known_kernels() if k.language == "triton"]
-    found = [(k, source.kernel_hash(name, k.name) or "") for k in kernels]
+    kernels = [k for k in selection.known_kernels() if k.language == "triton" or k.origin == "user"]
+    found = [(k, code_hash(op, k.name)) for k in kernels]
     found += [(registry.load_file(path, op), source.file_hash(path)) for path in selection.files]
     for case in selection.cases or [tool.default_case(op).with_dtype(dtype) for dtype in selection.dtypes]:
         for kernel, code in found:
             if not kernel.fits(*op.make(case, device="meta")):
                 continue
-            title = f"{name}, {kernel.name}, {case} {case.dtype}"
-            call = {"op": name, "kernel": kernel.name, "case": dict(case.point), "dtype": case.dtype}
+            title = tool.title_of(op, kernel, case)
+            call = {"op": op.name, "kernel": kernel.name, "case": dict(case.point), "dtype": case.dtype}
+            call |= selection.origin
             yield Job(
                 title,
-                lambda kernel=kernel, case=case, title=title: _audit_case(op, kernel, case, title, limits),
+                lambda kernel=kernel, case=case: tool.audit_kernel(op, kernel, case, **limits),
                 call,
                 code,
             )
 
 
-def _audit_case(op: Any, kernel: Any, case: Any, title: str, limits: Any) -> Audit:
-    from tilewright.workbench import audit as tool
-
-    elements = tool.case_elements(op, case)
-    if elements > tool.ELEMENTS:
-        raise TooLarge(elements, tool.ELEMENTS, f"try --case {tool.shrink_case(op, case)}")
-    args = op.make(case)
-    return _reporting_errors(
-        kernel.name, lambda: tool.audit(kernel.fn, *args, cost=op.cost(*args), title=title, **limits)
-    )
-
-
-def _reporting_errors(name: str, run: Callable[[], Audit]) -> Audit:
-    """Turn an exception of the user's function into a one-line KernelAborted."""
-    try:
-        return run()
-    except TilewrightError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise KernelAborted(f"{name} fails: {first_line(error)}") from error
-
-
 def _file_jobs(path: Path, options: CallOptions, limits: Any) -> Iterator[Job]:
     from tilewright import registry
+    from tilewright.interpreter.results import tensors
     from tilewright.workbench import audit as tool
     from tilewright.workbench.audit.inputs import make_input
 
@@ -190,7 +162,15 @@ def _file_jobs(path: Path, options: CallOptions, limits: Any) -> Iterator[Job]:
         raise WrongInputs(fn.__name__, str(error), str(inspect.signature(fn))) from None
 
     def run() -> Audit:
-        return _reporting_errors(f"{path}: {fn.__name__}", lambda: tool.audit(fn, *args, title=title, **limits))
+        try:
+            with tool.abort_on_errors(f"{path}: {fn.__name__}"):
+                return tool.audit(fn, *args, title=title, **limits)
+        except KernelAborted as error:
+            number = next(filter(str.isdecimal, given), None)
+            if number is None or list(tensors(args)):
+                raise
+            hint = f"-i {number} is a number, -i {number}:fp32 a tensor"
+            raise KernelAborted(f"{error}; no input is a tensor: {hint}", error.kind) from None
 
     call = {"file": str(path), "function": fn.__name__, "inputs": given}
     yield Job(title, run, call, source.file_hash(path))

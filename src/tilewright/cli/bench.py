@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tilewright import settings, source
+from tilewright.cli.bench_random import RandomPlan, bench_random
 from tilewright.cli.check import check_and_print
-from tilewright.cli.options import AsJson, Fresh, OpNames, OpOptions, RecordFile, flattened
+from tilewright.cli.options import AsJson, CallOptions, Fresh, OpNames, RecordFile, flattened
+from tilewright.cli.selection import code_hash, load_target, next_words, refuse_for_operations, select_kernels
 from tilewright.cli.shared import (
     console,
     exit_unless_correct,
-    load_op,
     measure_ceilings,
     newest_records,
     op_names,
@@ -45,11 +46,13 @@ CHOICES = {name: (name,) for name in DIRECTIONS} | {"all": DIRECTIONS}
 
 @flattened
 def bench(
+    ctx: typer.Context,
     *,
     op_name: OpNames = None,
-    options: OpOptions,
+    options: CallOptions,
     direction: Annotated[
-        str, typer.Option(metavar="DIRECTION", help="forward, backward, both (in one call), or all three.")
+        str,
+        typer.Option("--direction", metavar="DIRECTION", help="forward, backward, both (in one call), or all three."),
     ] = "forward",
     against: Annotated[str, typer.Option(metavar="NAME", help="Baseline kernel of the speedups.")] = "eager",
     samples: Annotated[int, typer.Option(min=6, metavar="INTEGER", help="Samples per kernel.")] = 50,
@@ -59,6 +62,18 @@ def bench(
     sizes: Annotated[
         bool, typer.Option("--sizes", help="Time sizes from 1 KiB to 4 GiB instead of the bench cases.")
     ] = False,
+    random: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="INTEGER", help="Time this many cases drawn at random, over all named operations."),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="INTEGER", help="Seed of --random.")] = 0,
+    captured: Annotated[
+        bool, typer.Option("--captured", help="Draw small cases for --random, and time them in CUDA graphs.")
+    ] = False,
+    time_limit: Annotated[
+        float | None, typer.Option(min=0.1, metavar="MINUTES", help="Begin no case of --random after this time.")
+    ] = None,
+    lists: Annotated[bool, typer.Option("--list", help="List the cases of --random; time nothing.")] = False,
     gpu: Annotated[
         str | None, typer.Option(metavar="NAME", help="Show the recorded timings of this GPU; time nothing.")
     ] = None,
@@ -75,12 +90,19 @@ def bench(
 
     require_choice("--direction", direction, CHOICES)
     names, files = op_names(op_name), options.files or []
+    refuse_for_operations(ctx, names[0] if len(names) == 1 else None)
     if not op_name and options.kernel:
         raise typer.BadParameter("--kernel needs an OP: not every operation has the same kernels.")
     if len(names) > 1 and (options.case or files):
         raise typer.BadParameter("--case and FILE need one OP.")
     if sizes and (options.case or gpu or files):
         raise typer.BadParameter("--sizes has its own cases and kernels; leave out --case, --gpu and FILE.")
+    if random and (sizes or options.case or options.kernel or options.dtype or gpu or files):
+        raise typer.BadParameter("--random draws its own cases, dtypes and kernels, of our operations.")
+    if not random and (lists or time_limit or captured):
+        raise typer.BadParameter("--list, --time-limit and --captured belong to --random.")
+    if captured and direction != "forward":
+        raise typer.BadParameter("--captured times forward calls; leave out --direction.")
     if gpu and files:
         raise typer.BadParameter("--gpu shows recorded timings, and those of a FILE are not recorded.")
     if gpu:
@@ -88,7 +110,11 @@ def bench(
     require_outputs(record, html)
     if html and not importlib.util.find_spec("plotly"):
         raise MissingPackage("--html", "plotly")
-    ops = [load_op(name, files) for name in names]
+    ops = [load_target(name, options) for name in names]
+    if random:
+        plan = RandomPlan(random, seed, CHOICES[direction], samples, captured, time_limit, lists, as_json)
+        bench_random(ops, plan, record, fresh)
+        return
     _require_known(ops, options.kernel or [], against, files)
     plan = Plan(
         files=files,
@@ -107,7 +133,7 @@ def bench(
         if not ops:
             raise typer.BadParameter(f"--sizes: {op_name} has no size that can vary by itself.")
     if gpu or not hardware.has_gpu():
-        result = _show_records(ops, plan, gpu)
+        result = _show_records(ops, plan, gpu, shlex.join(["tilewright", *next_words(names[0], options)]))
         if record:
             warn(f"nothing was timed, so nothing was written to {record}")
     else:
@@ -189,7 +215,7 @@ def _time(ops: list[Op], plan: Plan, path: Path | None, fresh: bool) -> Result:
         try:
             for timing in _timings(op, kernels[op.name], plan, timer, context):
                 result.verdicts.append(timing)
-                mine.append(_record(timing, plan.files, context))
+                mine.append(_record(timing, op, plan.files, context))
                 if path:
                     append(path, mine[-1:])
                 if plan.as_json:
@@ -217,16 +243,20 @@ def _select_kernels(op: Op, plan: Plan) -> list[Kernel]:
 
     if plan.is_sized and not plan.kernels:
         return registry.pick(op, ["eager", "compile", source.PUBLIC])
-    kernels = registry.pick(op, _available(op, plan.kernels))
+    named = _available(op, plan.kernels)
+    kernels = registry.pick(op, named) if named or not op.file else select_kernels(op, [], plan.files)
+    if op.file and not named:
+        kernels = [*registry.pick(op, ["eager", "compile"]), *kernels]
     if plan.max_autotune and registry.SEARCHED not in plan.kernels:
         kernels.append(registry.searched(op))
     if not plan.kernels:
         kernels += registry.shipped(op).values()
-        for peer in registry.peers(op).values():
-            if package := registry.absent(peer):
-                console(stderr=True).print(f"{peer.name} is not installed (pip install {package})", style="dim")
-            else:
-                kernels.append(peer)
+        peers = list(registry.peers(op).values()) if op.file is None else []
+        absent = {peer.name: package for peer in peers if (package := registry.absent(peer))}
+        if absent:
+            names, packages = ", ".join(absent), " ".join(dict.fromkeys(absent.values()))
+            console(stderr=True).print(f"not installed: {names} (pip install {packages})", style="dim")
+        kernels += [peer for peer in peers if peer.name not in absent]
     names = [kernel.name for kernel in kernels] + [path.name for path in plan.files]
     return kernels if plan.against in names else [*registry.pick(op, [plan.against]), *kernels]
 
@@ -269,15 +299,15 @@ def _proven(op: Op, context: dict[str, Any]) -> set[str]:
     }
 
 
-def _record(timing: Timing, files: list[Path], context: dict[str, Any]) -> dict[str, Any]:
-    file = next((file for file in files if file.name == timing.kernel), None)
-    source_hash = source.file_hash(file) if file else source.kernel_hash(timing.op, timing.kernel)
+def _record(timing: Timing, op: Op, files: list[Path], context: dict[str, Any]) -> dict[str, Any]:
+    file = next((file for file in files if file.name == timing.kernel), op.file)
+    source_hash = source.file_hash(file) if file else code_hash(op, timing.kernel)
     extra = {"file": str(file)} if file else {}
     content = {k: v for k, v in timing.as_json().items() if k not in ("op", "kernel")}
-    return stamp("timing", timing.op, timing.kernel, source_hash or "", **content, **context, **extra)
+    return stamp("timing", timing.op, timing.kernel, source_hash, **content, **context, **extra)
 
 
-def _show_records(ops: list[Op], plan: Plan, gpu: str | None) -> Result:
+def _show_records(ops: list[Op], plan: Plan, gpu: str | None, explain: str) -> Result:
     checked = not gpu and len(ops) == 1
     if not gpu and not plan.as_json:
         what = "kernels are checked, and recorded timings are shown" if checked else "recorded timings are shown"
@@ -310,7 +340,7 @@ def _show_records(ops: list[Op], plan: Plan, gpu: str | None) -> Result:
                 _print_records(op, [r for r in selected if r["op"] == op.name], plan.kernels)
             if plan.against != "eager":
                 print("Recorded speedups are against eager; --against applies to new timings.")
-    floor = f"tilewright floor {ops[0].name} --gpu a100-80gb"
+    floor = explain if ops[0].file else f"tilewright floor {ops[0].name} --gpu a100-80gb"
     return Result(shown, verdicts, floor if checked else f"on a machine with a GPU: {_command(ops)}")
 
 

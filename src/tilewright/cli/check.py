@@ -8,17 +8,19 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tilewright import source
-from tilewright.cli.options import AsJson, OpOptions, RecordFile, flattened
+from tilewright.cli.check_folder import DEFAULT_JOBS, check_folder
+from tilewright.cli.options import AsJson, CallOptions, RecordFile, flattened
+from tilewright.cli.selection import load_target, next_words, refuse_for_operations, select_kernels
 from tilewright.cli.shared import (
     console,
     exit_unless_correct,
-    load_op,
     parse_cases,
     parse_dtypes,
     progress,
@@ -38,9 +40,13 @@ if TYPE_CHECKING:
 
 @flattened
 def check(
+    ctx: typer.Context,
     *,
-    op_name: Annotated[str | None, typer.Argument(metavar="OP", help="Operation.", show_default="all")] = None,
-    options: OpOptions,
+    op_name: Annotated[
+        str | None,
+        typer.Argument(metavar="OP|FILE", help="Operation, or a .py file with one of your own.", show_default="all"),
+    ] = None,
+    options: CallOptions,
     seed: Annotated[
         int | None,
         typer.Option(min=0, max=2**63 - 2, metavar="INTEGER", help="Repeat a run with the seed in its JSON output."),
@@ -51,9 +57,23 @@ def check(
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="Check FILEs as solutions of this KernelBench file, or gpu-mode folder with task.yml, without OP.",
+            help="Check FILEs as solutions of this KernelBench file, gpu-mode folder or flashinfer-bench definition.",
         ),
     ] = None,
+    scale: Annotated[
+        str | None,
+        typer.Option(metavar="FRACTION", help="Shrink the sizes of --problem to this fraction of its work, e.g. 1/64."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, metavar="INTEGER", help="Solutions of a --problem folder to judge at a time.")
+    ] = None,
+    report: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Write fast_p of a --problem folder to this .md or .html file. Repeatable."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 also if a kernel, or a case of a FILE, cannot run here.")
+    ] = False,
     record: RecordFile = None,
     as_json: AsJson = False,
 ) -> None:
@@ -65,30 +85,47 @@ def check(
         raise typer.BadParameter("--quick and --full exclude each other.")
     if record:
         require_writable(record)
+    refuse_for_operations(ctx, None if problem else op_name)
     files, kernels = options.files or [], options.kernel or []
     depth = "quick" if quick else "full" if full else "default"
-    plan = Plan(kernels, options.case, options.dtype, seed, depth, as_json)
+    plan = Plan(kernels, options.case, options.dtype, seed, depth, as_json, parse_scale(scale))
+    if scale and (problem is None or options.case):
+        raise typer.BadParameter("--scale needs --problem, and excludes --case.")
+    if problem is not None and problem.is_dir() and not (problem / "task.yml").exists():
+        named = [Path(name) for name in ([op_name] if op_name else [])] + files
+        check_folder(problem, named, plan, jobs or DEFAULT_JOBS, report or [], record)
+        return
+    if jobs or report:
+        raise typer.BadParameter("--jobs and --report need --problem with a folder of problems.")
     if problem is not None:
         found = _check_problem(problem, [Path(name) for name in ([op_name] if op_name else [])] + files, plan)
     elif op_name is None:
         found = _check_all(plan)
     else:
-        found = _check_op(op_name, files, plan)
+        found = _check_op(op_name, options, plan)
     if record:
-        _append(record, found, is_narrow=bool(options.case or options.dtype))
+        own = Path(op_name) if op_name and op_name not in source.op_files() else None
+        _append(record, found, own, is_narrow=bool(options.case or options.dtype))
     exit_unless_correct(found)
     if not any(verdict.verdict == "right" for verdict in found):
         raise NothingChecked("; ".join(dict.fromkeys(f"{verdict.kernel} {verdict.reason}" for verdict in found)))
-    if left := [verdict.kernel for verdict in found if verdict.verdict != "right"]:
-        names = ", ".join(dict.fromkeys(left))
-        warn(f"not checked on this machine: {names}; select the others with --kernel to exit with 0")
+    if left := [verdict for verdict in found if verdict.verdict != "right"]:
+        names = ", ".join(dict.fromkeys(verdict.kernel for verdict in left))
+        warn(f"not checked on this machine: {names}")
+        if strict or any(verdict.file for verdict in left):
+            raise typer.Exit(1)
+    if strict and (partly := [verdict for verdict in found if verdict.file and verdict.summary != verdict.verdict]):
+        warn("; ".join(f"{verdict.kernel} is {verdict.summary}" for verdict in partly))
         raise typer.Exit(1)
     if not as_json and not problem:
-        say_next(shlex.join(["tilewright", "bench", op_name or "softmax", *map(str, files)]))
+        say_next(shlex.join(["tilewright", *next_words(op_name or "softmax", options)]))
 
 
-def _append(path: Path, found: list[Verdict], *, is_narrow: bool) -> None:
-    """Record the verdicts. `is_narrow` marks a check of selected cases, which does not prove a kernel correct."""
+def _append(path: Path, found: list[Verdict], own: Path | None, *, is_narrow: bool) -> None:
+    """Record the verdicts; `own` is the file of a user's operation.
+
+    `is_narrow` marks a check of selected cases, which does not prove a kernel correct.
+    """
     from tilewright import hardware
 
     about = {
@@ -98,10 +135,9 @@ def _append(path: Path, found: list[Verdict], *, is_narrow: bool) -> None:
     }
     for verdict in found:
         content = {k: v for k, v in verdict.as_json().items() if k not in ("op", "kernel", "file")}
-        file = {"file": verdict.file} if verdict.file else {}
-        hashed = (
-            source.file_hash(Path(verdict.file)) if verdict.file else source.kernel_hash(verdict.op, verdict.kernel)
-        )
+        code = Path(verdict.file) if verdict.file else own
+        file = {"file": str(code)} if code else {}
+        hashed = source.file_hash(code) if code else source.kernel_hash(verdict.op, verdict.kernel)
         append(path, [stamp("verdict", verdict.op, verdict.kernel, hashed or "", **content, **about, **file)])
 
 
@@ -115,6 +151,17 @@ class Plan:
     seed: int | None
     depth: str
     as_json: bool
+    scale: Fraction | None = None  # the share of a third-party problem's work
+
+
+def parse_scale(text: str | None) -> Fraction | None:
+    try:
+        scale = Fraction(text) if text else None
+    except (ValueError, ZeroDivisionError):
+        scale = Fraction(0)
+    if scale is not None and not 0 < scale <= 1:
+        raise typer.BadParameter(f"--scale: '{text}' is not a fraction like 1/64.")
+    return scale
 
 
 def _check_all(plan: Plan) -> list[Verdict]:
@@ -146,10 +193,11 @@ def _check_all(plan: Plan) -> list[Verdict]:
     return found
 
 
-def _check_op(name: str, files: list[Path], plan: Plan) -> list[Verdict]:
-    if files:
+def _check_op(name: str, options: CallOptions, plan: Plan) -> list[Verdict]:
+    files = options.files or []
+    if files or name.endswith(".py"):
         start_worker_early()
-    op = load_op(name, files)
+    op = load_target(name, options)
     cases, dtypes = parse_cases(op, plan.cases), parse_dtypes(op, plan.dtypes)
     return check_and_print(op, files, plan.kernels, cases, dtypes, plan.seed, plan.as_json, plan.depth)
 
@@ -160,17 +208,16 @@ def _check_problem(path: Path, files: list[Path], plan: Plan) -> list[Verdict]:
     if plan.kernels or plan.dtypes:
         raise typer.BadParameter("--kernel and --dtype cannot be combined with --problem, which determines them.")
     if not path.exists():
-        raise FileMissing(path, "a KernelBench file, or of a gpu-mode folder with task.yml")
-    require_files(files)
+        raise FileMissing(path, "a KernelBench file, a gpu-mode folder with task.yml, or a flashinfer-bench definition")
+    require_files(files, (".py", ".json") if path.suffix == ".json" else (".py",))
     start_worker_early()
+    from tilewright import hardware
     from tilewright.workbench.check import problems
 
     loaded = problems.load(path)
     try:
-        cases = parse_cases(loaded.op, plan.cases)
-        if cases:
-            loaded.use([case.with_dtype(loaded.op.dtypes[0]) for case in cases])
-        return check_and_print(loaded.op, files, [], cases, None, plan.seed, plan.as_json, plan.depth, problem=loaded)
+        loaded.select(plan.cases or [], plan.scale, "cuda" if hardware.has_gpu() else "cpu")
+        return check_and_print(loaded.op, files, [], None, None, plan.seed, plan.as_json, plan.depth, problem=loaded)
     finally:
         loaded.close()
 
@@ -186,14 +233,14 @@ def check_and_print(
     depth: str = "default",
     problem: Problem | None = None,
 ) -> list[Verdict]:
-    from tilewright import hardware, registry
+    from tilewright import hardware
     from tilewright.report import terminal
     from tilewright.workbench.check import case_count
     from tilewright.workbench.check import check as run_check
 
     device = "cuda" if hardware.has_gpu() else "cpu"
-    kernels = registry.pick(op, kernel_names) if kernel_names or not files else []
-    total = case_count(op, kernels, files, cases, dtypes, depth, device, is_problem=problem is not None)
+    kernels = select_kernels(op, kernel_names, files)
+    total = case_count(op, kernels, files, cases, dtypes, depth, device, problem)
     found = []
     with progress(f"checking {op.name}", total) as advance:
         for verdict in run_check(

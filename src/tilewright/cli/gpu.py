@@ -94,6 +94,8 @@ def _datasheet_rows(sheet: GPU) -> Iterator[tuple[str, str]]:
     for unit, tflops in sheet.tflops.items():
         yield f"peak {unit}", _rate(unit, tflops * 1e12)
     yield "source", sheet.source
+    if sheet.pages:
+        yield "compared with", ", ".join(sheet.pages)
 
 
 def _device_rows(content: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ import typer
 
 from tilewright import source
 from tilewright.cli.options import AsJson, CompileOptions, flattened
-from tilewright.cli.selection import OpSelection, refuse, refuse_other_kinds, target_kind
+from tilewright.cli.selection import OpSelection, defines_operation, refuse, refuse_other_kinds, target_kind
 from tilewright.cli.shared import console, progress, require_choice, say_next, stdout_to_stderr
 from tilewright.errors import FileMissing, NothingLaunched, UnknownFunction
 
@@ -39,7 +39,9 @@ def inspect(
     gpu: Annotated[
         str, typer.Option(metavar="NAME", help="Compile for this GPU, or for several: h200,a100,mi300x.")
     ] = "h200",
-    direction: Annotated[str, typer.Option(metavar="DIRECTION", help="forward, backward or both.")] = "forward",
+    direction: Annotated[
+        str, typer.Option("--direction", metavar="DIRECTION", help="forward, backward or both.")
+    ] = "forward",
     ttgir: Annotated[bool, typer.Option("--ttgir", help="Print the Triton GPU IR beside the source lines.")] = False,
     llir: Annotated[bool, typer.Option("--llir", help="Print the LLVM IR.")] = False,
     ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX; for AMD GPUs the assembly.")] = False,
@@ -72,7 +74,7 @@ def inspect(
     refuse(ctx, {"record"}, "only with --everywhere")
     if target is None:
         raise typer.BadParameter("name an operation or a file, or give --everywhere.")
-    path, kind = Path(target), target_kind(target)
+    path, kind = Path(target), "own" if defines_operation(target, options) else target_kind(target)
     refuse_other_kinds(ctx, kind)
     if as_json:
         refuse(ctx, {"ttgir", "llir", "ptx", "sass"}, "not with --json")
@@ -81,7 +83,7 @@ def inspect(
         if len(options.case or ()) > 1 or len(options.dtype or ()) > 1 or direction == "both":
             raise typer.BadParameter("--diff compares one call: give one --case, one --dtype and one --direction.")
     require_choice("--direction", direction, DIRECTIONS)
-    named = [hardware.datasheet(name.strip()) for name in gpu.split(",")]
+    named = [hardware.complete_datasheet(name.strip()) for name in gpu.split(",")]
     gpus = list({one.name: one for one in named}.values())
     forms = [name for name, wanted in (("ttgir", ttgir), ("llir", llir), ("ptx", ptx), ("sass", sass)) if wanted]
     if kind == "cu":
@@ -95,10 +97,10 @@ def inspect(
                 _print_diff(selection, one, diff, forms, as_json)
             return
         kernels = selection.compiled_kernels()
-        jobs = [lambda one=one, each=each: _inspect_kernel(selection, each, one) for each in kernels for one in gpus]
+        jobs = [lambda one=one, each=each: _inspect_op(selection, each, one) for each in kernels for one in gpus]
     found = _run(jobs)
     if not found:
-        raise NothingLaunched(target, is_file=kind != "op")
+        raise NothingLaunched(target, is_file=kind in ("py", "cu"))
     if as_json:
         for one in found:
             print(json.dumps(one.as_json()))
@@ -171,30 +173,22 @@ def _inspect_everywhere(path: Path | None, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _inspect_kernel(selection: OpSelection, kernel: Kernel, gpu: GPU) -> Found:
-    from tilewright.workbench.inspect import inspect_kernel
+def _inspect_op(selection: OpSelection, kernel: Kernel, gpu: GPU) -> Found:
+    from tilewright.workbench.inspect import inspect_cases
 
-    found: Found = []
-    for case in selection.candidates:
-        found += inspect_kernel(selection.op, kernel, case, gpu, selection.directions)
-        if found and not selection.cases:
-            break
-    return found
+    cases, directions = selection.candidates, selection.directions
+    return inspect_cases(selection.op, kernel, cases, gpu, directions, only_first=not selection.cases)
 
 
 def _inspect_python_file(path: Path, options: CompileOptions, gpu: GPU) -> Found:
     from tilewright import registry
-    from tilewright.workbench.audit.inputs import make_input
+    from tilewright.workbench.explain.collect import TracedFunction
     from tilewright.workbench.inspect import inspect_launch
-    from tilewright.workbench.inspect.launches import call_launches
 
     given = options.inputs or []
-
-    def load() -> tuple[Callable[..., Any], list[Any]]:
-        return registry.launcher(path, options.function), [make_input(text, "meta") for text in given]
-
+    function = TracedFunction(lambda: registry.launcher(path, options.function), given)
     title = f"{path.name}({', '.join(given)})"
-    return [inspect_launch(launch, title) for launch in call_launches(load, gpu)]
+    return [inspect_launch(launch, title) for launch in function.launches(gpu)]
 
 
 def _inspect_cuda_file(path: Path, options: CompileOptions, gpu: GPU) -> Found:

@@ -16,7 +16,12 @@ THREADS = 256  # per block, for a .cu file that is compiled and not launched
 
 OpName = Annotated[str, typer.Argument(metavar="OP", help="Operation; `tilewright ops` lists them.")]
 OpNames = Annotated[
-    str | None, typer.Argument(metavar="OP", help="Operation, or several separated by commas.", show_default="all")
+    str | None,
+    typer.Argument(
+        metavar="OP|FILE",
+        help="Operation, several separated by commas, a folder of them (norm/), or a .py file with your own.",
+        show_default="all",
+    ),
 ]
 Files = Annotated[list[Path] | None, typer.Argument(metavar="FILE", help="Python file with a kernel of your own.")]
 Kernels = Annotated[
@@ -36,14 +41,21 @@ FunctionName = Annotated[
 Inputs = Annotated[
     list[str] | None,
     typer.Option(
-        "--input", "-i", metavar="INPUT", help="Argument of the function: 64x1000:bfloat16, 7 or 0.5. Repeatable."
+        "--input",
+        "-i",
+        metavar="INPUT",
+        help="Argument of the function: a tensor 64x1000:bf16 or 1000:fp32, or 0.5, None, (64,). Repeatable.",
     ),
+]
+ReferenceName = Annotated[
+    str | None,
+    typer.Option("--reference", metavar="NAME", help="Function of FILE that computes the same in plain PyTorch."),
 ]
 Threads = Annotated[int, typer.Option(min=1, metavar="INTEGER", help="Threads per block of a .cu kernel.")]
 SharedBytes = Annotated[
     int, typer.Option(min=0, metavar="INTEGER", help="Dynamic shared memory of a .cu kernel, in bytes per block.")
 ]
-Direction = Annotated[str, typer.Option(metavar="DIRECTION", help="forward or backward.")]
+Direction = Annotated[str, typer.Option("--direction", metavar="DIRECTION", help="forward or backward.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of a table.")]
 RecordFile = Annotated[
     Path | None, typer.Option("--record", metavar="FILE", help="Append the results to this file as JSON lines.")
@@ -68,6 +80,7 @@ class CallOptions(OpOptions):
     """The same, or a function in a file and its arguments."""
 
     function: FunctionName = None
+    reference: ReferenceName = None
     inputs: Inputs = None
 
 

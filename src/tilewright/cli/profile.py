@@ -14,7 +14,14 @@ import typer
 
 from tilewright import source
 from tilewright.cli.options import AsJson, CallOptions, Direction, RecordFile, flattened
-from tilewright.cli.selection import OpSelection, refuse, refuse_other_kinds, target_kind
+from tilewright.cli.selection import (
+    OpSelection,
+    defines_operation,
+    next_words,
+    refuse,
+    refuse_other_kinds,
+    target_kind,
+)
 from tilewright.cli.shared import console, load_op, op_names, progress, require_choice, require_outputs, say_next
 from tilewright.cost import DIRECTIONS
 from tilewright.errors import NoGPU, NothingLaunched, TilewrightError
@@ -65,7 +72,8 @@ def profile(
     if trace and sources and "torch" not in sources:
         raise typer.BadParameter("--trace comes from torch; add --source torch.")
     several = op_names(target) if target is None or "," in target else []
-    kind = "op" if several else target_kind(str(target))
+    is_own = not several and defines_operation(str(target), options)
+    kind = "own" if is_own else "op" if several else target_kind(str(target))
     if several:
         refuse(ctx, {"kernel", "case", "dtype", "files", "trace"}, "only for one OP")
     refuse_other_kinds(ctx, kind)
@@ -74,10 +82,11 @@ def profile(
     if kind == "py":
         source.require_python_file(Path(str(target)))
     ops = [load_op(name) for name in several]
-    selection = OpSelection(str(target), options, (direction,)) if kind == "op" and not several else None
+    selection = OpSelection(str(target), options, (direction,)) if kind in ("op", "own") and not several else None
     if not hardware.has_gpu():
-        named = "OP" if several else target
-        raise NoGPU("profile", f"`tilewright inspect {named}` and `tilewright explain {named}` need none")
+        words = ["OP"] if several else next_words(str(target), options)[1:]
+        commands = [shlex.join(["tilewright", tool, *words]) for tool in ("inspect", "explain")]
+        raise NoGPU("profile", f"`{commands[0]}` and `{commands[1]}` need none")
     require_outputs(record, trace)
     if several:
         calls = _bench_calls(ops, direction)
@@ -107,14 +116,14 @@ def _selected_calls(selection: OpSelection) -> Iterator[Call]:
     """Yield one call per kernel and selected case, or for the first default case that the kernel accepts."""
     op, direction = selection.op, selection.directions[0]
     for kernel in selection.known_kernels():
-        is_selected = selection.names or kernel.language in COMPILED
+        is_selected = selection.names or kernel.language in COMPILED or kernel.origin == "user"
         if is_selected and (direction == "forward" or kernel.differentiable):
             accepted = (case for case in selection.candidates if kernel.fits(*op.make(case, device="meta")))
             for case in accepted if selection.cases else islice(accepted, 1):
-                yield _call(op.name, kernel.name, case, direction)
+                yield _call(op.name, kernel.name, case, direction) | selection.origin
     for path in selection.files:
         for case in selection.cases or selection.default_cases[:1]:
-            yield _call(op.name, path.name, case, direction) | {"file": str(path)}
+            yield _call(op.name, path.name, case, direction) | {"file": str(path)} | selection.origin
 
 
 def _bench_calls(ops: list[Op], direction: str) -> list[Call]:
@@ -147,14 +156,14 @@ def _run(calls: list[Call], sources: Sequence[str], trace: Path | None) -> list[
 def _predict_wavefronts(call: Call) -> dict[str, list[float]]:
     """Return the wavefronts per shared-memory access of a warp and their minimum, for loads and stores."""
     from tilewright import hardware, registry
-    from tilewright.workbench.audit.inputs import case_of
+    from tilewright.workbench.audit.inputs import case_of, op_of
     from tilewright.workbench.inspect import Inspection, inspect_kernel
     from tilewright.workbench.inspect.bank_conflicts import mean_wavefronts
 
     gpu = hardware.DATASHEETS.get(hardware.current_gpu()["gpu"])
     if gpu is None or "op" not in call or "file" in call:
         return {}
-    op = registry.load(call["op"])
+    op = op_of(call)
     (kernel,) = registry.pick(op, [call["kernel"]])
     if kernel.language not in COMPILED:
         return {}
@@ -173,8 +182,10 @@ def _record(one: Profile, predicted: dict[str, list[float]]) -> dict[str, Any]:
 
     call = one.call
     names = (call["op"], call["kernel"]) if "op" in call else (call["file"], call["function"])
-    code = source.file_hash(Path(call["file"])) if "file" in call else source.kernel_hash(*names)
+    path = call.get("file") or call.get("operation", {}).get("file")
+    code = source.file_hash(Path(path)) if path else source.kernel_hash(*names)
+    file = {"file": path} if path and "op" in call else {}
     where = {key: call[key] for key in ("case", "dtype", "direction") if key in call}
     content = {key: value for key, value in one.as_json().items() if key != "rows"}
     about = {"device": hardware.current_gpu(), "versions": hardware.versions()}
-    return stamp("counters", *names, code or "", **where, **content, predicted=predicted, **about)
+    return stamp("counters", *names, code or "", **where, **file, **content, predicted=predicted, **about)

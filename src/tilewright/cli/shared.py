@@ -11,30 +11,21 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tilewright import settings, source
-from tilewright.errors import (
-    BadCase,
-    CannotRead,
-    CorruptRecords,
-    DuplicateFileName,
-    NewerRecords,
-    UnknownDtype,
-    UnknownOp,
-    first_line,
-)
+from tilewright.arguments import parse_cases as parse_cases
+from tilewright.arguments import parse_dtypes as parse_dtypes
+from tilewright.errors import CannotRead, CorruptRecords, DuplicateFileName, FileMissing, NewerRecords, UnknownOp
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from tilewright.spec import Case, Op
+    from tilewright.spec import Op
     from tilewright.timer import Timer
     from tilewright.workbench.bench import Timing
     from tilewright.workbench.bench.ceilings import Ceilings
     from tilewright.workbench.check import Verdict
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-LARGEST_CASE = 2**34  # elements: larger inputs fit into no GPU's memory
-SHORT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 WIDTH = 160  # columns if the output is a file or a pipe
 
 
@@ -53,14 +44,26 @@ def load_op(name: str, files: list[Path] | None = None) -> Op:
 
 
 def op_names(text: str | None) -> list[str]:
-    """Return the operations in a comma-separated list, without repetitions; all operations by default."""
-    return list(dict.fromkeys(name.strip() for name in text.split(","))) if text else list(source.op_files())
+    """Return the operations in a comma-separated list, without repetitions; all operations by default.
+
+    A folder of operations, such as `norm/`, stands for those in it.
+    """
+    if not text:
+        return list(source.op_files())
+    folders: dict[str, list[str]] = {}
+    for name, path in source.op_files().items():
+        folders.setdefault(f"{path.parent.name}/", []).append(name)
+    given = [name.strip() for name in text.split(",")]
+    return list(dict.fromkeys(name for one in given for name in folders.get(one, [one])))
 
 
-def require_files(paths: list[Path]) -> None:
+def require_files(paths: list[Path], suffixes: Sequence[str] = (".py",)) -> None:
     names = [path.name for path in paths]
     for path in paths:
-        source.require_python_file(path)
+        if path.suffix == ".py" or path.suffix not in suffixes:
+            source.require_python_file(path)
+        elif not path.is_file():
+            raise FileMissing(path)
         if names.count(path.name) > 1:
             raise DuplicateFileName(path.name)
 
@@ -141,31 +144,6 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 def warn_of_torn_lines(path: Path, lines: list[int]) -> None:
     for number in lines:
         warn(f"{path}, line {number} is incomplete (an interrupted write); skipped")
-
-
-def parse_cases(op: Op, texts: list[str] | None) -> list[Case] | None:
-    """Return the cases given on the command line; None if there are none."""
-    from tilewright.spec import Case
-
-    cases = [Case.parse(text, like=op.check[-1]) for text in texts or []]
-    for case, text in zip(cases, texts or [], strict=True):
-        try:
-            shapes = op.make(case, device="meta")
-            op.reference(*shapes)
-        except Exception as error:
-            raise BadCase(text, f"{op.name} does not accept it ({first_line(error)})", str(op.check[-1])) from None
-        size = sum(a.numel() for a in shapes if hasattr(a, "numel"))
-        if size > LARGEST_CASE:
-            raise BadCase(text, f"it has {size} elements, more than the limit of {LARGEST_CASE}", str(op.check[-1]))
-    return cases or None
-
-
-def parse_dtypes(op: Op, names: list[str] | None) -> list[str] | None:
-    full = [SHORT_DTYPES.get(name, name) for name in names or []]
-    for name in full:
-        if name not in op.dtypes:
-            raise UnknownDtype(name, op.dtypes)
-    return full or None
 
 
 def console(*, stderr: bool = False) -> Console:

@@ -23,14 +23,17 @@ SMALL = 0.02  # share of the total below which a term is not shown
 
 
 def overview(found: Diagnosis) -> Group:
-    """Show the bottleneck, the distance from the ceiling and the eight checks."""
+    """Show the bottleneck, the distance from the ceiling and the eight checks. Each finding is printed once."""
     lines = [Text(f"{found.call.title}, {found.call.gpu.name}", "bold"), *map(Text, _sentences(found))]
     table = Table(box=None, pad_edge=False, show_header=False)
     for ratio in (None, None, 1):
         table.add_column(ratio=ratio, no_wrap=ratio is None)
     for check in found.checks:
         table.add_row(Text(check.verdict, STYLES[check.verdict]), check.name, _evidence(check))
-    return Group(*lines, table)
+    above = found.bottleneck.reason if found.bottleneck else None
+    reasons = dict.fromkeys(check.advice for check in found.checks if check.verdict == UNKNOWN and check.advice)
+    unknown = [reason for reason in reasons if not above or not reason.startswith(above)]
+    return Group(*lines, table, *(Text(f"Unknown: {reason}.") for reason in unknown))
 
 
 def _sentences(found: Diagnosis) -> Iterator[str]:
@@ -41,13 +44,14 @@ def _sentences(found: Diagnosis) -> Iterator[str]:
     if found.bottleneck:
         yield f"Bottleneck: {found.bottleneck.name} ({found.bottleneck.reason}; {found.bottleneck.source})."
     else:
-        yield f"Bottleneck: unknown ({call.no_audit_reason})."
-    if call.timing and found.floor_us:
-        us, date = call.timing["median_us"], call.timing["date"][:10]
-        yield f"Time: {us:.1f} us, measured {date}; floor {found.floor_us:.1f} us: {found.share:.0%} of the ceiling."
+        yield "Bottleneck: unknown."
+    if found.advice:
+        yield f"→ {found.advice.rstrip('.')}."
+    floor = "" if found.share or not found.floor_us else f"; floor {found.floor_us:.1f} us"  # else beside its check
+    if call.timing:
+        yield f"Time: {call.timing['median_us']:.1f} us, measured {call.timing['date'][:10]}{floor}."
     elif found.floor_us:
-        share = f", {found.share:.0%} of the predicted time" if found.share else ""
-        yield f"Time: not measured ({call.no_timing_reason}); floor {found.floor_us:.1f} us{share}."
+        yield f"Time: not measured ({call.no_timing_reason}){floor}."
     if made:
         parts = ", ".join(
             f"{term_name(name)} {term.us:.1f} us ({term.source})"
@@ -58,10 +62,12 @@ def _sentences(found: Diagnosis) -> Iterator[str]:
         interval = f"{made.us:.1f} us ({made.low:.1f} to {made.high:.1f})"
         yield f"Predicted{whose}: {interval}: {parts}. Ceilings: {made.rates}."
         for what in made.excludes:
-            yield f"Not included: {what}."
+            if not found.bottleneck or what not in found.bottleneck.reason:
+                yield f"Not included: {what}."
     if call.counters and (total := call.counters.dram_bytes):
-        of = f", {total / call.cost.bytes:.2f} times the minimum" if call.cost else ""
-        yield f"DRAM traffic: {size(total)}{of} (counters)."
+        yield f"DRAM traffic: {size(total)} (counters)."
+    if call.unchecked:
+        yield f"Not checked: {call.unchecked}."
 
 
 def _evidence(check: Check) -> Text:
@@ -73,8 +79,8 @@ def _evidence(check: Check) -> Text:
         file, line = check.source_line
         shown.append(f"\n{Path(file).name}:{line} ", "blue")
         shown.append(linecache.getline(file, line).strip(), "italic")
-    if check.advice:
-        shown.append(f"\n→ {check.advice}" if check.verdict == FAIL else ("\n" if shown else "") + check.advice)
+    if check.advice and check.verdict == FAIL:
+        shown.append(f"\n→ {check.advice}")
     return shown
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,14 @@ def digits(value: float | None, count: int = 3) -> str:
 
 def percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}".rstrip("%")
+
+
+def crossover_text(size: float, unit: str) -> str:
+    """Return from which size on our kernel is used."""
+    if not 0 < size < math.inf:
+        return "never" if size else "at every size"
+    power = math.log2(size)
+    return f"from {f'2^{power:.0f}' if power.is_integer() else f'{size:,.0f}'} {unit}"
 
 
 def rate(unit: str, per_second: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from tilewright import source
@@ -298,6 +298,30 @@ def _flaws(records: Records) -> str:
     return _experiment(table(columns, lines), records, "Measured on", "triton")
 
 
+def _loss_curves(records: Records) -> str:
+    """Render how far training with our kernels is from training without, and two seeds from each other."""
+    lines = []
+    for r in records:
+        window = r["window"]
+        means = {
+            name: [[fmean(one[n : n + window]) for n in range(0, len(one), window)] for one in curves]
+            for name, curves in r["curves"].items()
+        }
+        original, ours = means["original"], means[r["kernel"]]
+        ends = [", ".join(f"{one[-1]:.3f}" for one in curves) for curves in (original, ours)]
+        begin = ", ".join(f"{one[0]:.3f}" for one in original)
+        apart = max(_apart(a, b) for a, b in zip(original, ours, strict=True))
+        name = f"{r['device']['name']}, {r['dtype']}{_stale(r)}"
+        lines.append((name, begin, *ends, f"{apart:.4f}", f"{_apart(*original):.4f}"))
+    columns = ("device, dtype", ">loss, first steps", ">last steps, original", ">last steps, Tilewright")
+    columns += (">largest difference with and without", ">between the seeds")
+    return _experiment(table(columns, lines), records, "Trained on", "torch")
+
+
+def _apart(one: Sequence[float], other: Sequence[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
 def _stale(r: dict[str, Any]) -> str:
     return STALE * is_stale(r)
 
@@ -321,6 +345,7 @@ BLOCKS: dict[str, tuple[Callable[[dict[str, Any], str], bool], Callable[[Records
     ),
     "flaws": (lambda r, _: r["kind"] == "flaw", _flaws),
     "hints": (lambda r, _: r["kind"] == "hint", _hints),
+    "loss-curves": (lambda r, _: r["kind"] == "loss_curve", _loss_curves),
     "portability": (lambda r, _: r["kind"] == "resources", portability.table),
     "predictions": (lambda r, _: r["kind"] == "prediction", prediction_accuracy.predictions),
     "sizes": (lambda r, _: r["kind"] == "timing" and bool(r.get("sized")), _sizes),

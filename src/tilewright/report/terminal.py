@@ -37,7 +37,7 @@ def verdicts(found: Sequence[Verdict], title: str) -> Group:
         evidence = verdict.reason or "; ".join(verdict.labels) or _tightest(verdict)
         table.add_row(
             verdict.kernel,
-            Text(verdict.verdict, STYLE.get(verdict.verdict, BAD)),
+            Text(verdict.summary, STYLE.get(verdict.verdict, BAD)),
             f"{right}/{len(verdict.cases)}" if verdict.cases else "",
             str(verdict.calls or ""),
             Text(evidence),

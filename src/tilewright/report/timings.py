@@ -74,7 +74,7 @@ class TimingRow:
     @property
     def achieved(self) -> float | None:
         """GB/s of the minimum traffic, or TFLOP/s if the case is compute-bound."""
-        if not self.us:
+        if not self.us or not self.cost:
             return None
         return (
             self.cost.flops[self.bound_by] / self.us / 1e6 if self.is_compute_bound else self.cost.bytes / self.us / 1e3
@@ -121,7 +121,7 @@ def _row(r: dict[str, Any]) -> TimingRow:
         interval_us=_pair(r["interval_us"]),
         runs_torch=r.get("is_torchs", False),
         bound_by=unit,
-        share=floor * 1e6 / us if us else None,
+        share=floor * 1e6 / us if us and cost else None,
         speedup=against.get("ratio"),
         speedup_over=against.get("kernel"),
         speedup_interval=_pair(against.get("interval")),

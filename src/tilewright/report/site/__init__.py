@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import MissingPackage
-from tilewright.report.site import index_page, op_page, roofline_page
+from tilewright.report.site import index_page, op_page, random_page, roofline_page
 from tilewright.report.site.components import Page
 from tilewright.report.timings import timing_rows
 
@@ -30,6 +30,9 @@ def build(records: list[dict[str, Any]], folder: Path) -> list[Path]:
     found = {name: list(timing_rows(of_op)) for name, of_op in by_op.items()}
     links = {"index.html": "Results", **{f"{page}.html": name for name, page in pages.items()}}
     links |= {"roofline.html": "Roofline"}
+    drawn = [r for r in records if r["kind"] == "random"]
+    if drawn:
+        links["random.html"] = "Random shapes"
 
     files = {_SHARED: _plotly()}
     files["index.html"] = _render(index_page.page(timings, found, pages), links)
@@ -39,6 +42,9 @@ def build(records: list[dict[str, Any]], folder: Path) -> list[Path]:
         files[f"{page}.html"] = _render(op_page.page(by_op[name], found[name], styles, raw), links)
     every_row = [row for of_op in found.values() for row in of_op]
     files["roofline.html"] = _render(roofline_page.page(records, every_row), links)
+    if drawn:
+        files["raw/random.jsonl"] = _json_lines(drawn)
+        files["random.html"] = _render(random_page.page(drawn, "raw/random.jsonl"), links)
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,11 +102,11 @@ def _json_lines(records: list[dict[str, Any]]) -> str:
 
 def _file_names(names: Iterable[str]) -> list[str]:
     """Return a portable and unique file name for each op."""
-    taken = ["index", "roofline"]
+    taken = ["index", "roofline", "random"]
     for name in (re.sub(r"[^\w.-]+", "-", name).strip("-.") or "op" for name in names):
         tries = [name, *(f"{name}-{n}" for n in range(2, len(taken) + 3))]
         taken.append(next(free for free in tries if free.lower() not in map(str.lower, taken)))
-    return taken[2:]
+    return taken[3:]
 
 
 def _plotly() -> str:

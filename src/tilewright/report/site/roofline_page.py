@@ -85,7 +85,8 @@ def _point(row: TimingRow) -> dict[str, Any]:
         "x": row.intensity,
         "y": row.per_second / 1e12,
         "text": f"<b>{escape(row.kernel)}</b> {escape(f'{row.op} {row.direction}, {row.dtype}')}<br>"
-        f"{escape(spaced(row.case))}<br>{digits(row.us)} µs, {percent(row.share)} % of the {escape(row.bound_by)} ceiling"
+        f"{escape(spaced(row.case))}<br>"
+        f"{digits(row.us)} µs, {percent(row.share)} % of the {escape(row.bound_by)} ceiling"
         f"{', stale' if row.is_stale else ''}<br>"
         f"{rate(unit, row.per_second)} ({escape(unit)}), {row.intensity:.3g} per byte",
     }
