@@ -18,15 +18,16 @@ WORKERS ?= 2
 PYTEST := MALLOC_ARENA_MAX=2 $(RUN) -m pytest
 PARALLEL := -n $(WORKERS) --dist loadgroup --max-worker-restart=0
 
-.PHONY: help demo quick test lint types tests verify gpu-test pairs records pages clean
+.PHONY: help demo quick test lint types tests verify gpu-test pairs outside records pages clean
 
 help:
 	@echo "make demo      run tilewright bench softmax"
 	@echo "make quick     lint, architecture, style and one case of each test: under 90 s; lists the tests it leaves out"
-	@echo "make test      lint, types and all tests, which verify a sample of the records: under 10 minutes, 6 GB, 2 cores"
-	@echo "make verify    compare the launch fingerprints of all records with the current code: under 5 minutes"
+	@echo "make test      lint, types and all tests, which verify a sample of the records: under 15 minutes, 6 GB, 2 cores"
+	@echo "make verify    compare the launch fingerprints of all records with the current code, and run the long tests"
 	@echo "make gpu-test  run the tests of this machine's GPU"
 	@echo "make pairs     run the interpreter's tests with other versions of Triton and NumPy"
+	@echo "make outside   run other projects' kernels in the interpreter: make outside OPTIONS='--triton PATH --puzzles PATH'"
 	@echo "make records   measure on this GPU the records that results/ lacks and those that are stale"
 	@echo "make pages     regenerate docs/api.md and the tables of README and docs from results/"
 	@echo "make clean     remove .venv"
@@ -52,6 +53,7 @@ tests: $(READY)
 
 verify: $(READY)
 	$(RUN) -m tilewright records verify
+	$(PYTEST) $(PARALLEL) -m verify
 
 gpu-test: $(READY)
 	$(RUN) -m pytest tests/ops tests/workbench tests/worker tests/runtime tests/test_hardware.py tests/test_notebook.py tests/test_timer.py
@@ -65,6 +67,9 @@ pairs: $(READY)
 		test -d $$folder || $(RUN) -m pip install --quiet --no-deps --target $$folder $$(echo $$pair | tr / ' ') || exit 1; \
 		PYTHONPATH=$$folder $(PYTEST) $(PARALLEL) tests/interpreter tests/ops tests/workbench/test_audit.py || exit 1; \
 	done
+
+outside: $(READY)
+	$(RUN) scripts/outside.py $(OPTIONS)
 
 records: $(READY)
 	$(RUN) scripts/records.py run

@@ -21,7 +21,7 @@ from tilewright.timer import Timer
 from tilewright.workbench.audit.inputs import make_input
 from tilewright.workbench.bench import intervals
 from tilewright.workbench.explain import Diagnosis, diagnose
-from tilewright.workbench.explain.collect import collect_cuda_file, collect_function
+from tilewright.workbench.explain.collect import TracedFunction, collect_cuda_file, collect_function
 
 FOLDER = Path("examples/flaws")
 VERSIONS = ("slow", "mended")  # function names in the files; "mended" is the fixed version
@@ -66,7 +66,8 @@ def diagnoses(path: Path, gpu: hardware.GPU) -> dict[str, Diagnosis]:
         return {one.launches[0].name: diagnose(one) for one in collect_cuda_file(path, gpu, THREADS, 0, [])}
     given = registry.load_module(path).INPUTS
     calls = [
-        collect_function(partial(registry.launcher, path, version), given, version, gpu, []) for version in VERSIONS
+        collect_function(TracedFunction(partial(registry.launcher, path, version), given), version, gpu, [])
+        for version in VERSIONS
     ]
     return dict(zip(VERSIONS, map(diagnose, calls), strict=True))
 

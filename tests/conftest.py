@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests run in parallel: more threads only wait for each other
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # every command that a test runs would compile the package again
+sys.dont_write_bytecode = False
 os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")  # shadow memory of large tensors is sparse
 
 import pytest
@@ -17,7 +19,7 @@ from tilewright.runtime.configs import clear_plans
 
 HAS_GPU = torch.cuda.is_available()
 TESTS = Path(__file__).parent
-MEMORY_LIMIT = 3 * 2**30  # bytes that one test process may use
+MEMORY_LIMIT = 4 * 2**30  # bytes that one test process may use
 LEFT_OUT = pytest.StashKey[Counter]()  # tests that --quick does not run, by file
 WHOLE = ("test_architecture.py", "test_style.py", "test_assertions.py")  # files that --quick runs in full
 
@@ -37,6 +39,11 @@ def pytest_addoption(parser):
         action="store_true",
         help="Run the first case of each test function, and none marked slow.",
     )
+
+
+def pytest_make_parametrize_id(val, argname):
+    """Name long texts by their position: they may hold a date, and processes of pytest-xdist must agree on names."""
+    return argname if isinstance(val, str) and len(val) > 80 else None
 
 
 def pytest_collection_modifyitems(config, items):

@@ -30,3 +30,14 @@ def timing_record(kernel: str = "triton", us: float | None = 1.0, gpu: str = "h2
         "versions": newest.get("versions", {"torch": "2.11.0", "triton": "3.6.0"}),
     }
     return record.stamp("timing", "softmax", kernel, source.kernel_hash("softmax", kernel) or "", **content | more)
+
+
+# What `bench --random` adds to a timing.
+DRAWN: dict[str, Any] = {
+    "kind": "random",
+    "layout": "padded",
+    "seed": 7,
+    "path": "_softmax_fwd",
+    "aligned": True,
+    "seconds": {"samples": 1.0},
+}

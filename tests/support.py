@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tilewright.runtime.crossovers import Crossover
 from tilewright.workbench.check.budget import Mismatch, compare, expect
 from tilewright.worker import memory
 
@@ -39,14 +40,19 @@ def laid_out(shape: tuple[int, ...], layout: str, *, device: str, dtype: torch.d
     return memory.with_layout(randn(*shape), layout)
 
 
+def crossover_at(size: float) -> Crossover:
+    """Return a crossover at this size on every GPU, for `monkeypatch.setattr(module, "CROSSOVER", …)`."""
+    return Crossover(f"test {size}", lambda gpu: size)
+
+
 shapes = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 layouts = st.sampled_from(LAYOUTS)
 
 
-def assert_right(got: Tensor, reference, *args) -> None:
+def assert_right(got: Tensor, reference, *args, precision: float = 0.0) -> None:
     """Compare with the reference, within the error budget that `check` derives for these inputs."""
     with torch.no_grad():
-        (expected,) = expect(reference, args)
+        (expected,) = expect(reference, args, precision=precision)
     found = compare(got.detach(), expected)
     assert not isinstance(found, Mismatch), found.reason
 

@@ -16,7 +16,7 @@ STEP = re.compile(
     r"^`(?P<file>\S+\.py)`:$|^```(?P<language>python|diff|console)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 FASTSOFTMAX = "def row_softmax(x):\n    return x.softmax(-1)\n"  # stands for the package that the peer needs
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.verify
 
 
 def section(title: str) -> str:
@@ -29,7 +29,7 @@ def section(title: str) -> str:
 @pytest.fixture
 def copy(tmp_path):
     for folder in ("src", "tests", "scripts", "docs"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, tmp_path / folder)  # with __pycache__, so that commands start quickly
     for file in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / file, tmp_path)
     (tmp_path / "results").symlink_to(ROOT / "results")

@@ -67,7 +67,7 @@ def command_of(words: list[str]) -> tuple[Any, list[str]]:
     found: Any = get_command(app)
     while words and words[0] in getattr(found, "commands", ()):
         found, words = found.commands[words[0]], words[1:]
-    if hasattr(found, "commands"):
+    if words and hasattr(found, "commands"):
         assert "list" in found.commands, f"no command named {words[0]}"  # a group of commands lists by default
         found = found.commands["list"]
     return found, words
@@ -150,11 +150,23 @@ CALLS: dict[str, Callable[[int], Any]] = {
     "dot": lambda n: tw.dot(torch.randn(n), torch.randn(n)),
     "unique": lambda n: tw.unique(torch.randint(100, (n,), dtype=torch.uint8)),
     "cross_entropy": lambda n: tw.cross_entropy(matrix(n), torch.zeros(n // 1024, dtype=torch.int64)),
+    "matmul": lambda n: tw.matmul(matrix(n), torch.randn(1024, 16)),
     "linear": lambda n: tw.linear(matrix(n), torch.randn(16, 1024), activation="relu"),
+    "gated_linear": lambda n: tw.gated_linear(matrix(n), *[torch.randn(16, 1024)] * 2, "relu_squared"),
+    "grouped_linear": lambda n: tw.grouped_linear(matrix(n), torch.randn(1, 16, 1024), [n // 1024]),
     "scaled_dot_product_attention": lambda n: tw.scaled_dot_product_attention(*[torch.randn(1, 1, 64, 64)] * 3),
+    "decode_attention": lambda n: tw.decode_attention(
+        *[torch.randn(1, 1, 1, 64)] * 3, torch.ones(1, dtype=torch.int32)
+    ),
+    "mla_decode": lambda n: tw.mla_decode(
+        torch.randn(1, 1, 1, 576), torch.randn(1, 1, 576), torch.ones(1, dtype=torch.int32)
+    ),
+    "merge_attention": lambda n: tw.merge_attention(*[torch.randn(4, 64), torch.randn(4)] * 2),
+    "attention": lambda n: tw.attention(*[torch.randn(1, 1, 16, 16)] * 3, window=(4, 0)),
     "rope": lambda n: tw.rope(torch.randn(1, 2, 2, 64), None, torch.randn(2, 32), torch.randn(2, 32)),
 }
-ELSEWHERE = {"AdamW", "linear_cross_entropy"}  # the optimizer has tests of its own; 2^26 logits take too long here
+# The optimizer, the low-bit layers and fp8 have tests of their own; 2^26 logits take too long here.
+ELSEWHERE = {"AdamW", "linear_cross_entropy", "quantized_linear", "scaled_matmul", "sparse_linear"}
 
 
 def stated_thresholds() -> Iterator[tuple[str, str]]:
@@ -166,7 +178,20 @@ def stated_thresholds() -> Iterator[tuple[str, str]]:
 
 
 def test_the_table_of_thresholds_names_every_function():
-    tools = {"apply", "audit", "benchmark", "check", "diff", "do_bench", "interpret", "kernel"}
+    tools = {
+        "apply",
+        "audit",
+        "benchmark",
+        "check",
+        "diff",
+        "do_bench",
+        "interpret",
+        "job",
+        "kernel",
+        "revert",
+        "trace",
+    }
+    tools |= {"QuantizedWeight", "SparseWeight", "load_quantized", "quantize", "sparsify"}  # run once per weight
     assert {name for name, _ in stated_thresholds()} == set(tw.__all__) - tools
     assert {name for name, _ in stated_thresholds()} == set(CALLS) | ELSEWHERE
 
@@ -209,10 +234,12 @@ def test_named_files_exist(page):
 
 
 def samples(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the audits and inspections of a page that need no other file, with the output that the page shows."""
+    """Yield the audits and inspections of a page that need no file it writes, with the output that the page shows."""
     for block in re.findall(r"^```console\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
         command, *shown = block.splitlines()
-        if re.match(r"\$ tilewright (audit|inspect) ", command) and shown and not shown[0].startswith("$"):
+        needs_page = any(not (ROOT / word).exists() for word in command.split() if word.endswith(".py"))
+        is_sample = re.match(r"\$ tilewright (audit|inspect) ", command) and shown and not shown[0].startswith("$")
+        if is_sample and not needs_page:
             yield command.removeprefix("$ tilewright "), shown
 
 

@@ -69,6 +69,24 @@ def test_the_driver_is_active_inside_the_context_only():
         torch.cuda.get_device_properties(0)
 
 
+def _on_its_device(x):
+    assert x.is_cuda
+    y = torch.empty_like(x, device="cuda")
+    with torch.cuda.device(x.device), torch.cuda.device(x.device.index):
+        torch.cuda.set_device(x.device)
+        assert torch.cuda.current_device() == 0
+        _normalize[(1,)](x.cuda(), y, x.numel(), BLOCK=128)
+    torch.cuda.synchronize()
+    return y
+
+
+def test_host_code_selects_a_device_and_names_it_cuda():
+    x = torch.rand(100)
+    audit = tilewright.audit(_on_its_device, x)
+    torch.testing.assert_close(audit.result, x / x.sum())
+    assert not audit.findings
+
+
 def test_a_benchmark_says_that_it_needs_a_gpu():
     with stand_in(), pytest.raises(NoGPU, match="a benchmark needs a GPU"):
         triton.testing.do_bench(lambda: None)

@@ -1,5 +1,6 @@
 """Every example runs on a machine without a GPU and does what its text says."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+
+from tilewright import record
+from tilewright.report import markdown
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -59,6 +63,57 @@ def test_the_model_computes_the_same_with_our_kernels(transformer):
 def test_training_lowers_the_loss(transformer):
     losses = importlib.import_module("train").train(25)
     assert losses[-1] < 0.6 * losses[0]
+
+
+def test_loss_curves_with_and_without_are_alike(transformer, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    example, path = importlib.import_module("loss_curve"), tmp_path / "curves.jsonl"
+    monkeypatch.setattr(example, "BATCH", 4)
+    monkeypatch.setattr(sys, "argv", ["loss_curve.py", "--steps", "12", "--device", "cpu", "--record", str(path)])
+    example.main()
+    (made,) = record.read(path).records
+    original, ours = made["curves"]["original"], made["curves"]["tilewright"]
+    assert [len(one) for one in (*original, *ours)] == [12] * 4
+    assert all(one[-1] < 0.8 * one[0] for one in (*original, *ours))
+    for a, b in zip(original, ours, strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+    assert original[0] != original[1]
+    assert f"{example.distance(*original):.4f} between two seeds" in capsys.readouterr().out
+    page = markdown.fill("<!-- records: loss-curves -->\n<!-- end -->", [made])
+    assert f"| CPU, float32 | {example.smooth(original[0])[0]:.3f}, {example.smooth(original[1])[0]:.3f} |" in page
+    assert f"| {example.distance(*original):.4f} |" in page
+    for given, message in ((["--steps", "0"], "at least 1"), (["--record", str(tmp_path)], "directory")):
+        monkeypatch.setattr(sys, "argv", ["loss_curve.py", *given])
+        with pytest.raises(SystemExit):
+            example.main()
+        assert message in capsys.readouterr().err
+
+
+def test_perplexity_rises_as_bits_fall(transformer):
+    found = importlib.import_module("low_bit").compare(30)
+    error = {name: abs(value - found["float32"]) for name, value in found.items()}
+    assert 3 < found["float32"] < 60
+    assert error["int8"] < 0.002 * found["float32"]
+    assert error["int8"] <= error["int4-g32"] <= 0.05 * found["float32"]
+    assert error["int4"] < error["2:4"]
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_text_from_a_paged_cache_is_that_of_eager_mode(interpreted, monkeypatch):
+    """Prompt and text fill several pages, and three sequences share the first one."""
+    import tilewright
+
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    generate = importlib.import_module("generate")
+    torch.manual_seed(0)
+    model = generate.Model(generate.Shape(layers=1), context=40)
+    prompt, noise = torch.randint(64, (21,)), torch.randn(4, 3, 64)
+    expected = generate.generate_eager(model, prompt, noise)
+    with tilewright.interpret() if interpreted else contextlib.nullcontext() as run:
+        assert torch.equal(generate.generate(model, prompt, noise), expected)
+    assert len({tuple(text) for text in expected.tolist()}) == 3
+    if run is not None:
+        assert {"_append_fwd", "_decode_fwd"} < {launch.kernel for launch in run.launches}
 
 
 def cells(notebook: Path) -> list[str]:

@@ -31,7 +31,7 @@ def test_a_dying_worker_fails_the_run(tmp_path):
     command = [sys.executable, "-m", "pytest", *options.replace("$(WORKERS)", "2").split(), "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 1, done.stdout
-    assert "crashed while running 'test_dying.py::test_dies[3]'" in done.stdout
+    assert "crashed while running 'test_dying.py::test_dies[3]" in done.stdout, done.stdout
 
 
 def test_help_names_every_target():

@@ -1,6 +1,7 @@
 """Benchmarks of any callable; a wrong one has no time. No test depends on how fast anything is."""
 
 import inspect
+import time
 from statistics import mean, median
 
 import pytest
@@ -85,6 +86,56 @@ def test_the_first_of_several_baselines_is_the_reference(x):
     assert [e.verdict for e in swapped.entries] == ["wrong", "right", "wrong"]
 
 
+@pytest.mark.parametrize(
+    ("fn", "reference", "reason"),
+    [
+        (torch.clone, torch.relu, "random signs: output"),
+        (lambda x: x.exp() / x.exp().sum(-1, keepdim=True), softmax, "far below zero: output"),
+    ],
+)
+def test_what_fails_on_other_values_is_right_on_these_only(fn, reference, reason):
+    values = torch.rand(16, 64)
+    entry, baseline = timed(fn, values, against=reference).entries
+    assert (entry.verdict, baseline.verdict) == ("right on these values only", "right")
+    assert reason in entry.reason
+    assert entry.us
+    found = timed(fn, inputs=lambda: (torch.rand(16, 64),), against=reference)
+    assert found.entries[0].verdict == "right"
+
+
+@pytest.mark.parametrize("values", [torch.ones(8, 8), torch.arange(64)])
+def test_values_that_never_change_prove_little(values):
+    known = values * values
+    found = tw.benchmark(lambda x: known.clone(), values, against=lambda x: x * x, samples=5)
+    assert found.entries[0].verdict == "right on these values only"
+    assert "a constant would be right, too: pass inputs=" in found.entries[0].reason
+    drawn = lambda: (torch.randint(0, 9, (64,)),)
+    assert tw.benchmark(lambda x: x * x, against=lambda x: x * x, samples=5, inputs=drawn).entries[0].verdict == "right"
+
+
+def test_integers_are_reversed_if_nothing_else_changes():
+    labels = torch.randint(0, 9, (64,))
+    known = labels.cumsum(0)
+    found = tw.benchmark(lambda n: known.clone(), labels, against=lambda n: n.cumsum(0), samples=5)
+    assert found.entries[0].verdict == "wrong"
+
+
+def test_a_baseline_that_refuses_other_values_is_asked_the_given_ones_only():
+    roots = timed(lambda x: x**0.5, torch.rand(16, 64) + 1, against=torch.sqrt)
+    assert [entry.verdict for entry in roots.entries] == ["right", "right"]
+
+
+def test_a_callable_that_replaces_the_clock_is_tampered(x, monkeypatch):
+    monkeypatch.setattr("time.perf_counter", time.perf_counter)  # restores it
+
+    def patching(x):
+        time.perf_counter = lambda: 0.0
+        return softmax(x)
+
+    entry = timed(patching, x, against=softmax).entries[0]
+    assert (entry.verdict, entry.us, entry.reason) == ("tampered", None, "time.perf_counter was replaced")
+
+
 def test_equal_names_are_distinguished(x):
     found = timed(lambda x: x + 1, x, against=lambda x: x + 1)
     assert [e.name for e in found.entries] == ["<lambda> (fn)", "<lambda>"]
@@ -102,14 +153,15 @@ def test_without_a_baseline_nothing_is_checked_and_the_text_says_so(x):
 @pytest.mark.parametrize(
     ("baseline", "why"),
     [
-        (lambda x: float(x.sum()), "returns float: only real tensors are compared"),
-        (lambda x: (x.sin(), 3), "returns int: only real tensors are compared"),
-        (lambda x: None, "returns NoneType: only real tensors are compared"),
-        (lambda x: (), "returns nothing: only real tensors are compared"),
-        (lambda x: x + 1j, "returns complex numbers: only real tensors are compared"),
+        (lambda x: float(x.sum()), "returns float, and only real tensors are compared"),
+        (lambda x: (x.sin(), 3), "returns int, and only real tensors are compared"),
+        (lambda x: None, "returns NoneType, and only real tensors are compared"),
+        (lambda x: (), "returns nothing"),
+        (lambda x: x + 1j, "returns complex numbers, and only real tensors are compared"),
         (lambda x: torch.nn.functional.dropout(x, 0.1), "draws random numbers"),
         (lambda x: x @ torch.ones(33, 2, device=x.device), "does not run in float64"),
         (lambda x: x.sum() if x[0, 0].item() > 6 else 1 / 0, "does not accept the values in reverse"),
+        (lambda x: (-x.abs() - 1).log(), "returns only NaN and infinities"),
     ],
 )
 def test_nothing_is_checked_if_the_baseline_cannot_be_the_reference(x, baseline, why):

@@ -142,6 +142,23 @@ def first(x): return one(x)
     assert found.kernel_hash("first") != hashes[0][1]
 
 
+def test_attributes_of_imported_modules_belong_to_it(ops):
+    (ops / "family").mkdir()
+    text = """from tilewright.ops.family import _helper
+def reference(x): return x
+@op.kernel("first")
+def first(x): return _helper.scale(x)
+"""
+    hashes = []
+    for scaled, other in (("x", "x"), ("x + 0", "x"), ("x", "x + 0")):
+        (ops / "family" / "_helper.py").write_text(f"def scale(x): return {scaled}\ndef other(x): return {other}\n")
+        source.read.cache_clear()
+        (ops / "one.py").write_text(text)
+        hashes.append(source.OpSource(ops / "one.py").kernel_hash("first"))
+    assert hashes[0] != hashes[1]
+    assert hashes[0] == hashes[2]
+
+
 SCRIPT = '''"""Times a kernel."""
 import math
 

@@ -7,6 +7,7 @@ import torch
 import tilewright as tw
 from tilewright import registry
 from tilewright.errors import UnknownOp
+from tilewright.spec import Case, Cost, Op
 from tilewright.testing import assert_kernel
 
 
@@ -17,6 +18,8 @@ def test_check_returns_the_verdict_on_a_function():
     assert wrong.verdict == "wrong"
     with pytest.raises(ValueError, match="depth"):
         tw.check(torch.zeros_like, "softmax", depth="deep")
+    with pytest.raises(TypeError, match=r'check\(my_softmax, "softmax"\)'):
+        tw.check("softmax", torch.softmax)
     with pytest.raises(UnknownOp, match="softmax"):
         tw.check(torch.zeros_like, "sofmax")
 
@@ -63,6 +66,41 @@ def test_the_failure_shows_where_it_is_wrong():
 def test_inputs_must_hold_a_tensor():
     with pytest.raises(TypeError, match="tuple with a tensor"):
         assert_kernel(scaled, reference=scaled, inputs=(1, 2))
+
+
+def test_inputs_that_never_change_are_refused():
+    labels, x = torch.randint(0, 9, (40,)), torch.randn(5, 40)
+    known = labels.cumsum(0)
+    with pytest.raises(ValueError, match="no floating-point tensor to be redrawn: pass a function"):
+        assert_kernel(lambda n: known.clone(), reference=lambda n: n.cumsum(0), inputs=(labels,))
+    with pytest.raises(ValueError, match="inputs returns the same values each time"):
+        assert_kernel(lambda x: x.sin(), reference=torch.sin, inputs=lambda: (x,))
+    drawn = lambda: (torch.randint(0, 9, (40,)),)
+    assert_kernel(lambda n: n.cumsum(0), reference=lambda n: n.cumsum(0), inputs=drawn)
+    with pytest.raises(AssertionError, match="elements are off"):
+        assert_kernel(lambda n: known.clone(), reference=lambda n: n.cumsum(0), inputs=drawn)
+
+
+def test_what_fails_on_other_values_than_a_functions_is_warned_of():
+    positive = lambda: (torch.rand(5, 40),)
+    with pytest.warns(UserWarning, match="right on the values of `inputs` only.*elements are off"):
+        assert_kernel(lambda x: x.clone(), reference=torch.relu, inputs=positive)
+    assert_kernel(lambda x: x.clamp(min=0), reference=torch.relu, inputs=positive)  # warnings are errors in tests
+
+
+def test_dictionaries_are_compared_by_their_keys():
+    reference, x = lambda x: {"a": x + 1, "b": x * 2}, torch.randn(5, 40)
+    assert_kernel(lambda x: {"b": x * 2, "a": x + 1}, reference=reference, inputs=(x,))
+    with pytest.raises(AssertionError, match="elements are off"):
+        assert_kernel(lambda x: {"b": x + 1, "a": x * 2}, reference=reference, inputs=(x,))
+    with pytest.raises(AssertionError, match=r"returned \['a'\], \['c'\], expected \['a'\], \['b'\]"):
+        assert_kernel(lambda x: {"a": x + 1, "c": x * 2}, reference=reference, inputs=(x,))
+
+
+@pytest.mark.parametrize("returned", [None, 3.0, (), "text", torch.ones(2, dtype=torch.complex64)])
+def test_a_reference_without_real_tensors_is_refused(returned):
+    with pytest.raises(ValueError, match="the reference returns"):
+        assert_kernel(lambda x: returned, reference=lambda x: returned, inputs=(torch.randn(3, 4),))
 
 
 def test_a_verdict_is_true_only_if_right_and_prints_as_a_sentence():
@@ -128,3 +166,99 @@ def test_a_forward_only_function_is_judged_forward_and_labelled():
     assert found.right, found.reason
     assert "forward only" in found.labels
     assert any(label.startswith("fails if its inputs require a gradient (RuntimeError") for label in found.labels)
+
+
+def masked_maximum(x):
+    top = x.amax(-1, keepdim=True).clamp_min(0)  # as with other=0 under the mask of a maximum
+    e = (x - top).exp()
+    return e / e.sum(-1, keepdim=True)
+
+
+class CosineWithoutIncoming(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.saved_tensors[0].cos()
+
+
+def rms(x, w):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * w
+
+
+def attention(q, k, v):
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+ROWS, WEIGHT, HEADS = torch.randn(16, 96), torch.randn(96), [torch.randn(2, 16, 32) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("reference", "wrong", "inputs"),
+    [
+        (lambda x: x.softmax(-1), masked_maximum, [ROWS]),
+        (lambda x: x.softmax(-1), lambda x: x.exp() / x.exp().sum(-1, keepdim=True), [ROWS]),
+        (lambda x: x.softmax(-1), lambda x: x.softmax(0), [torch.randn(16, 16)]),
+        (lambda x: x.logsumexp(-1), lambda x: x.exp().sum(-1).log(), [ROWS]),
+        (torch.nn.functional.softplus, lambda x: (1 + x.exp()).log(), [ROWS]),
+        (torch.relu, lambda x: torch.where(x > 0, x, 0.0), [ROWS]),
+        (torch.nn.functional.gelu, lambda x: torch.nn.functional.gelu(x, approximate="tanh"), [ROWS]),
+        (rms, lambda x, w: x / (x.square().mean(-1, keepdim=True).sqrt() + 1e-6) * w, [ROWS, WEIGHT]),
+        (rms, lambda x, w: rms(x, w.detach()), [ROWS, WEIGHT]),
+        (rms, lambda x, w: x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt().detach() * w, [ROWS, WEIGHT]),
+        (lambda x: x.var(-1), lambda x: x.var(-1, unbiased=False), [ROWS]),
+        (lambda x: x.var(-1), lambda x: ((x * x).mean(-1) - x.mean(-1) ** 2) * 96 / 95, [ROWS]),
+        (lambda x: x.sin(), CosineWithoutIncoming.apply, [ROWS]),
+        (attention, lambda q, k, v: (q @ k.mT).softmax(-1) @ v, HEADS),
+        (lambda x: x.sum(-1), lambda x: sum(c.sum(-1) for c in x.split(8, -1)), [ROWS.bfloat16()]),
+        (lambda x: x * 2, lambda x: x.mul_(2), [ROWS]),
+    ],
+)  # fmt: skip
+def test_common_mistakes_are_wrong(reference, wrong, inputs):
+    with pytest.raises(AssertionError, match="is wrong: "):
+        assert_kernel(wrong, reference=reference, inputs=tuple(inputs), depth="quick")
+
+
+def chaotic(x):
+    x = x.sigmoid()
+    for _ in range(120):
+        x = 3.9 * x * (1 - x)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("reference", "wrong", "rows", "reason"),
+    [
+        (lambda x: (-x.abs() - 1).log(), lambda x: x * float("nan"), 16, "returns only NaN and infinities"),
+        (lambda x: 2 * x, lambda x: x, 0, "returns no elements"),
+        (chaotic, torch.zeros_like, 16, "has rounding errors as large as its outputs"),
+    ],
+)
+def test_a_comparison_that_proves_nothing_is_not_right(reference, wrong, rows, reason):
+    with pytest.raises(AssertionError, match=f"is unsupported: the reference {reason}"):
+        assert_kernel(wrong, reference=reference, inputs=lambda: (torch.rand(rows, 64),), forward_only=True)
+
+
+def test_a_constant_reference_is_compared():
+    ones = lambda x: x.softmax(-1).sum(-1, keepdim=True).expand_as(x) * 1
+    assert_kernel(torch.ones_like, reference=ones, inputs=lambda: (torch.rand(16, 64),), forward_only=True)
+
+
+@pytest.mark.parametrize(
+    ("reference", "kernel", "shared"),
+    [
+        (lambda x: x * 1, lambda x: x, "the output with argument 1"),
+        (lambda x: x.T.contiguous(), lambda x: x.T, "the output with argument 1"),
+        (lambda x: (2 * x, 2 * x), lambda x: (2 * x,) * 2, "output 1 with output 0"),
+        (lambda x: x.T, lambda x: x.T, ""),
+        (lambda x: (2 * x, 2 * x), lambda x: torch.cat([2 * x, 2 * x]).chunk(2), ""),
+    ],
+)
+def test_outputs_in_memory_that_the_reference_does_not_share_are_labelled(reference, kernel, shared):
+    inputs = lambda draw: (draw.randn(8, 6),)
+    op = Op("op", reference, lambda *_: Cost(0, 0), inputs, check=[Case(())], bench=[])
+    labels = [label for label in tw.check(kernel, op, depth="quick", dtypes=["float32"]).labels if "memory" in label]
+    assert labels == [f"shares memory where the reference does not: {shared}"] * bool(shared)

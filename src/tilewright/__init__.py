@@ -16,7 +16,10 @@ _WORKBENCH = {
     "diff": "tilewright.models",
     "do_bench": "tilewright.notebook",
     "interpret": "tilewright.interpreter",
+    "job": "tilewright.workbench.train",
     "kernel": "tilewright.spec",
+    "revert": "tilewright.models",
+    "trace": "tilewright.runtime.trace",
 }
 
 

@@ -1,6 +1,7 @@
 from tilewright.interpreter import interpret as interpret
 from tilewright.models import apply as apply
 from tilewright.models import diff as diff
+from tilewright.models import revert as revert
 from tilewright.notebook import benchmark as benchmark
 from tilewright.notebook import do_bench as do_bench
 from tilewright.ops.activation.geglu import geglu as geglu
@@ -12,7 +13,15 @@ from tilewright.ops.activation.silu import silu as silu
 from tilewright.ops.activation.swiglu import swiglu as swiglu
 from tilewright.ops.add import add as add
 from tilewright.ops.attention.attention import scaled_dot_product_attention as scaled_dot_product_attention
+from tilewright.ops.attention.attention_modes import attention as attention
+from tilewright.ops.decode.decode_attention import decode_attention as decode_attention
+from tilewright.ops.decode.merge_attention import merge_attention as merge_attention
+from tilewright.ops.decode.mla_decode import mla_decode as mla_decode
+from tilewright.ops.linear.gated_linear import gated_linear as gated_linear
+from tilewright.ops.linear.grouped_linear import grouped_linear as grouped_linear
 from tilewright.ops.linear.linear import linear as linear
+from tilewright.ops.linear.matmul import matmul as matmul
+from tilewright.ops.linear.scaled_matmul import scaled_matmul as scaled_matmul
 from tilewright.ops.loss.cross_entropy import cross_entropy as cross_entropy
 from tilewright.ops.loss.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from tilewright.ops.norm.add_layer_norm import add_layer_norm as add_layer_norm
@@ -20,6 +29,13 @@ from tilewright.ops.norm.add_rms_norm import add_rms_norm as add_rms_norm
 from tilewright.ops.norm.layer_norm import layer_norm as layer_norm
 from tilewright.ops.norm.rms_norm import rms_norm as rms_norm
 from tilewright.ops.optim.adamw import AdamW as AdamW
+from tilewright.ops.quantized.quantized_linear import QuantizedWeight as QuantizedWeight
+from tilewright.ops.quantized.quantized_linear import load_quantized as load_quantized
+from tilewright.ops.quantized.quantized_linear import quantize as quantize
+from tilewright.ops.quantized.quantized_linear import quantized_linear as quantized_linear
+from tilewright.ops.quantized.sparse_linear import SparseWeight as SparseWeight
+from tilewright.ops.quantized.sparse_linear import sparse_linear as sparse_linear
+from tilewright.ops.quantized.sparse_linear import sparsify as sparsify
 from tilewright.ops.reduce.amax import amax as amax
 from tilewright.ops.reduce.amax import max as max
 from tilewright.ops.reduce.amin import amin as amin
@@ -39,8 +55,10 @@ from tilewright.ops.rope import rope as rope
 from tilewright.ops.softmax.log_softmax import log_softmax as log_softmax
 from tilewright.ops.softmax.masked_softmax import masked_softmax as masked_softmax
 from tilewright.ops.softmax.softmax import softmax as softmax
+from tilewright.runtime.trace import trace as trace
 from tilewright.spec import kernel as kernel
 from tilewright.testing import check as check
 from tilewright.workbench.audit import audit as audit
+from tilewright.workbench.train import job as job
 
 __version__: str

@@ -13,12 +13,16 @@ DIRECTIONS = ("forward", "backward", "both")
 class Cost:
     """The minimum work of any kernel on a case: bytes of device memory traffic, and operations by unit.
 
-    Units: `fp32`, `special` (exp, tanh, …) and `tensor.<dtype>` (tensor cores).
+    It is false if nothing is counted: the work is unknown, or there is none. Units: `fp32`, `special` (exp, tanh, …)
+    and `tensor.<dtype>` (tensor cores).
     """
 
     read: int
     written: int
     flops: Mapping[str, float] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.bytes or self.flops)
 
     @property
     def bytes(self) -> int:

@@ -46,8 +46,11 @@ def device_properties(gpu: GPU) -> dict[str, int]:
     }
 
 
-def cuda_queries(gpu: GPU) -> dict[str, Any]:
-    """Return functions of torch.cuda, by name, that describe a GPU."""
+def cuda_queries(gpu: GPU, index: int = 0) -> dict[str, Any]:
+    """Return functions of torch.cuda, by name, that describe a GPU, the only one, with this index.
+
+    With them, `with torch.cuda.device(x.device)` and `torch.cuda.set_device` take tensors of every device.
+    """
     digits = gpu.arch.removeprefix("sm_").removeprefix("gfx")
     major, minor = (digits[0], digits[1]) if gpu.is_amd else (digits[:-1], digits[-1])
     properties = SimpleNamespace(
@@ -68,6 +71,13 @@ def cuda_queries(gpu: GPU) -> dict[str, Any]:
         "get_device_name": lambda *_, **__: properties.name,
         "get_device_capability": lambda *_, **__: (properties.major, properties.minor),
         "get_device_properties": lambda *_, **__: properties,
+        "current_device": lambda: index,
+        "set_device": lambda *_: None,
+        "synchronize": lambda *_, **__: None,
+        "is_current_stream_capturing": lambda: False,
+        "_get_device_index": lambda *_, **__: index,
+        "_exchange_device": lambda *_: index,
+        "_maybe_exchange_device": lambda *_: index,
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
@@ -16,15 +17,34 @@ class TilewrightError(Exception):
     """A mistake that the user can fix. The command line prints only the message and exits with 2."""
 
 
+def as_arguments(error: TilewrightError) -> str:
+    """Return the message for callers of tools, whose arguments have the names of the options: `case` for --case."""
+    return re.sub(r"--([a-z]+)", r"`\1`", str(error).strip().partition("\n")[0])
+
+
+LISTED = 60  # names that a message lists
+
+
 def _nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known)}"
+    if close:
+        return f"did you mean '{close[0]}'?"
+    others = f" and {len(known) - LISTED} others" if len(known) > LISTED else ""
+    return f"known: {', '.join(known[:LISTED])}{others}"
 
 
 class UnknownOp(TilewrightError):
     def __init__(self, name: str, known: Iterable[str]):
         super().__init__(f"no operation named '{name}'; {_nearest(name, known)}")
+
+
+class ProblemNotFound(TilewrightError):
+    def __init__(self, name: str, known: Iterable[str]):
+        super().__init__(
+            f"no operation named '{name}' and no problem at that path; {_nearest(name, known)}, or give the path of a "
+            "problem"
+        )
 
 
 class UnknownKernel(TilewrightError):
@@ -49,6 +69,14 @@ class UnknownGPU(TilewrightError):
         gpus = ", ".join(same_architecture)
         what = f"GPUs of this architecture are: {gpus}" if gpus else _nearest(name, known)
         super().__init__(f"no datasheet for a GPU named '{name}'; {what}")
+
+
+class IncompleteDatasheet(TilewrightError):
+    def __init__(self, gpu: str, missing: Iterable[str]):
+        super().__init__(
+            f"the datasheet of {gpu} lacks {', '.join(missing)}, without which no kernel can be judged; choose another "
+            f"GPU, or see the minimum time with: tilewright floor OP --gpu {gpu}"
+        )
 
 
 class UnknownDtype(TilewrightError):
@@ -101,15 +129,79 @@ class MissingFunction(TilewrightError):
 
 class BadProblem(TilewrightError):
     def __init__(self, path: object, why: str):
+        self.why = why
         super().__init__(
             f"{path} is not a problem that can be checked: {why}; give a KernelBench file with Model, get_inputs and "
-            "get_init_inputs, or a gpu-mode folder with task.yml"
+            "get_init_inputs, a gpu-mode folder with task.yml, or a flashinfer-bench definition"
         )
+
+
+class NoProblems(TilewrightError):
+    def __init__(self, path: object):
+        super().__init__(
+            f"'{path}' holds no problem; give a folder of KernelBench files, gpu-mode folders or flashinfer-bench "
+            "definitions"
+        )
+
+
+class FileNeedsPackage(TilewrightError):
+    def __init__(self, path: object, package: str | None):
+        super().__init__(f"{path} needs the package '{package}', which is not installed here; install it and run again")
+
+
+class FileNeedsCompiler(TilewrightError):
+    def __init__(self, path: object, why: str):
+        super().__init__(
+            f"{path} compiles an extension with torch.utils.cpp_extension, which fails here ({why}); "
+            "run it on a machine with a GPU and the CUDA toolkit"
+        )
+
+
+class ProblemTooLarge(TilewrightError):
+    def __init__(self, path: object, case: str, fitting: str):
+        what = f"run it with {fitting}" if fitting else "check it on a machine with a GPU"
+        super().__init__(f"{path} is too large for a CPU, even with {case}; {what}")
 
 
 class UnknownFunction(TilewrightError):
     def __init__(self, path: object, name: str, known: Iterable[str]):
         super().__init__(f"{path} has no function named '{name}'; {_nearest(name, known)}")
+
+
+class NoReference(TilewrightError):
+    def __init__(self, path: object, functions: Iterable[str], command: str):
+        has = ", ".join(functions)
+        super().__init__(
+            f"{path} defines no `reference` to compare with{f', only {has}' if has else ''}; name one, as in: {command}"
+        )
+
+
+class KernelOfAnOp(TilewrightError):
+    def __init__(self, path: object, op: str):
+        super().__init__(
+            f"{path} holds a kernel of {op}, not an operation; check it with: tilewright check {op} {path}"
+        )
+
+
+class SolutionGiven(TilewrightError):
+    def __init__(self, path: object):
+        super().__init__(
+            f"{path} holds a solution of a KernelBench problem; check it with: "
+            f"tilewright check --problem PROBLEM.py {path}"
+        )
+
+
+class NoInputs(TilewrightError):
+    def __init__(self, path: object, name: str, signature: object):
+        super().__init__(
+            f"{path} defines no `inputs` for {name}{signature}; give each argument with --input, e.g. "
+            "-i 64x1000:bfloat16 -i 1e-6"
+        )
+
+
+class BadReference(TilewrightError):
+    def __init__(self, path: object, name: str, why: str):
+        super().__init__(f"{path}: the reference `{name}` {why}; no kernel can be compared with it")
 
 
 class AmbiguousFunction(TilewrightError):
@@ -122,7 +214,8 @@ class AmbiguousFunction(TilewrightError):
 class BadInput(TilewrightError):
     def __init__(self, text: str, why: str):
         super().__init__(
-            f"cannot read the input '{text}': {why}; write a tensor as 64x1000:bfloat16 and a number as 7 or 0.5"
+            f"cannot read the input '{text}': {why}; write a tensor as 64x1000:bfloat16 and other values as in Python, "
+            "e.g. 7, 0.5, True, None, gelu or (64,)"
         )
 
 
@@ -184,6 +277,46 @@ class TooLarge(TilewrightError):
         super().__init__(f"{elements} elements are too many to interpret (the limit is {limit}); {what}")
 
 
+class UnsuitableCase(TilewrightError):
+    def __init__(self, kernel: str, case: str):
+        super().__init__(f"{kernel} does not support the case {case}; try another --case or --dtype")
+
+
+class OneKernelNeeded(TilewrightError):
+    def __init__(self, names: str = "code, file or kernel"):
+        super().__init__(f"give exactly one of {names}: source text, the path of a file, or the name of our kernel")
+
+
+class OnlyForOperations(TilewrightError):
+    def __init__(self, tool: str, problem: str):
+        super().__init__(
+            f"{tool} works on operations, and {problem} is a third-party problem; check works on both, and a kernel "
+            "of one of our operations can be analysed with its name as `problem`"
+        )
+
+
+class CallFailed(TilewrightError):
+    def __init__(self, tool: str, why: str):
+        super().__init__(f"{tool} was stopped: {why}; try a smaller case, or start the server with a larger --seconds")
+
+
+class GeneratorNotFound(TilewrightError):
+    def __init__(self, command: str, why: str):
+        super().__init__(
+            f"cannot run '{command}': {why}; give --with a program that reads a prompt and writes a kernel"
+        )
+
+
+class RunOfAnotherProblem(TilewrightError):
+    def __init__(self, folder: object, known: str, wanted: str):
+        super().__init__(f"{folder} holds a run of {known}, not of {wanted}; choose another folder with --out")
+
+
+class GeneratorFails(TilewrightError):
+    def __init__(self, times: int, why: str):
+        super().__init__(f"the command gave no kernel {times} times in a row, the last time because {why}; fix --with")
+
+
 class NothingAudited(TilewrightError):
     def __init__(self, target: str):
         super().__init__(f"{target} launched no Triton kernel; try another --case, --kernel or --function")
@@ -203,6 +336,11 @@ class NotCompiled(TilewrightError):
 class NoGradient(TilewrightError):
     def __init__(self, op: str):
         super().__init__(f"{op} has no gradient and so no backward pass; leave out --direction")
+
+
+class ForwardOnlyFile(TilewrightError):
+    def __init__(self, name: str):
+        super().__init__(f"only the forward pass of {name}, a user's file, can be compiled; leave out --direction")
 
 
 class NoCudaKernel(TilewrightError):
@@ -315,9 +453,185 @@ class NothingToTune(TilewrightError):
         )
 
 
+class NoCrossover(TilewrightError):
+    def __init__(self, op: str):
+        super().__init__(f"{op} has no crossover to measure; leave out --crossover, or choose another OP")
+
+
+class NothingToDraw(TilewrightError):
+    def __init__(self, op: str):
+        super().__init__(f"{op} has no size that can grow by itself, so --random cannot draw cases; use --case")
+
+
+class NothingFits(TilewrightError):
+    def __init__(self, op: str, seed: int, memory: int):
+        super().__init__(
+            f"seed {seed} draws no case of {op} that fits into {memory / 2**30:.1f} GiB of GPU memory; "
+            "use another --seed or a larger --random"
+        )
+
+
 class GPUUnusable(TilewrightError):
     def __init__(self, who: str, why: str):
         super().__init__(
-            f"{who} left the GPU unusable for this process ({why}); earlier measurements are saved, "
+            f"{who} left the GPU unusable for this process ({why}); earlier results are saved, "
             "run again without this kernel"
         )
+
+
+class ArenaDatabase(TilewrightError):
+    def __init__(self, url: object, why: str):
+        super().__init__(f"the arena's database {url} cannot be used: {why}; give another --data or --database")
+
+
+class ArenaExposed(TilewrightError):
+    def __init__(self, folder: object, readable: object):
+        super().__init__(
+            f"submissions could read '{folder}', since every process may read {readable}; choose another --data, or "
+            "judge on other machines with --workers 0"
+        )
+
+
+class PasswordExposed(TilewrightError):
+    def __init__(self) -> None:
+        super().__init__(
+            "submissions could read the password in --database, as every process may read the command lines of others; "
+            "put it into ~/.pgpass or $PGPASSWORD, or judge on other machines with --workers 0"
+        )
+
+
+class ArenaInUse(TilewrightError):
+    def __init__(self, folder: object):
+        super().__init__(f"another server uses '{folder}'; stop it, or give this one another --data or --database")
+
+
+class ArenaNotReachable(TilewrightError):
+    def __init__(self, url: str, why: str):
+        super().__init__(
+            f"no arena answers at {url} ({why}); start one with `tilewright arena serve`, or give --server"
+        )
+
+
+class ArenaRefused(TilewrightError):
+    """A request that an arena refused; the message is the server's, `status` its HTTP status."""
+
+    def __init__(self, message: str, status: int = 400):
+        super().__init__(message)
+        self.status = status
+
+
+class BadSubmission(TilewrightError):
+    def __init__(self, why: str):
+        super().__init__(f"this cannot be submitted: {why}; submit one Python file in UTF-8")
+
+
+class LeaseLost(TilewrightError):
+    def __init__(self, job: int):
+        super().__init__(f"job {job} is no longer this worker's; its result is not used")
+
+
+class UnknownProblem(TilewrightError):
+    def __init__(self, name: str, known: Iterable[str]):
+        known = [*known]
+        what = _nearest(name, known) if known else "add one with `tilewright arena problem add`"
+        super().__init__(f"this arena has no problem named '{name}'; {what}")
+
+
+class UnknownBoard(TilewrightError):
+    def __init__(self, problem: str, name: str, known: Iterable[str]):
+        super().__init__(f"{problem} has no board named '{name}'; {_nearest(name, known)}")
+
+
+class UnknownSubmission(TilewrightError):
+    def __init__(self, number: object):
+        super().__init__(f"this arena has no submission {number} that you may see; its first page lists the latest")
+
+
+class UnknownArchived(TilewrightError):
+    def __init__(self, name: str):
+        super().__init__(f"the archive has no kernel '{name[:80]}' that you may see; search it for others")
+
+
+class CannotAddProblem(TilewrightError):
+    def __init__(self, target: str, why: str):
+        super().__init__(f"{target} cannot be added: {why}")
+
+
+class ProblemChanged(TilewrightError):
+    def __init__(self, name: str, changed: Iterable[str]):
+        super().__init__(
+            f"problem '{name}' has submissions, so its {', '.join(changed)} cannot change: times of different problems "
+            "do not compare; add it under another --name"
+        )
+
+
+class UnknownRule(TilewrightError):
+    def __init__(self, name: str, known: Iterable[str]):
+        super().__init__(f"no ranking rule named '{name}'; {_nearest(name, known)}")
+
+
+class NotAllowed(TilewrightError):
+    def __init__(self, what: str):
+        super().__init__(
+            f"{what} needs a token with the right to do so; an administrator makes one with "
+            "`tilewright arena token add`"
+        )
+
+
+class BadAccount(TilewrightError):
+    def __init__(self, name: str, why: str):
+        super().__init__(f"account '{name}': {why}")
+
+
+class TooManyRequests(TilewrightError):
+    def __init__(self, what: str, seconds: float):
+        super().__init__(f"too many {what}; try again in {max(1, round(seconds))} s")
+        self.seconds = seconds
+
+
+class ProblemClosed(TilewrightError):
+    def __init__(self, name: str, deadline: str):
+        super().__init__(f"{name} takes no submissions since {deadline}; choose another problem")
+
+
+class NoTokens(TilewrightError):
+    def __init__(self, host: str):
+        super().__init__(
+            f"an arena without tokens listens on localhost only, not on {host}; make a token first: "
+            "tilewright arena token add NAME --role admin"
+        )
+
+
+class PortInUse(TilewrightError):
+    def __init__(self, host: str, port: int, why: str):
+        super().__init__(f"cannot listen on {host}:{port}: {why}; give another --port")
+
+
+class BadDeadline(TilewrightError):
+    def __init__(self, text: str):
+        super().__init__(f"cannot read the date '{text}'; write it like 2027-01-31T18:00+01:00")
+
+
+class UnknownFormat(TilewrightError):
+    def __init__(self, name: str, known: Iterable[str]):
+        super().__init__(f"no format named '{name}'; {_nearest(name, known)}")
+
+
+class CannotImport(TilewrightError):
+    def __init__(self, path: object, line: int, why: str):
+        where = f"{path}, line {line}" if line else str(path)
+        super().__init__(f"{where} cannot be imported: {why}; nothing was imported")
+
+
+class UnknownWorkload(TilewrightError):
+    def __init__(self, name: str, known: Iterable[str]):
+        super().__init__(f"no model named '{name}'; {_nearest(name, known)}, or give MODULE:FACTORY")
+
+
+class WorkloadFailed(TilewrightError):
+    """A model that cannot be built or trained; the message says why."""
+
+
+class BuildFolderTaken(TilewrightError):
+    def __init__(self, path: object):
+        super().__init__(f"{path} exists and is not a build of ours; choose another folder or remove it")

@@ -18,19 +18,37 @@ import torch
 from torch import Tensor
 
 from tilewright import hardware
+from tilewright.captured import portable
 from tilewright.errors import first_line
-from tilewright.spec import Cost
+from tilewright.spec import FAR_BELOW, Cost
 from tilewright.timer import Sampler, floor_us, require_working_gpu, shuffled_rounds, timer_for
+from tilewright.variants import is_sorted, vary
 from tilewright.workbench.bench import intervals
 from tilewright.workbench.bench.gpu_state import record_gpu_state
 from tilewright.workbench.bench.runner import BACK_TO_BACK, SAMPLES, SHORT_US, physical_seconds
-from tilewright.workbench.check.budget import ExpectedTensor, Mismatch, compare, expect
+from tilewright.workbench.check.budget import ExpectedTensor, Mismatch, compare, expect, shows_nothing
 from tilewright.workbench.check.repeatable import unrepeatable
-from tilewright.worker.execute import Executor, KernelFailed, OutputSpec, Request, flatten, forward, kernel_failures
-from tilewright.worker.memory import GuardedTensor
+from tilewright.worker.execute import (
+    Executor,
+    KernelFailed,
+    OutputSpec,
+    Request,
+    flatten,
+    forward,
+    kernel_failures,
+    uncomparable,
+)
+from tilewright.worker.memory import GuardedTensor, same_bits
+from tilewright.worker.results import result_names
+from tilewright.worker.tampering import FunctionSnapshot
 from tilewright.worker.timed_run import InputPool, TimedRun, TimedSample
 
 MIN_SAMPLES = 5
+IN_REVERSE = "in reverse"
+OTHER_VALUES = ("random signs", FAR_BELOW)  # for arguments of at most MAX_VARIED elements
+MAX_VARIED = 2**24
+THESE_ONLY = "right on these values only"
+ALWAYS_THE_SAME = "the values never change, so that a constant would be right, too: pass inputs= to draw others"
 ALIGNMENT = 256  # elements: copies keep a tensor's offset from a multiple of this
 MODES: dict[str, Callable[[list[float]], Any]] = {"min": min, "max": max, "mean": mean, "median": median, "all": list}
 NO_BASELINE = "there is nothing to compare it with: pass a callable that computes the same as against=reference"
@@ -42,7 +60,7 @@ class Entry:
     """One callable. It has a time if it is right or not checked."""
 
     name: str
-    verdict: str  # right, wrong, crashed, unsupported, implausible, not checked
+    verdict: str  # right, THESE_ONLY, wrong, crashed, tampered, unsupported, implausible, not checked
     reason: str = ""
     us: float | None = None  # the median
     interval_us: Interval | None = None  # 95 % confidence interval of the median
@@ -122,9 +140,11 @@ def benchmark(
 
     The first of `against` is the reference: a callable whose outputs exceed the error budget has no time. A reference
     that does not repeat itself is refused, and nothing is checked. All are called with the given values and with the
-    values in reverse order. If that makes no sense, pass `inputs` instead of arguments: a function that returns a tuple
-    of them, with other values in tensors of the same shapes each time. Calls work on copies, without gradients. With a
-    `cost`, a time below the minimum of the GPU's datasheet is reported as implausible.
+    values in reverse order, those of integers only if there are no others. Small arguments are also tried with other
+    signs and far below zero, if the reference takes them; what fails there alone is "right on these values only". If
+    that makes no sense, pass `inputs` instead of arguments: a function that returns a tuple of them, with other values
+    in tensors of the same shapes each time. Calls work on copies, without gradients. With a `cost`, a time below the
+    minimum of the GPU's datasheet is reported as implausible.
     """
     several = against if isinstance(against, Mapping) else {} if against is None else {_name(against): against}
     others = {str(name): other for name, other in several.items()}
@@ -142,8 +162,10 @@ def benchmark(
     sets = [inputs(), inputs()] if inputs else [args, args]
     device = _device(sets)
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-        requests = [_request(sets[0]), _request(sets[1], in_reverse=not inputs)]
-        return _timed(callables, next(iter(others), None), requests, device.type, samples, cost)
+        requests = [_request(sets[0]), _request(sets[1], values="" if inputs else IN_REVERSE)]
+        small = sum(a.numel() for a in args if isinstance(a, Tensor)) <= MAX_VARIED
+        varied = [(kind, _request(args, values=kind)) for kind in OTHER_VALUES if args and small]
+        return _timed(callables, next(iter(others), None), requests, varied, device.type, samples, cost)
 
 
 def do_bench(
@@ -188,7 +210,13 @@ def do_bench(
 class _Reference:
     """The baseline's outputs for each request, followed by the arguments that it writes to."""
 
-    def __init__(self, baseline: Callable[..., Any], requests: Sequence[Request], device: str):
+    def __init__(
+        self,
+        baseline: Callable[..., Any],
+        requests: Sequence[Request],
+        varied: Sequence[tuple[str, Request]],
+        device: str,
+    ):
         """Raises KernelFailed if the baseline cannot serve as a reference."""
         self._requests, self._device = requests, device
         self._expected: list[list[ExpectedTensor]] = []
@@ -196,15 +224,11 @@ class _Reference:
         with kernel_failures():
             forward(baseline, _tensors(used), [])
         self._written = [n for n, a in _guarded(requests[0]) if a.difference(used[n].memory, may_change=False)]
-        complete = self.with_written_arguments(baseline)
+        complete = self.with_written_arguments(portable(baseline))
         with kernel_failures():
             _, returned = forward(complete, _copies(_tensors(requests[0].args)), [])
-        uncomparable = [_kind(r) for r in flatten(returned) if not isinstance(r, Tensor) or r.is_complex()]
-        if uncomparable or not flatten(returned):
-            raise KernelFailed(
-                "not checked",
-                f"returns {uncomparable[0] if uncomparable else 'nothing'}: only real tensors are compared",
-            )
+        if reason := uncomparable(returned):
+            raise KernelFailed("not checked", reason)
         with kernel_failures():
             reason = unrepeatable(complete, _tensors(requests[0].args))
         if reason:
@@ -215,9 +239,22 @@ class _Reference:
             except Exception as error:
                 what = "accept the values in reverse, pass others with inputs=" if self._expected else "run in float64"
                 raise KernelFailed("not checked", f"does not {what} ({first_line(error)})") from None
+            if not self._expected and (reason := shows_nothing(expected)):
+                raise KernelFailed("not checked", reason)
             self._expected.append(expected)
-            request.output_specs = [OutputSpec(tuple(e.truth.shape), e.dtype) for e in expected]
-            request.returns_tensor = isinstance(returned, Tensor)
+            self._specify(request, expected, returned)
+        self._varied: list[tuple[str, Request, list[ExpectedTensor]]] = []
+        for kind, request in varied:
+            with contextlib.suppress(Exception):  # a baseline may refuse other values
+                expected = expect(lambda *args: complete(*_copies(args)), _tensors(request.args))
+                if all(e.non_finite <= own.non_finite for e, own in zip(expected, self._expected[0], strict=True)):
+                    self._specify(request, expected, returned)
+                    self._varied.append((kind, request, expected))
+
+    @staticmethod
+    def _specify(request: Request, expected: Sequence[ExpectedTensor], returned: Any) -> None:
+        request.output_specs = [OutputSpec(tuple(e.truth.shape), e.dtype) for e in expected]
+        request.returns_tensor, request.names = isinstance(returned, Tensor), result_names(returned)
 
     def with_written_arguments(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Return `fn` with the arguments it writes to as further outputs."""
@@ -229,14 +266,31 @@ class _Reference:
         executor, complete = Executor(self._device), self.with_written_arguments(fn)
         for number, request in enumerate(self._requests):
             reply = executor.execute(complete, request)
-            self.require(reply.outputs, number)
+            self.require(reply.outputs, self._expected[number], "with other values, " if number else "")
             for (n, before), after in zip(_guarded(request), reply.memory, strict=True):
                 if what := before.difference(after, may_change=n in self._written):
                     raise KernelFailed("wrong", f"its argument {n + 1} {what}")
 
-    def require(self, results: Sequence[Tensor | None], number: int, before: str = "") -> None:
-        expected = self._expected[number]
-        before += "with other values, " if number else ""
+    def why_not_other_values(self, fn: Callable[..., Any]) -> str:
+        """Return why a callable is right on the given values only; empty if it is not."""
+        first, *others = self._requests[0], self._requests[1], *(request for _, request, _ in self._varied)
+        if all(_same_values(first, other) for other in others):
+            return ALWAYS_THE_SAME
+        executor, complete = Executor(self._device), self.with_written_arguments(fn)
+        for kind, request, expected in self._varied:
+            try:
+                self.require(executor.execute(complete, request).outputs, expected, f"{kind}: ")
+            except KernelFailed as failure:
+                return str(failure)
+        return ""
+
+    def require_sample(self, results: Sequence[Tensor | None], number: int) -> None:
+        """Raise if the outputs of a timed call for a request are wrong."""
+        where = "with other values, " if number else ""
+        self.require(results, self._expected[number], f"right when it was checked, {where}")
+
+    @staticmethod
+    def require(results: Sequence[Tensor | None], expected: Sequence[ExpectedTensor], before: str) -> None:
         if len(results) != len(expected):
             raise KernelFailed("wrong", f"{before}returned {len(results)} tensors, expected {len(expected)}")
         for result, wanted in zip(results, expected, strict=True):
@@ -251,6 +305,8 @@ class _Candidate:
 
     name: str
     run: TimedRun
+    before: FunctionSnapshot
+    caveat: str = ""  # why it is right on the given values only
     samples: list[TimedSample] = field(default_factory=list)
     failure: KernelFailed | None = None
 
@@ -258,7 +314,10 @@ class _Candidate:
         if self.failure:
             return None
         try:
-            return do(*args)
+            result = do(*args)
+            if replaced := self.before.replaced():
+                raise KernelFailed("tampered", f"{', '.join(replaced[:4])} was replaced")
+            return result
         except KernelFailed as failure:
             self.failure = failure
             return require_working_gpu(self.name)
@@ -267,19 +326,21 @@ class _Candidate:
         self.samples.append(self.run.sample(values))
         if reference and values is not None:
             with kernel_failures():
-                reference.require(self.run.results(), values, "right when it was checked, ")
+                reference.require_sample(self.run.results(), values)
 
     def entry(
         self, verdict: str, reason: str, least_us: float, overhead: tuple[float, int | None], calls: int
     ) -> Entry:
         if self.failure:
-            kind = "unsupported" if self.failure.kind == "memory" else self.failure.kind
+            kind = "unsupported" if self.failure.kind in ("memory", "declined") else self.failure.kind
             return Entry(self.name, kind, str(self.failure))
         us = tuple(sample.us for sample in self.samples)
         middle, is_queued = median(us), all(sample.is_queued for sample in self.samples)
         if middle < least_us:
             reason = f"{middle:.1f} us, but the hardware needs at least {least_us:.1f} us by its datasheet"
             return Entry(self.name, "implausible", reason, samples_us=us, calls=calls, is_queued=is_queued)
+        if self.caveat:
+            verdict, reason = THESE_ONLY, self.caveat
         return Entry(self.name, verdict, reason, middle, intervals.of_median(us), us, *overhead, calls, is_queued)
 
 
@@ -287,6 +348,7 @@ def _timed(
     fns: Mapping[str, Callable[..., Any]],
     baseline: str | None,
     requests: Sequence[Request],
+    varied: Sequence[tuple[str, Request]],
     device: str,
     samples: int,
     cost: Cost | None,
@@ -294,19 +356,21 @@ def _timed(
     reference, verdict = None, ("not checked", NO_BASELINE)
     if baseline:
         try:
-            reference, verdict = _Reference(fns[baseline], requests, device), ("right", "")
+            reference, verdict = _Reference(fns[baseline], requests, varied, device), ("right", "")
         except KernelFailed as failure:
             verdict = "not checked", f"{baseline} cannot be the reference: {failure}"
             require_working_gpu(baseline)
     clock = timer_for(device)
     inputs = InputPool(requests if reference else requests[:1], device, rotates=reference is not None)
     floor = floor_us(clock)
-    candidates = {}
+    candidates: dict[str, _Candidate] = {}
+    before = FunctionSnapshot()
     for name, fn in fns.items():
         complete = reference.with_written_arguments(fn) if reference else fn
-        candidates[name] = _Candidate(name, TimedRun(complete, inputs, "forward", clock))
+        candidates[name] = _Candidate(name, TimedRun(complete, inputs, "forward", clock), before)
         if reference:
             candidates[name].attempt(reference.check, fn)
+            candidates[name].caveat = candidates[name].attempt(reference.why_not_other_values, fn) or ""
     pilots = [candidate.attempt(candidate.run.warm_up) for candidate in candidates.values()]
     overheads = [candidate.attempt(candidate.run.overhead) for candidate in candidates.values()]
     calls = BACK_TO_BACK if device == "cuda" and any(us is not None and us < SHORT_US for us in pilots) else 1
@@ -357,17 +421,28 @@ def _device(sets: Sequence[Sequence[Any]]) -> torch.device:
     return torch.device(devices[0])
 
 
-def _request(args: Sequence[Any], *, in_reverse: bool = False) -> Request:
-    return Request([_guarded_copy(a, in_reverse) if isinstance(a, Tensor) else a for a in args], output_specs=[])
+def _request(args: Sequence[Any], *, values: str = "") -> Request:
+    tensors = [a for a in args if isinstance(a, Tensor)]
+    reverses_all = not any(t.is_floating_point() and t.numel() for t in tensors)
+    copies = [_guarded_copy(a, values, reverses_all) if isinstance(a, Tensor) else a for a in args]
+    return Request(copies, output_specs=[])
 
 
-def _guarded_copy(tensor: Tensor, in_reverse: bool) -> GuardedTensor:
-    """Return a copy with the tensor's strides and alignment."""
+def _same_values(one: Request, other: Request) -> bool:
+    pairs = zip(_guarded(one), _guarded(other), strict=True)
+    return all(same_bits(a.tensor(), b.tensor()) for (_, a), (_, b) in pairs)
+
+
+def _guarded_copy(tensor: Tensor, values: str, reverses_all: bool) -> GuardedTensor:
+    """Return a copy with the tensor's strides and alignment, and its values or others made of them."""
     shape, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset() % ALIGNMENT
     span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if tensor.numel() else 0
     memory = tensor.detach().as_strided((offset + span,), (1,), tensor.storage_offset() - offset)
-    if in_reverse and tensor.is_floating_point():  # reversing the memory permutes the elements, whatever the strides
+    is_reversed = tensor.is_floating_point() or (reverses_all and not is_sorted(tensor))
+    if values == IN_REVERSE and is_reversed:  # this permutes the elements, whatever the strides
         memory = torch.cat([memory[:offset], memory[offset:].flip(0)])
+    elif values in OTHER_VALUES and vary([tensor], values, tensor.device.type, 0)[0] is not tensor:
+        (memory,) = vary([memory], values, tensor.device.type, 0)
     return replace(GuardedTensor.copy_of(memory, "contiguous"), shape=shape, stride=stride, offset=offset)
 
 
@@ -381,10 +456,6 @@ def _tensors(args: Sequence[Any]) -> list[Any]:
 
 def _copies(args: Sequence[Any]) -> list[Any]:
     return [a.clone() if isinstance(a, Tensor) else a for a in args]
-
-
-def _kind(result: Any) -> str:
-    return "complex numbers" if isinstance(result, Tensor) else type(result).__name__
 
 
 def _name(fn: Any) -> str:

@@ -163,6 +163,8 @@ def _is_record(value: Any) -> bool:
     if value["kind"] == "sweep":
         points = value.get("points")
         return _has_device(value) and isinstance(points, list) and bool(points) and all(map(_is_point, points))
+    if value["kind"] == "random":
+        return _is_timing(value) and _is_drawn(value)
     return value["kind"] != "timing" or _is_timing(value)
 
 
@@ -191,6 +193,12 @@ def _is_timing(value: dict[str, Any]) -> bool:
     )
 
 
+def _is_drawn(value: dict[str, Any]) -> bool:
+    """Return whether a timing also has the fields of a drawn case."""
+    kinds: dict[str, Any] = {"layout": str, "seed": int, "path": str, "aligned": bool, "seconds": dict}
+    return all(isinstance(value.get(key), kind) for key, kind in kinds.items())
+
+
 def _has_device(value: dict[str, Any]) -> bool:
     device = value.get("device")
     return isinstance(device, dict) and {"gpu", "name"} <= device.keys() and isinstance(value.get("ceilings"), dict)
@@ -212,7 +220,7 @@ def latest(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the newest record of each kind, GPU and call, in order of first appearance."""
     newest: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in records:
-        names = ("kind", "op", "kernel", "case", "dtype", "direction", "call", "sized")
+        names = ("kind", "op", "kernel", "case", "dtype", "direction", "call", "sized", "layout", "captured")
         key = (*(str(record.get(name)) for name in names), record.get("device", {}).get("gpu"))
         if key not in newest or record["date"] >= newest[key]["date"]:
             newest[key] = record

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -25,6 +28,26 @@ def record_files() -> list[Path]:
     """Return the files of records in the results folder and in the folder of each GPU."""
     folder = results_dir()
     return sorted([*folder.glob("*.jsonl"), *folder.glob("*/*.jsonl")])
+
+
+TOKEN = "TILEWRIGHT_ARENA_TOKEN"
+
+
+def arena_token() -> str:
+    """TILEWRIGHT_ARENA_TOKEN: the token that `tilewright arena` sends to a server."""
+    return os.environ.get(TOKEN, "")
+
+
+# What Python, compilers and the libraries of GPUs read. Anything else in the environment may be a secret.
+TOOLCHAIN = re.compile(
+    r"PATH|HOME|USER|LANG|LC_\w+|TZ|TMPDIR|XDG_CACHE_HOME|LD_\w+|CC|CXX|VIRTUAL_ENV|CONDA_PREFIX|"
+    r"(PYTHON|PYTORCH|TORCH|TRITON|NUMBA|CUDA|NVIDIA|NCCL|HIP|HSA|ROCM|ROCR|OMP|MKL|OPENBLAS|MALLOC|TILEWRIGHT)\w*"
+)
+
+
+def without_secrets(environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a process that runs other people's code, which could report what it reads there."""
+    return {name: value for name, value in environment.items() if TOOLCHAIN.fullmatch(name) and name != TOKEN}
 
 
 CACHES = (
@@ -52,6 +75,17 @@ def redirected_caches(folder: str) -> dict[str, str]:
     """Return the variables that make a worker process write all its files to one folder."""
     # In a sandbox the user id may have no name.
     return dict.fromkeys(CACHES, folder) | {"HOME": folder, "USER": "tilewright"}
+
+
+@contextlib.contextmanager
+def fork_safe_cuda() -> Iterator[None]:
+    """Let processes started meanwhile count GPUs without CUDA: after a call of CUDA, no fork of theirs could use it."""
+    before = dict(os.environ)
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    try:
+        yield
+    finally:
+        replace_environment(before)
 
 
 def replace_environment(environment: dict[str, str]) -> None:

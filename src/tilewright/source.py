@@ -32,13 +32,15 @@ class OpSource:
     """One op file or helper module."""
 
     def __init__(self, path: Path):
-        self._text = path.read_text()
+        self._path, self._text = path, path.read_text()
         self._lines = _without_comments(self._text)
         self._tree = ast.parse(self._text)
         self.summary = (ast.get_docstring(self._tree) or "").partition("\n")[0]
         self._definitions: dict[str, list[ast.stmt]] = {}
         self._imports: dict[str, tuple[Path, str]] = {}
+        self._modules: dict[str, Path] = {}
         self._kernels: dict[str, ast.stmt] = {}
+        self._parts: dict[ast.AST, tuple[str, list[ast.AST]]] = {}
         self._imported = {name for statement in self._tree.body for name in _names_imported(statement)}
         for statement in self._tree.body:
             self._place(statement)
@@ -60,20 +62,32 @@ class OpSource:
             roots.append(self._kernels[kernel])
         return self._hash(roots)
 
+    def kernel_code(self, kernel: str) -> str:
+        """Return the code in `ops/` that a kernel reaches, without comments and docstrings, definitions before uses."""
+        reached = self._reached([self._kernels[kernel]])
+        return "\n\n\n".join(code for code, file in reversed(reached.items()) if file.is_relative_to(OPS))
+
     def _hash(self, roots: list[ast.stmt]) -> str:
-        reached: set[str] = set()
+        return hashlib.sha256("\n".join(sorted(self._reached(roots))).encode()).hexdigest()[:16]
+
+    def _reached(self, roots: list[ast.stmt]) -> dict[str, Path]:
+        """Return the code that statements reach, each part with its file."""
+        reached: dict[str, Path] = {}
         seen: set[tuple[int, str]] = set()
         for root in roots:
             self._reach(root, reached, seen)
-        return hashlib.sha256("\n".join(sorted(reached)).encode()).hexdigest()[:16]
+        return reached
 
     def _place(self, statement: ast.stmt) -> None:
         if name := _registered_kernel(statement):
             self._kernels[name] = statement
         elif isinstance(statement, ast.ImportFrom) and (statement.module or "").startswith(FOLLOWED):
-            helper = PACKAGE.parent / f"{(statement.module or '').replace('.', '/')}.py"
+            helper = PACKAGE.parent / (statement.module or "").replace(".", "/")
             for alias in statement.names:
-                self._imports[alias.asname or alias.name] = (helper, alias.name)
+                if helper.is_dir():  # the name is a module
+                    self._modules[alias.asname or alias.name] = helper / f"{alias.name}.py"
+                else:
+                    self._imports[alias.asname or alias.name] = (helper.with_suffix(".py"), alias.name)
         else:
             for name in _names_bound(statement):
                 if (
@@ -81,21 +95,37 @@ class OpSource:
                 ):  # a function decorated by `torch` or `operator` does not belong to these names
                     self._definitions.setdefault(name, []).append(statement)
 
-    def _reach(self, statement: ast.AST, reached: set[str], seen: set[tuple[int, str]]) -> None:
-        reached.add(self._code(statement))
-        for node in ast.walk(statement):
+    def _reach(self, statement: ast.AST, reached: dict[str, Path], seen: set[tuple[int, str]]) -> None:
+        code, nodes = self._part(statement)
+        reached[code] = self._path
+        for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 reached.update(_file_text(node.value))
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self._modules:
+                key = id(self), f"{node.value.id}.{node.attr}"
+                if key not in seen:
+                    seen.add(key)
+                    self._follow(self._modules[node.value.id], node.attr, reached, seen)
             if not isinstance(node, ast.Name) or (id(self), node.id) in seen or node.id == "op":
                 continue
             seen.add((id(self), node.id))
             if node.id in self._imports:
-                helper, name = self._imports[node.id]
-                module = read(helper)
-                for definition in module._definitions.get(name, []):
-                    module._reach(definition, reached, seen)
+                self._follow(*self._imports[node.id], reached, seen)
             for definition in self._definitions.get(node.id, []):
                 self._reach(definition, reached, seen)
+
+    def _follow(self, helper: Path, name: str, reached: dict[str, Path], seen: set[tuple[int, str]]) -> None:
+        module = read(helper)
+        for definition in module._definitions.get(name, []):
+            module._reach(definition, reached, seen)
+
+    def _part(self, statement: ast.AST) -> tuple[str, list[ast.AST]]:
+        """Return the code of a statement, and the nodes that may lead to other code."""
+        if statement not in self._parts:  # most are reached by many kernels
+            leading = (ast.Constant, ast.Attribute, ast.Name)
+            nodes: list[ast.AST] = [node for node in ast.walk(statement) if isinstance(node, leading)]
+            self._parts[statement] = self._code(statement), nodes
+        return self._parts[statement]
 
     def _code(self, statement: ast.AST) -> str:
         decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
@@ -229,12 +259,12 @@ def _without_comments(text: str) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _file_text(name: str) -> Iterator[str]:
-    """Yield the text of a file named in an op file: CUDA C++, or tuned configurations."""
+def _file_text(name: str) -> Iterator[tuple[str, Path]]:
+    """Yield the text of a file named in an op file, with its path: CUDA C++, or tuned configurations."""
     if name.endswith(".cu"):
-        yield from _cuda_text(OPS / name)
+        yield from ((text, OPS / name) for text in _cuda_text(OPS / name))
     elif name.endswith(".json") and (TUNED / name).exists():
-        yield (TUNED / name).read_text()
+        yield (TUNED / name).read_text(), TUNED / name
 
 
 def _cuda_text(path: Path) -> Iterator[str]:
@@ -244,6 +274,12 @@ def _cuda_text(path: Path) -> Iterator[str]:
         yield from _cuda_text(INCLUDE / included)
     bare = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     yield "\n".join(line.rstrip() for line in bare.splitlines() if line.strip())
+
+
+def definitions(path: Path) -> dict[str, ast.stmt]:
+    """Return what a user's file defines at module level, by name; nothing of it runs."""
+    require_python_file(path)
+    return {name: one for one in ast.parse(path.read_bytes()).body for name in _names_bound(one) if name}
 
 
 def require_python_file(path: Path) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tilewright.captured import Portable
 from tilewright.cost import Cost as Cost
 from tilewright.errors import BadCase
 from tilewright.source import PUBLIC
 
 FLOATS = ("float32", "float16", "bfloat16")
+KINDS = ("hidden", "intermediate", "vocabulary")  # kinds of sizes in models
 Value = int | bool | str
 
 
@@ -28,8 +31,11 @@ class Case:
     dtype: str = "float32"
 
     @staticmethod
-    def parse(text: str, like: Case) -> Case:
-        """Parse a case from the form that `--case` takes; `like` has the names and the types of their values."""
+    def parse(text: str, like: Case, *, partial: bool = False) -> Case:
+        """Parse a case from the form that `--case` takes; `like` has the names and the types of their values.
+
+        With `partial`, sizes that are not named are those of `like`.
+        """
         kinds = {name: type(value) for name, value in like.point}
         given: dict[str, Value] = {}
         for part in text.split(","):
@@ -42,6 +48,8 @@ class Case:
                 given[name] = _parse_value(value, kinds[name])
             except ValueError:
                 raise BadCase(text, f"'{value}' is not a value of {name}", str(like)) from None
+        if partial:
+            given = dict(like.point) | given
         if missing := [name for name in kinds if name not in given]:
             raise BadCase(text, f"{', '.join(missing)} is missing", str(like))
         return Case(tuple((name, given[name]) for name in kinds))
@@ -57,10 +65,16 @@ class Case:
 
     def __str__(self) -> str:
         """Return the form that `--case` takes."""
-        return ",".join(f"{name}={value}" for name, value in self.point)
+        return ",".join(f"{name}={value_text(value)}" for name, value in self.point)
 
 
-def _parse_value(text: str, kind: type) -> Value:
+def value_text(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _parse_value(text: str, kind: type) -> Any:
+    if kind is tuple:
+        return tuple(int(part) for part in text.split("x"))
     if kind is bool and text.lower() not in ("true", "false"):
         raise ValueError(text)
     value: Value = text.lower() == "true" if kind is bool else kind(text)
@@ -80,6 +94,8 @@ def points(**axes: Sequence[Value]) -> list[Case]:
 
 
 VALUES = ("normal", "large", "tiny", "shifted", "integers", "constant rows", "one hot", "special", "repeated")
+# Values that a reference may refuse. They are so far from zero that exp is zero: a maximum that starts at 0 shows.
+FAR_BELOW = "far below zero"
 _SPECIAL = (float("inf"), -float("inf"), float("nan"), -0.0, 1e-40)
 
 
@@ -97,14 +113,17 @@ class Draw:
     def __getitem__(self, name: str) -> Any:
         return self.case[name]
 
-    def randn(self, *dims: str | int, scale: float = 1.0) -> Tensor:
-        """Return normal values with a standard deviation of `scale`; a dimension is a size or its name in the case."""
-        shape = self._sizes(dims)
+    def randn(self, *dims: str | int, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
+        """Return normal values with a standard deviation of `scale`; a dimension is a size or its name in the case.
+
+        The dtype is that of the case unless another is given.
+        """
+        shape, dtype = self._sizes(dims), dtype or self.dtype
         if self.device == "meta":  # randn on meta tensors would import a compiler
-            return torch.empty(shape, device="meta", dtype=self.dtype)
+            return torch.empty(shape, device="meta", dtype=dtype)
         values = torch.randn(shape, generator=self._generator, device=self.device, dtype=torch.float32)
         values = values if scale == 1.0 else values.mul_(scale)
-        return (values if self.values == "normal" else self._like(values, scale)).to(self.dtype)
+        return (values if self.values == "normal" else self._like(values, scale)).to(dtype)
 
     def randint(self, *dims: str | int, high: str | int) -> Tensor:
         """Return integers in [0, high) as int64; sizes and `high` may be names in the case."""
@@ -126,6 +145,8 @@ class Draw:
             return values * 2.0**-12
         if self.values == "shifted":
             return values - 64 * scale  # far from zero and close to each other
+        if self.values == FAR_BELOW:
+            return -128 * (values.abs() + scale)  # unlike a shift, it leaves the values as far apart as they are large
         if self.values == "integers":
             return (values / scale).mul_(2).round_()
         if self.values == "special":
@@ -200,6 +221,10 @@ class Op:
     takes: Callable[[Case], bool] = _always  # whether the sizes of a case are valid together
     batch: str | None = None  # the size of a leading dimension along which results are independent
     grows: str | None = None  # the size that `sizes` varies [default: the batch]
+    # Sizes that `bench --random` draws by kind: one of KINDS, "row" for any of them, or "dimension".
+    draws: Mapping[str, str] = field(default_factory=dict)
+    # How precisely a GPU adds the inputs, relative to the largest term, where that is less than fp32.
+    precision: Callable[..., float] = lambda *_: 0.0
     mutates: Callable[..., Collection[int]] = lambda *_: ()  # positions of the arguments that a kernel may write to
     constants: Collection[int] = ()  # positions of the arguments that never need a gradient
     is_varied: bool = True  # whether check may vary values, sizes and strides
@@ -208,6 +233,8 @@ class Op:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     shipped: Kernel | None = None
     calls: list[Callable[[str], Any]] = field(default_factory=list)
+    variants: list[Op] = field(default_factory=list)  # over other dimensions, which `bench --random` draws too
+    file: Path | None = None  # that defines it, if it is a user's
 
     def __post_init__(self) -> None:
         self.kernel("eager", origin="baseline")(self.reference)
@@ -242,6 +269,39 @@ class Op:
         self.calls.append(call)
         return call
 
+    def over(
+        self, reference: Callable[..., Any], public: Callable[..., Any], choices: Sequence[int | tuple[int, ...]]
+    ) -> None:
+        """Add a variant on tensors [A, N, B] over any of these dimensions: both functions take x and the dimensions."""
+
+        def cost(of: Callable[..., Cost], x: Tensor, dims: int | tuple[int, ...]) -> Cost:
+            reduced = math.prod(x.shape[d] for d in (dims if isinstance(dims, tuple) else (dims,)))
+            return of(torch.empty(x.numel() // max(1, reduced), reduced, dtype=x.dtype, device="meta"))
+
+        spelled = {"+".join(map(str, dims)) if isinstance(dims, tuple) else str(dims): dims for dims in choices}
+        backward = self.backward_cost
+        variant = Op(
+            self.name,
+            reference,
+            functools.partial(cost, self.cost),
+            inputs=lambda draw: (draw.randn("A", "N", "B"), spelled[draw["over"]]),
+            check=grid(A=(3,), N=(7,), B=(5,), over=tuple(spelled)),
+            bench=grid(A=(64,), N=(1024,), B=(512,), over=tuple(spelled)),
+            backward_cost=None if backward is None else functools.partial(cost, backward),
+            batch=None,
+            grows="A",
+            draws={"N": "dimension", "B": "dimension"},
+            dtypes=self.dtypes,
+        )
+        variant.public(public)
+        self.variants.append(variant)
+
+    @property
+    def length(self) -> str | None:
+        """The size of a row: the one size that models set, or None if they set none or several."""
+        names = [name for name, kind in self.draws.items() if kind != "dimension"]
+        return names[0] if len(names) == 1 else None
+
     @property
     def bench_dtype(self) -> str:
         return self.bench_dtypes[0]
@@ -274,15 +334,26 @@ class Op:
 
 def compiled(reference: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Return the reference compiled by torch.compile on its first call."""
-    made = functools.cache(lambda: torch.compile(reference, fullgraph=True, dynamic=False, options=options))
-    return lambda *args: made()(*args)
+    made = functools.cache(lambda fn: torch.compile(fn, fullgraph=True, dynamic=False, options=options))
+    return lambda *args: made(bound_to(reference, args))(*args)
 
 
-def kernel(op: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Mark a function of any name as your kernel of an operation: `@tilewright.kernel("softmax")`."""
+def bound_to(reference: Callable[..., Any], args: Sequence[Any]) -> Callable[..., Any]:
+    """Return the plain function that a reference calls: for one that holds tensors, a copy for these arguments."""
+    return reference.bound_to(args) if isinstance(reference, Portable) else reference
+
+
+def kernel(op: str, *, fits: Callable[..., bool] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Mark a function of any name as your kernel of an operation: `@tilewright.kernel("softmax")`.
+
+    `fits` takes the arguments of a call and returns whether the kernel takes it; cases that it does not take are left
+    out. A kernel that raises NotImplementedError does not take a case either.
+    """
 
     def mark(fn: Callable[..., Any]) -> Callable[..., Any]:
         fn.__tilewright_op__ = op  # type: ignore[attr-defined]
+        if fits is not None:
+            fn.__tilewright_fits__ = fits  # type: ignore[attr-defined]
         return fn
 
     return mark

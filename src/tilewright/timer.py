@@ -30,7 +30,7 @@ ATTEMPTS = 6  # at queueing a sample in time, each with twice the head start
 HOST_CALLS = 20
 GROUP = 5  # samples per group; warm-up compares the medians of two groups
 STEADY = 0.01  # relative difference between the medians of two groups
-MAX_WARM_UP = 0.5  # seconds
+MAX_WARM_UP = 0.5  # seconds per kernel, at most
 
 Call = Callable[[], Any]
 Calls = Sequence[Call]
@@ -165,8 +165,8 @@ class Sampler:
             self._attempts = 0  # the call synchronizes with the GPU, so no head start helps
         return sample
 
-    def warm_up(self) -> float:
-        """Compile, then sample until the medians of two groups agree; return the last median."""
+    def warm_up(self, limit: float = MAX_WARM_UP) -> float:
+        """Compile, then sample until the medians of two groups agree or for `limit` seconds; return the last median."""
         calls = self._ready()
         for call in calls:
             call()
@@ -175,7 +175,7 @@ class Sampler:
         begin, last = time.monotonic(), float("inf")
         while True:
             now = median(self.sample().us for _ in range(GROUP))
-            if abs(now - last) <= STEADY * now or time.monotonic() - begin > MAX_WARM_UP:
+            if abs(now - last) <= STEADY * now or time.monotonic() - begin > limit:
                 return now
             last = now
 
