@@ -53,6 +53,17 @@ def test_exact_on_integers_and_powers_of_two(out_dtype, formats, device):
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("scales", SCALES)
+def test_infinite_products_with_tiny_scales(scales, device):
+    """The product of the scales is less than the smallest fp32 number; the infinities stay."""
+    a, b, scale_a, scale_b, *rest = drawn(device, scales=scales, formats=(E5M2, E4M3), dtype="float32")
+    a[0] = float("-inf")
+    b = torch.ones_like(b, dtype=torch.float32).to(b.dtype)
+    scale_a, scale_b = (torch.full_like(scale, 1e-40) for scale in (scale_a, scale_b))
+    got = module.triton_scaled_matmul(a, b, scale_a, scale_b, *rest)
+    assert torch.equal(got[0], torch.full_like(got[0], float("-inf")))
+
+
 @pytest.mark.parametrize("has_fp8", [True, False])
 def test_every_code(has_fp8, device, monkeypatch):
     """The product with the identity returns all 256 values, NaN and infinities included."""

@@ -115,14 +115,17 @@ def _half(codes, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _load_scales(a_ptrs, b_ptrs, A_SHARES: tl.constexpr, B_SHARES: tl.constexpr):
-    """Load the products of the scales of rows and columns, each one number where it SHARES one."""
+def _scaled(sums, a_ptrs, b_ptrs, A_SHARES: tl.constexpr, B_SHARES: tl.constexpr):
+    """Multiply sums by the scales of their rows and columns, each one number where it SHARES one.
+
+    One after the other: the product of two tiny scales is 0, and that of 0 and an infinite sum NaN.
+    """
     scale_a, scale_b = tl.load(a_ptrs), tl.load(b_ptrs)
     if not A_SHARES:
         scale_a = scale_a[:, None]
     if not B_SHARES:
         scale_b = scale_b[None, :]
-    return scale_a * scale_b
+    return sums * scale_a * scale_b
 
 
 @triton.jit
@@ -162,8 +165,7 @@ def _scaled_matmul_fwd(
         if not HAS_FP8:
             a, b = _half(a, FORMAT_A), _half(b, FORMAT_B)
         if SLICED:
-            scale = _load_scales(scale_a_ptrs, scale_b_ptrs, A_SHARES, B_SHARES)
-            acc += tl.dot(a, b) * scale
+            acc += _scaled(tl.dot(a, b), scale_a_ptrs, scale_b_ptrs, A_SHARES, B_SHARES)
             scale_a_ptrs += stride_sak
             scale_b_ptrs += stride_sbk
         elif PROMOTES:
@@ -174,7 +176,7 @@ def _scaled_matmul_fwd(
         b_ptrs += step * stride_bk
 
     if not SLICED:
-        acc *= _load_scales(scale_a_ptrs, scale_b_ptrs, A_SHARES, B_SHARES)
+        acc = _scaled(acc, scale_a_ptrs, scale_b_ptrs, A_SHARES, B_SHARES)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + offs_n, mask=offs_n < N, other=0.0).to(tl.float32)[None, :]
     offs = offs_m.to(tl.int64)[:, None] * N + offs_n[None, :]  # [BLOCK_M, BLOCK_N]
