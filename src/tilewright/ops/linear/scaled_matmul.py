@@ -206,7 +206,7 @@ def _plan(
     block_m, block_n, warps, stages = next(tile for least, tile in TILES.items() if least <= M)
     if K % 16:  # loads are narrow, and each takes the registers of an address
         block_m, block_n, warps = min(block_m, 64), 64, 8
-    elif sliced and columns == 1:  # each thread also has the scales of its columns
+    elif not native or (sliced and columns == 1):  # each thread also has fp16 values, or the scales of its columns
         block_n = 64
     stages = max(1, min(stages, shared_memory(device) // ((block_m + block_n) * BLOCK)))
     return _launch.prepare(
