@@ -163,6 +163,7 @@ MAY_IMPORT = {
         "workbench.explain",
         "workbench.inspect",
         "workbench.profile",
+        "workbench.train",
         "report",
     },
     "agents": {

@@ -14,7 +14,7 @@ import hashlib
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tilewright.errors import FileBroken, FileMissing
@@ -189,6 +189,12 @@ def peer_files() -> dict[str, Path]:
 def file_hash(path: Path) -> str:
     """Return the hash of a file as it is."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def tree_hash(folders: Sequence[str]) -> str:
+    """Return a hash of the code in these folders of the package."""
+    files = [path for folder in folders for path in sorted((PACKAGE / folder).rglob("*.py"))]
+    return hashlib.sha256("".join(map(code_hash, files)).encode()).hexdigest()[:16]
 
 
 def code_hash(path: Path, only: str = "") -> str:

@@ -20,17 +20,16 @@ from tilewright.cli.shared import (
     table,
     warn,
 )
-from tilewright.report.formatting import digits
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from tilewright.hardware import GPU
+    from tilewright.report.training import Rows
     from tilewright.workbench.train.work import Step
     from tilewright.workbench.train.workloads import Workload
 
 DEFAULT_GPU = "h200"
-GB, MS = 1e9, 1e3
 Record = dict[str, Any]
 
 
@@ -98,7 +97,7 @@ def train_step(
         raise typer.BadParameter("--device cuda: this machine has no GPU; --device cpu runs the same steps on the CPU.")
     if gpu is None and (device or has_gpu):
         found = _measure(work, names, device or "cuda", rounds, steps, fresh)
-        _show(work, found, as_json)
+        _show(found, as_json)
         if record:
             from tilewright.record import append
 
@@ -136,7 +135,7 @@ def _predict(work: Workload, sheet: GPU, as_json: bool) -> None:
     if not as_json:
         warn("nothing was measured: recorded results and a prediction at the datasheet's rates")
     if recorded:
-        _show(work, recorded, as_json)
+        _show(recorded, as_json)
     if isinstance(step, str):
         warn(f"no prediction: {step}")
         return
@@ -159,82 +158,40 @@ def _recorded(work: Workload) -> list[Record]:
     return [r for r in latest(found) if r["case"] == work.case and r["dtype"] == work.dtype]
 
 
-def _show(work: Workload, found: list[Record], as_json: bool) -> None:
+def _show(found: list[Record], as_json: bool) -> None:
     if as_json:
         for one in found:
             print(json.dumps(one))
         return
-    measured = [one for one in found if one.get("median_us")]
-    for gpu in dict.fromkeys(one["device"]["gpu"] for one in measured):
-        here = [one for one in measured if one["device"]["gpu"] == gpu]
-        for shown in (_summary(work, here, gpu), _memory(here), _times(here)):
-            console().print(shown)
+    from tilewright.report.formatting import STALE, STALE_NOTE
+    from tilewright.report.training import jobs
+
+    for job in jobs(found):
+        print(f"{job.title}, on {job.gpu}")
+        for rows in (job.speeds(), job.memory(), job.times()):
+            console().print(_as_table(rows))
             print()
-        for one in here:
+        for one in job.records:
             print(f"{one['kernel']}: {_diagnosis(one)}")
+        if any(STALE in row[0] for row in job.speeds().cells):
+            print(STALE_NOTE)
     for one in found:
         if one["reason"]:
             warn(f"{one['kernel']} was not measured: {one['reason']}")
+
+
+def _as_table(rows: Rows) -> Table:
+    last = len(rows.columns) - rows.texts
+    shown = table(rows.columns[0], right=rows.columns[1:last], last=rows.columns[last:])
+    for cells in rows.cells:
+        shown.add_row(*cells)
+    return shown
 
 
 def _diagnosis(one: Record) -> str:
     from tilewright.workbench.train.diagnosis import Diagnosis
 
     return str(Diagnosis(**one["diagnosis"]))
-
-
-def _summary(work: Workload, found: list[Record], gpu: str) -> Table:
-    first = found[0]
-    size = "" if first["parameters"] is None else f", {first['parameters'] / 1e6:.3g} M parameters"
-    columns = (
-        f"{first['unit']}/s",
-        "ms/step",
-        "interval",
-        "speed-up",
-        "interval",
-        "MFU",
-        "of datasheet",
-        "HFU",
-        "peak GB",
-    )
-    shown = table("variant", right=columns, last=("bottleneck",), title=f"{work}{size}, on {gpu}")
-    for one in found:
-        against = one["against"]
-        ratio = ("", "") if against is None else (f"{against['ratio']:.3f}", _interval(against["interval"], 1.0, ".3f"))
-        mfu, hfu = one["mfu"], one["hfu"]
-        shown.add_row(
-            one["kernel"],
-            f"{one['units'] / one['median_us'] * 1e6:,.0f}",
-            digits(one["median_us"] / MS),
-            _interval(one["interval_us"], MS, ".4g"),
-            *ratio,
-            *(_percent(value) for value in (mfu.get("measured"), mfu.get("datasheet"), hfu.get("measured"))),
-            _gb(one["memory"]["peak"]),
-            one["diagnosis"]["limit"],
-        )
-    return shown
-
-
-def _memory(found: list[Record]) -> Table:
-    names = ("parameters", "gradients", "optimizer", "activations", "rest", "peak")
-    shown = table("memory", right=[f"{name} (GB)" for name in names])
-    for one in found:
-        shown.add_row(one["kernel"], *(_gb(one["memory"][name]) for name in names))
-    return shown
-
-
-def _times(found: list[Record]) -> Table:
-    from tilewright.workbench.train.kinds import kinds
-    from tilewright.workbench.train.trace import StepTimes
-
-    present = [kind for kind in kinds() if any(one["times"]["by_kind"].get(kind) for one in found)]
-    shown = table("time (ms per step)", right=(*present, "idle", "waiting for data"))
-    for one in found:
-        times = one["times"]
-        idle = max(0.0, StepTimes(**times).wall(one["median_us"]) - times["busy_us"])
-        values = [*(times["by_kind"].get(kind, 0.0) for kind in present), idle, times["wait_us"]]
-        shown.add_row(one["kernel"], *(digits(value / MS) for value in values))
-    return shown
 
 
 def _prediction_table(work: Workload, step: Step, sheet: GPU) -> Table:
@@ -248,18 +205,7 @@ def _prediction_table(work: Workload, step: Step, sheet: GPU) -> Table:
         ("GEMM and attention are all there is", predicted.matrix_s, [""] * len(kinds)),
     ):
         if seconds:
-            mfu = _percent(step.share_of_peak(step.model_flops, seconds, sheet.rates()))
-            shown.add_row(name, f"{step.units / seconds:,.0f}", f"{seconds * 1e3:.4g}", mfu, *cells)
+            mfu = step.share_of_peak(step.model_flops, seconds, sheet.rates())
+            share = "" if mfu is None else f"{mfu:.1%}"
+            shown.add_row(name, f"{step.units / seconds:,.0f}", f"{seconds * 1e3:.4g}", share, *cells)
     return shown
-
-
-def _interval(bounds: list[float], unit: float, form: str) -> str:
-    return f"{bounds[0] / unit:{form}} to {bounds[1] / unit:{form}}"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
-
-
-def _gb(size: int | None) -> str:
-    return "" if size is None else digits(size / GB)

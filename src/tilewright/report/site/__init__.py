@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import MissingPackage
-from tilewright.report.site import index_page, op_page, random_page, roofline_page
+from tilewright.report.site import index_page, op_page, random_page, roofline_page, training_page
 from tilewright.report.site.components import Page
 from tilewright.report.timings import timing_rows
 
@@ -33,6 +33,9 @@ def build(records: list[dict[str, Any]], folder: Path) -> list[Path]:
     drawn = [r for r in records if r["kind"] == "random"]
     if drawn:
         links["random.html"] = "Random shapes"
+    trained = [r for r in records if r["kind"] == "train_step"]
+    if trained:
+        links["training.html"] = "Training"
 
     files = {_SHARED: _plotly()}
     files["index.html"] = _render(index_page.page(timings, found, pages), links)
@@ -45,6 +48,9 @@ def build(records: list[dict[str, Any]], folder: Path) -> list[Path]:
     if drawn:
         files["raw/random.jsonl"] = _json_lines(drawn)
         files["random.html"] = _render(random_page.page(drawn, "raw/random.jsonl"), links)
+    if trained:
+        files["raw/training.jsonl"] = _json_lines(trained)
+        files["training.html"] = _render(training_page.page(trained, "raw/training.jsonl"), links)
     for name, text in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,11 +108,12 @@ def _json_lines(records: list[dict[str, Any]]) -> str:
 
 def _file_names(names: Iterable[str]) -> list[str]:
     """Return a portable and unique file name for each op."""
-    taken = ["index", "roofline", "random"]
+    taken = ["index", "roofline", "random", "training"]
+    first = len(taken)
     for name in (re.sub(r"[^\w.-]+", "-", name).strip("-.") or "op" for name in names):
         tries = [name, *(f"{name}-{n}" for n in range(2, len(taken) + 3))]
         taken.append(next(free for free in tries if free.lower() not in map(str.lower, taken)))
-    return taken[3:]
+    return taken[first:]
 
 
 def _plotly() -> str:

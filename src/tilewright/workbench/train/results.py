@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from tilewright import hardware, source
-from tilewright.record import stamp
+from tilewright.record import TRAINING, stamp
 from tilewright.workbench.train.diagnosis import diagnose
 from tilewright.workbench.train.kinds import MATRIX
 from tilewright.workbench.train.rounds import Measurement
@@ -17,7 +16,6 @@ from tilewright.workbench.train.workloads import Workload
 
 KIND = "train_step"
 FILE = "train_step.jsonl"
-FOLDERS = ("models", "workbench/train")
 
 
 def as_record(
@@ -26,7 +24,7 @@ def as_record(
     """Return the record of a measurement. `step` is the work of a step, or why it is not known."""
     about = {"case": work.case, "dtype": one.dtype, "direction": "both", "reason": one.reason}
     where = {"ceilings": dict(ceilings), "device": dict(device), "versions": hardware.versions()}
-    made = stamp(KIND, work.name, one.variant, _source_hash(), **about, **where)
+    made = stamp(KIND, work.name, one.variant, source.tree_hash(TRAINING), **about, **where)
     if not one.samples_us or one.times is None or one.memory is None:
         return made
     sheet = hardware.DATASHEETS.get(str(device.get("gpu")))
@@ -55,9 +53,3 @@ def as_record(
         "times": asdict(one.times),
         "diagnosis": asdict(diagnose(one.median_us, one.times, share_of_peak)),
     }
-
-
-def _source_hash() -> str:
-    """Return a hash of the code that decides what is replaced in a model and how a step is measured."""
-    files = [path for folder in FOLDERS for path in sorted((source.PACKAGE / folder).rglob("*.py"))]
-    return hashlib.sha256("".join(map(source.code_hash, files)).encode()).hexdigest()[:16]
