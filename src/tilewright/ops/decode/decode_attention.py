@@ -18,10 +18,10 @@ from tilewright.ops.decode._append import Append, append_in_torch, append_kv, is
 from tilewright.ops.decode._reference import attend, dense, token_major
 from tilewright.ops.decode._splits import LOG2_E, MIN_CHUNK, plan_splits
 from tilewright.ops.decode._triton import _combine_fwd, _decode_fwd
-from tilewright.ops.decode._validate import check_cache, check_lengths, has_fp8, is_eligible, per_head, require
+from tilewright.ops.decode._validate import check_cache, check_lengths, is_eligible, per_head, require
 from tilewright.ops.rope import reference as rotate
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
-from tilewright.runtime.gpus import GPUFacts, gpu_facts
+from tilewright.runtime.gpus import GPUFacts, gpu_facts, has_fp8
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.pdl import dependent_launch, has_pdl
@@ -306,7 +306,7 @@ def decode_forward(
 
 
 def _fits(q: Tensor, k_cache: Tensor, *_: Any) -> bool:
-    return q.numel() > 0 and (has_fp8(q) or not is_fp8(k_cache.dtype))
+    return q.numel() > 0 and (has_fp8(q.get_device()) or not is_fp8(k_cache.dtype))
 
 
 @op.kernel("triton", language="triton", fits=_fits)

@@ -20,10 +20,10 @@ from tilewright.ops.decode._mla import _mla_fwd
 from tilewright.ops.decode._reference import attend, dense
 from tilewright.ops.decode._splits import LOG2_E, MIN_CHUNK, plan_splits
 from tilewright.ops.decode._triton import _combine_fwd
-from tilewright.ops.decode._validate import check_lengths, check_tables, has_fp8, is_eligible, require
+from tilewright.ops.decode._validate import check_lengths, check_tables, is_eligible, require
 from tilewright.ops.decode.decode_attention import COMBINED_AT_ONCE, case_lengths, case_pages
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
-from tilewright.runtime.gpus import GPUFacts, gpu_facts
+from tilewright.runtime.gpus import GPUFacts, gpu_facts, has_fp8
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.operator import operator
 from tilewright.runtime.pdl import dependent_launch, has_pdl
@@ -272,7 +272,7 @@ def _is_aligned(packed: Tensor) -> bool:
 
 def _fits(q: Tensor, kv_cache: Tensor, *_: Any) -> bool:
     # Scales multiply the probabilities, and float16 has too few exponents for the product.
-    return kv_cache.dtype != torch.uint8 or (has_fp8(q) and q.dtype != torch.float16)
+    return kv_cache.dtype != torch.uint8 or (has_fp8(q.get_device()) and q.dtype != torch.float16)
 
 
 @op.kernel("triton", language="triton", fits=_fits)
