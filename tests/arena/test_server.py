@@ -17,20 +17,20 @@ from arena.arenas import BOARD, CODE, judged, problem_fields, result, running
 from tilewright.arena import archive, auth, exchange, web
 from tilewright.arena import tables as t
 from tilewright.arena.auth import RateLimit
-from tilewright.arena.server import application, locked, open_store, serve
-from tilewright.arena.service import MAX_CODE, Arena, techniques
-from tilewright.cli import app
-from tilewright.errors import (
+from tilewright.arena.errors import (
     ArenaDatabase,
     ArenaExposed,
     ArenaInUse,
     BadAccount,
     CannotImport,
-    CannotWrite,
     PasswordExposed,
     ProblemChanged,
     UnknownProblem,
 )
+from tilewright.arena.server import application, locked, open_store, serve
+from tilewright.arena.service import MAX_CODE, Arena, techniques
+from tilewright.cli import app
+from tilewright.errors import CannotWrite
 
 
 @pytest.fixture

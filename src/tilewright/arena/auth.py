@@ -21,8 +21,8 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from tilewright.arena import tables as t
+from tilewright.arena.errors import BadAccount
 from tilewright.arena.store import Row, Store, is_same_secret
-from tilewright.errors import BadAccount
 
 SUBMIT, WORKER, ADMIN = "submit", "worker", "admin"
 ROLES = (SUBMIT, WORKER, ADMIN)

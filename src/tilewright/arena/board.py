@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from tilewright.arena import tables as t
+from tilewright.arena.errors import UnknownBoard
 from tilewright.arena.store import Row, Store
-from tilewright.errors import UnknownBoard
 
 PAGE = 100  # entries per page
 MIN_SPAN, DAY = 120.0, 86400.0  # seconds of the chart

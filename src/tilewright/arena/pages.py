@@ -17,9 +17,9 @@ from tilewright import source
 from tilewright.arena import archive, problems
 from tilewright.arena import tables as t
 from tilewright.arena.board import PAGE, chart
+from tilewright.arena.errors import ArenaRefused, TooManyRequests
 from tilewright.arena.service import TECHNIQUES
 from tilewright.arena.web import COOKIE, account, arena, call, new_session, number, set_cookie
-from tilewright.errors import ArenaRefused, TooManyRequests
 
 FOLDER = Path(__file__).parent
 SITE_CSS = FOLDER.parent / "report" / "site" / "page.css"

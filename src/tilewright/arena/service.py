@@ -15,9 +15,16 @@ import sqlalchemy as sa
 from tilewright.arena import tables as t
 from tilewright.arena.auth import ADMIN, RIGHTS, SUBMIT, WORKER, Guard, RateLimit
 from tilewright.arena.board import Boards, figures
+from tilewright.arena.errors import (
+    ArenaRefused,
+    BadSubmission,
+    NotAllowed,
+    ProblemClosed,
+    TooManyRequests,
+    UnknownSubmission,
+)
 from tilewright.arena.problems import Board
 from tilewright.arena.store import Row, Store
-from tilewright.errors import ArenaRefused, BadSubmission, NotAllowed, ProblemClosed, TooManyRequests, UnknownSubmission
 
 MAX_CODE = 2**18  # bytes
 MAX_NAME = 80  # characters

@@ -23,8 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from tilewright.arena import tables as t
-from tilewright.arena.tables import CHECKING, FINISHED, QUEUED, RANKED, REFUSED, RUNNING, now
-from tilewright.errors import (
+from tilewright.arena.errors import (
     ArenaDatabase,
     ArenaInUse,
     BadAccount,
@@ -33,6 +32,7 @@ from tilewright.errors import (
     UnknownProblem,
     UnknownSubmission,
 )
+from tilewright.arena.tables import CHECKING, FINISHED, QUEUED, RANKED, REFUSED, RUNNING, now
 
 LEASE_SECONDS = 60.0
 MAX_ATTEMPTS = 3

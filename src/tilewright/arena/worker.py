@@ -25,8 +25,8 @@ from typing import Any, Protocol
 
 from tilewright import settings
 from tilewright.arena.client import Client
+from tilewright.arena.errors import ArenaNotReachable, ArenaRefused, LeaseLost
 from tilewright.arena.service import printable
-from tilewright.errors import ArenaNotReachable, ArenaRefused, LeaseLost
 
 BOOTSTRAP = "import sys; sys.path[:] = [p for p in sys.path if p]; from tilewright.arena.judge import serve; serve()"
 IDLE_SECONDS = 2.0

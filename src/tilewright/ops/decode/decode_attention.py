@@ -374,7 +374,7 @@ def decode_attention(
     num_splits: int | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of the last tokens of sequences against a KV cache. Not measured yet.
+    """Attention of the last tokens of sequences against a KV cache.
 
     q is [B, LQ, H, D]; the caches are [B, capacity, HKV, D] or, with layout="HND", [B, HKV, capacity, D]. With a
     block_table [B, pages per sequence] they are [pages, page, HKV, D] or [pages, HKV, page, D], where H is a multiple
