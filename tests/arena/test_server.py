@@ -437,7 +437,7 @@ def test_a_rate_limit_forgets():
 
 def test_a_closed_problem_takes_no_submissions(client, arena):
     arena.store.add_problem(problem_fields(deadline="2020-01-01T00:00:00+00:00"))
-    assert "takes no submissions" in one_line(post(client), 409)
+    assert "has taken no submissions" in one_line(post(client), 409)
 
 
 def test_a_problem_with_submissions_stays_what_it_is(client, arena):

@@ -1,7 +1,7 @@
 """Evolve a kernel: let a program write one, judge it, show the program the best ones and the verdict, and repeat.
 
 Every attempt is a line in `attempts.jsonl` of the run's folder, with its kernel beside it, so that a run that was
-interrupted goes on where it ended.
+interrupted continues where it ended.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class BadSubmission(TilewrightError):
 
 class LeaseLost(TilewrightError):
     def __init__(self, job: int):
-        super().__init__(f"job {job} is no longer this worker's; its result is not used")
+        super().__init__(f"this worker's lease on job {job} has ended; its result is not used")
 
 
 class UnknownProblem(TilewrightError):
@@ -72,7 +72,7 @@ class UnknownBoard(TilewrightError):
 
 class UnknownSubmission(TilewrightError):
     def __init__(self, number: object):
-        super().__init__(f"this arena has no submission {number} that you may see; its first page lists the latest")
+        super().__init__(f"this arena has no submission {number} that you may see; the arena's first page lists the latest")
 
 
 class UnknownArchived(TilewrightError):
@@ -89,7 +89,7 @@ class ProblemChanged(TilewrightError):
     def __init__(self, name: str, changed: Iterable[str]):
         super().__init__(
             f"problem '{name}' has submissions, so its {', '.join(changed)} cannot change: times of different problems "
-            "do not compare; add it under another --name"
+            "cannot be compared; add it under another --name"
         )
 
 
@@ -119,7 +119,7 @@ class TooManyRequests(TilewrightError):
 
 class ProblemClosed(TilewrightError):
     def __init__(self, name: str, deadline: str):
-        super().__init__(f"{name} takes no submissions since {deadline}; choose another problem")
+        super().__init__(f"{name} has taken no submissions since {deadline}; choose another problem")
 
 
 class NoTokens(TilewrightError):

@@ -454,7 +454,7 @@ def _plan_triton(mode: str, rows: Rows, probs: bool, stride: int, options: Cross
 
 HELD = Held(1, least=8)
 CUDA = CudaSource("loss/cross_entropy.cu", f"cross_entropy_both<T, {HELD.vectors}>")
-# Elements of a row from which on a cluster is faster.
+# Row length from which a cluster is faster.
 MIN_CLUSTER = PerGPU("cross_entropy in clusters", lambda gpu: TILE)
 CLUSTER = ConfigTable(
     "cross_entropy.json",
