@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tilewright as tw
-from tilewright.interpreter.memory import SLOT_BITS, SLOT_ORIGIN
+from tilewright.interpreter.arguments import SLOT_BITS, SLOT_ORIGIN
 from tilewright.ops.optim import _triton as _adamw
 from tilewright.ops.optim import adamw as module
 
