@@ -26,7 +26,7 @@ LOG = "attempts.jsonl"
 BEST = "best.py"
 CONTEXT = 2  # best kernels in the prompt
 FAST = (0.0, 1.0, 1.5, 2.0)  # p of fast_p: right, and more than p times faster than eager
-FRUITLESS = 3  # rounds without a kernel, one after the other, that end a run
+FRUITLESS = 3  # consecutive rounds without a kernel that end a run
 NO_KERNEL, REFUSED, RANKED = "no kernel", "refused", "ranked"
 
 

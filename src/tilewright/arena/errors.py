@@ -72,7 +72,9 @@ class UnknownBoard(TilewrightError):
 
 class UnknownSubmission(TilewrightError):
     def __init__(self, number: object):
-        super().__init__(f"this arena has no submission {number} that you may see; the arena's first page lists the latest")
+        super().__init__(
+            f"this arena has no submission {number} that you may see; the arena's first page lists the latest"
+        )
 
 
 class UnknownArchived(TilewrightError):

@@ -245,7 +245,7 @@ def _times(value: float | None) -> str:
 
 
 def _figure(value: object) -> str:
-    """Return a number as text, and nothing for what else the process of a submission may have answered."""
+    """Return a number as text, or nothing for any other answer that a submission's process may have given."""
     return f"{value:.3g}" if isinstance(value, int | float) else ""
 
 

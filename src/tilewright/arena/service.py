@@ -166,7 +166,7 @@ class Arena:
         return leader
 
     def _was_overtaken(self, job: Row, result: Mapping[str, Any], leader: Row | None) -> bool:
-        """Return whether a measured result that claims first place was compared with another leader than today's."""
+        """Return whether a measured result that claims first place was compared with an entry that no longer leads."""
         if Board.parse(job["board"]).is_predicted or leader is None:
             return False
         return bool(result.get("confirmed")) and result.get("leader") != leader["submission"]

@@ -81,7 +81,7 @@ class Store:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Be the one server of a PostgreSQL database. For SQLite, the data folder has a lock."""
+        """Hold the lock of a PostgreSQL database, which has one server. For SQLite, the data folder has a lock."""
         if self.engine.dialect.name != "postgresql":
             yield
             return
@@ -126,7 +126,7 @@ class Store:
     # Problems and submissions
 
     def add_problem(self, fields: Mapping[str, Any], member_names: Sequence[str] = ()) -> int:
-        """Add a problem, or replace one of the same name; its submissions stay, so what they were judged by has to."""
+        """Add a problem, or replace one of the same name; one with submissions keeps its files and cases."""
         with self.write() as connection:
             same_name = sa.select(t.problems).where(t.problems.c.name == fields["name"])
             old = connection.execute(same_name).mappings().first()

@@ -52,7 +52,9 @@ def check(
         typer.Option(min=0, max=2**63 - 2, metavar="INTEGER", help="Repeat a run with the seed in its JSON output."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Check a few cases. Takes seconds.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Check every variant of every small case. Takes minutes.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Check every variant of every small case. Takes minutes.")
+    ] = False,
     problem: Annotated[
         Path | None,
         typer.Option(

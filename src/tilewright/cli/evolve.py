@@ -30,9 +30,7 @@ def evolve(
     rounds: Annotated[
         int, typer.Option(min=1, metavar="INTEGER", help="Attempts in all, including those of earlier runs.")
     ] = 10,
-    budget: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="Start no attempt after this time.")
-    ] = 3600.0,
+    budget: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Start no attempt after this time.")] = 3600.0,
     jobs: Annotated[int, typer.Option(min=1, metavar="INTEGER", help="Attempts at once.")] = 1,
     seconds: Annotated[
         float, typer.Option("--seconds", min=1, metavar="SECONDS", help="Time limit of one COMMAND.")

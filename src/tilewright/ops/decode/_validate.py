@@ -1,4 +1,4 @@
-"""Whether the arguments of attention against a cache belong together, and whether our kernels can take them."""
+"""Checks of the arguments of attention against a cache: whether they match, and whether our kernels can take them."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ COMBINED_AT_ONCE = 16  # slots that a program of the combine loads at a time
 def _plan(
     options: Decode, sizes: _Sizes, dtypes: tuple[torch.dtype | None, ...], device: int
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the function that launches: of the tensors of a call, to the output and the log-sum-exp."""
+    """Return the function that takes the tensors of a call, launches, and returns the output and the log-sum-exp."""
     (B, LQ, H, D), (pages, tokens, HKV, _) = sizes.q, sizes.cache
     group, capacity, dtype = H // HKV, sizes.capacity, dtypes[0]
     block_d, size = max(16, next_power_of_2(D)), dtype.itemsize  # type: ignore[union-attr]
@@ -378,8 +378,8 @@ def decode_attention(
 
     q is [B, LQ, H, D]; the caches are [B, capacity, HKV, D] or, with layout="HND", [B, HKV, capacity, D]. With a
     block_table [B, pages per sequence] they are [pages, page, HKV, D] or [pages, HKV, page, D], where H is a multiple
-    of HKV. lengths [B] counts the cached tokens of each sequence, and is read on the GPU alone; the queries are those
-    of the last LQ, and each sees the tokens up to its own (causal) and no more than `window` of them. A query that sees
+    of HKV. lengths [B] counts the cached tokens of each sequence, and is read on the GPU alone; the queries belong
+    to the last LQ of them, and each sees the tokens up to its own (causal), at most `window` of them. A query that sees
     no token has an output of zeros and a log-sum-exp of -inf.
 
     sinks [H] are scores that take part in the softmax without a value, and softcap c replaces a score s by c tanh(s /

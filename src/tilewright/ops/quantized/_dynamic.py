@@ -1,6 +1,6 @@
 """Triton kernels of a linear layer whose activations are quantised per token to the values of the weight's codes.
 
-The product is that of two matrices of codes on int8 or fp8 tensor cores. Both lie as they are, row by row.
+It multiplies two matrices of codes, both stored row by row, on int8 or fp8 tensor cores.
 """
 
 from __future__ import annotations
