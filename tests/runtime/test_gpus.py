@@ -1,4 +1,4 @@
-"""What launch plans ask about a GPU."""
+"""Properties of GPUs by their number."""
 
 import pytest
 import torch

@@ -81,7 +81,7 @@ class Guard:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether there is an account. A revoked one counts: revoking the last must not open the arena to everybody."""
+        """Return whether an account exists. A revoked one counts: revoking the last must not open the arena to all."""
         return self._store.first(sa.select(t.accounts.c.id)) is not None
 
     def account(self, token: str, session: str) -> Row | None:
