@@ -23,7 +23,7 @@ from typing import Any
 from tilewright import hardware, record, registry, settings, source
 from tilewright.errors import TilewrightError
 from tilewright.spec import Case, Op
-from tilewright.workbench.bench.runner import cost_of
+from tilewright.workbench.bench.case_runner import cost_of
 from tilewright.worker.memory import OTHERS
 
 BASELINES = ["eager", "compile"]

@@ -322,6 +322,45 @@ class ReductionLaws:
         torch.testing.assert_close(self.ours(x, -1)[-1], self.expected(x[-1].float(), -1).to(self.ours(x, -1).dtype))
 
 
+class ExtremumLaws(ReductionLaws):
+    """Laws of amax and amin, and of max and min over a dimension, which return indices too."""
+
+    with_index: Callable[..., Any]
+    formula_with_index: Callable[..., Any]
+
+    @pytest.mark.parametrize(
+        ("shape", "dims"),
+        [((6, 9), None), ((6, 9), 0), ((8, 16), 1), ((2, 20001), 1), ((3, 700, 2), 1), ((3, 40, 3), (0, 2))],
+        ids=["all", "columns", "filled", "pieces", "cut columns", "apart"],
+    )
+    def test_equal_elements_share_the_gradient(self, shape, dims, device):
+        x = laid_out(shape, "contiguous", device=device).round()
+        args = () if dims is None else (dims,)
+        assert_gradients_match(lambda x: self.ours(x, *args), lambda x: self.expected(x, *args), x)
+
+    @pytest.mark.parametrize("dim", [-1, 0, 1])
+    def test_values_and_indices_over_a_dimension(self, dim, device):
+        ours, theirs = type(self).with_index, type(self).formula_with_index
+        for x in (laid_out((3, 700, 2), "contiguous", device=device).round(), torch.tensor(EXTREMES, device=device)):
+            got, wanted = ours(x, dim), theirs(x, dim)
+            assert type(got) is type(wanted)
+            same(got.values, wanted.values)
+            same(got.indices, wanted.indices)
+            same(ours(x, dim=dim, keepdim=True), theirs(x, dim=dim, keepdim=True))
+
+    def test_gradients_of_values_over_a_dimension(self, device):
+        ours, theirs = type(self).with_index, type(self).formula_with_index
+        x = laid_out((3, 7, 5), "sliced", device=device)
+        for dim in (0, 1, 2):
+            assert_gradients_match(lambda x, dim=dim: ours(x, dim)[0], lambda x, dim=dim: theirs(x, dim)[0], x)
+        x = laid_out((3, 7), "contiguous", device=device).requires_grad_()
+        found = []
+        for fn in (ours, theirs):
+            (dx,) = torch.autograd.grad(fn(x.pow(3), 1)[0].sum(), x, create_graph=True)
+            found.append(torch.autograd.grad(dx.sum(), x))
+        torch.testing.assert_close(*found)
+
+
 def registered(kind: str, device: str, p: float = 0.0) -> None:
     """Run torch.library.opcheck on the operators of a reduction."""
     x = torch.rand(4, 33, device=device, requires_grad=True)

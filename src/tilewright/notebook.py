@@ -24,8 +24,9 @@ from tilewright.spec import FAR_BELOW, Cost
 from tilewright.timer import Sampler, floor_us, require_working_gpu, shuffled_rounds, timer_for
 from tilewright.variants import is_sorted, vary
 from tilewright.workbench.bench import intervals
+from tilewright.workbench.bench.case_runner import BACK_TO_BACK, SHORT_US
 from tilewright.workbench.bench.gpu_state import record_gpu_state
-from tilewright.workbench.bench.runner import BACK_TO_BACK, SAMPLES, SHORT_US, physical_seconds
+from tilewright.workbench.bench.runner import SAMPLES, physical_seconds
 from tilewright.workbench.check.budget import ExpectedTensor, Mismatch, compare, expect, shows_nothing
 from tilewright.workbench.check.repeatable import unrepeatable
 from tilewright.worker.execute import (

@@ -120,7 +120,7 @@ class Read:
 
 
 def read(path: Path) -> Read:
-    """Read every record of a file; lines that are no records are reported, never hidden."""
+    """Read every record of a file; lines that are not records are reported, never hidden."""
     result = Read(path)
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -16,7 +16,7 @@ from tilewright.agents.arbiter import ArenaArbiter, add_problem
 from tilewright.agents.arenas import Arena, evidence
 from tilewright.agents.pool import Pool
 from tilewright.agents.server import build
-from tilewright.errors import ArenaNotReachable, ArenaRefused, UnknownBoard
+from tilewright.arena.errors import ArenaNotReachable, ArenaRefused, UnknownBoard
 
 BOARD = "h200 predicted"
 PROBLEM = str(Path(__file__).parents[1] / "problems/kernelbench/level1_relu.py")

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 from tilewright import source
 from tilewright.arena import problems
 from tilewright.arena.analysis import Analyst
+from tilewright.arena.errors import CannotAddProblem
 from tilewright.arena.judge import Judge
 from tilewright.cli import app
-from tilewright.errors import CannotAddProblem
 from tilewright.worker.execute import flatten
 
 OWN = '''

@@ -17,20 +17,20 @@ from arena.arenas import BOARD, CODE, judged, problem_fields, result, running
 from tilewright.arena import archive, auth, exchange, web
 from tilewright.arena import tables as t
 from tilewright.arena.auth import RateLimit
-from tilewright.arena.server import application, locked, open_store, serve
-from tilewright.arena.service import MAX_CODE, Arena, techniques
-from tilewright.cli import app
-from tilewright.errors import (
+from tilewright.arena.errors import (
     ArenaDatabase,
     ArenaExposed,
     ArenaInUse,
     BadAccount,
     CannotImport,
-    CannotWrite,
     PasswordExposed,
     ProblemChanged,
     UnknownProblem,
 )
+from tilewright.arena.server import application, locked, open_store, serve
+from tilewright.arena.service import MAX_CODE, Arena, techniques
+from tilewright.cli import app
+from tilewright.errors import CannotWrite
 
 
 @pytest.fixture
@@ -437,7 +437,7 @@ def test_a_rate_limit_forgets():
 
 def test_a_closed_problem_takes_no_submissions(client, arena):
     arena.store.add_problem(problem_fields(deadline="2020-01-01T00:00:00+00:00"))
-    assert "takes no submissions" in one_line(post(client), 409)
+    assert "has taken no submissions" in one_line(post(client), 409)
 
 
 def test_a_problem_with_submissions_stays_what_it_is(client, arena):

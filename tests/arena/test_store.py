@@ -7,8 +7,8 @@ import sqlalchemy as sa
 
 from arena.databases import postgresql
 from tilewright.arena import tables as t
+from tilewright.arena.errors import ArenaDatabase, ArenaInUse, LeaseLost, UnknownSubmission
 from tilewright.arena.store import LEASE_SECONDS, MAX_ATTEMPTS, Store, sqlite_url
-from tilewright.errors import ArenaDatabase, ArenaInUse, LeaseLost, UnknownSubmission
 
 ALICE, BOB = {"id": 1, "name": "alice", "role": "submit"}, {"id": 2, "name": "bob", "role": "submit"}
 BOARD = "h200 predicted"

@@ -12,9 +12,9 @@ import pytest
 from arena.arenas import BOARD, problem_fields, result, running
 from tilewright.arena import worker as module
 from tilewright.arena.client import Client, read_code
+from tilewright.arena.errors import ArenaNotReachable, ArenaRefused, BadSubmission
 from tilewright.arena.service import Arena
 from tilewright.arena.worker import JudgeLost, JudgeProcess, NotNow, Worker
-from tilewright.errors import ArenaNotReachable, ArenaRefused, BadSubmission
 
 
 @pytest.fixture

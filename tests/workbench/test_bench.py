@@ -9,8 +9,9 @@ from tilewright import registry
 from tilewright.errors import UnknownKernel
 from tilewright.spec import Case, Cost, Kernel, Op, points
 from tilewright.timer import HostTimer, timer_for
-from tilewright.workbench.bench import runner
-from tilewright.workbench.bench.runner import QUICK, bench, cost_of, physical_seconds, step_count
+from tilewright.workbench.bench import case_runner, runner
+from tilewright.workbench.bench.case_runner import QUICK, cost_of
+from tilewright.workbench.bench.runner import bench, physical_seconds, step_count
 from tilewright.workbench.check.cases import CheckCase
 from tilewright.worker.timed_run import GRAPH_CALLS
 
@@ -184,7 +185,7 @@ def test_a_kernel_that_fails_only_when_timed_is_reported():
 
 
 def test_a_time_below_the_datasheet_floor_is_implausible_and_measured_again(monkeypatch):
-    monkeypatch.setattr(runner, "PAUSE", 0.0)
+    monkeypatch.setattr(case_runner, "PAUSE", 0.0)
     (found,) = timed([SOFTMAX.kernels["eager"]], physical=lambda _: 1.0)
     assert (found.verdict, found.median_us, found.against) == ("implausible", None, None)
     assert found.state["again"]
@@ -192,7 +193,7 @@ def test_a_time_below_the_datasheet_floor_is_implausible_and_measured_again(monk
 
 
 def test_a_throttled_case_is_measured_again(monkeypatch):
-    monkeypatch.setattr(runner, "PAUSE", 0.0)
+    monkeypatch.setattr(case_runner, "PAUSE", 0.0)
     rounds = []
 
     class Watched:
@@ -202,7 +203,7 @@ def test_a_throttled_case_is_measured_again(monkeypatch):
 
         def __exit__(self, *_): ...
 
-    monkeypatch.setattr(runner, "record_gpu_state", Watched)
+    monkeypatch.setattr(case_runner, "record_gpu_state", Watched)
     (found,) = timed([SOFTMAX.kernels["eager"]])
     assert len(rounds) == 2
     assert found.state == {"throttled": ["heat"], "again": True}
@@ -283,7 +284,7 @@ def _no_memory(*_):
 
 @pytest.mark.parametrize("where", ["ReferenceRuns", "InputPool"])
 def test_a_case_that_does_not_fit_into_memory_is_skipped(monkeypatch, where):
-    real, made = getattr(runner, where), []
+    real, made = getattr(case_runner, where), []
 
     def scarce(*args, **kwargs):
         """Run out of memory on the first case, for its reference or the copies of its inputs."""
@@ -295,7 +296,7 @@ def test_a_case_that_does_not_fit_into_memory_is_skipped(monkeypatch, where):
             monkeypatch.setattr(answers, "_run_reference", _no_memory)
         return answers
 
-    monkeypatch.setattr(runner, where, scarce)
+    monkeypatch.setattr(case_runner, where, scarce)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 2**31))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**30)
     found = timed([SOFTMAX.kernels["eager"]], cases=CASES * 2)
@@ -372,7 +373,7 @@ def test_a_peer_declines_what_its_library_would_reject():
 @pytest.mark.gpu
 def test_short_kernels_are_timed_back_to_back():
     (found,) = timed([SOFTMAX.kernels["eager"]])
-    assert found.calls == runner.BACK_TO_BACK
+    assert found.calls == case_runner.BACK_TO_BACK
     assert 0.5 < found.median_us < 10
 
 

@@ -1,4 +1,4 @@
-"""What the compilers' processes compile, the process that times finds on disk."""
+"""Kernels compiled ahead by other processes are found on disk by the process that times."""
 
 import multiprocessing
 import os

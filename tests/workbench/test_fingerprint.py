@@ -189,6 +189,6 @@ def test_the_toolchain_names_compilers_and_torch():
     ids=("after the launch", "before it"),
 )
 def test_a_kernel_that_reads_values_has_no_fingerprint(trace, old, new, error):
-    """What follows the read is not traced, so that equal beginnings would hide a change."""
+    """The launches after the read are not traced, so equal beginnings would hide a change."""
     with pytest.raises(error):
         trace("triton", (old, new))

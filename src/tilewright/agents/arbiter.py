@@ -12,8 +12,8 @@ from tilewright.agents.evolve import Judged
 from tilewright.agents.prompt import KnownKernel
 from tilewright.agents.rules import RANKED_RULE
 from tilewright.arena import problems
+from tilewright.arena.errors import ArenaRefused, UnknownBoard
 from tilewright.arena.server import open_store
-from tilewright.errors import ArenaRefused, UnknownBoard
 
 AUTHOR = "evolve.py"  # the name of its submissions
 

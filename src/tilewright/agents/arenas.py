@@ -14,7 +14,7 @@ from tilewright import settings
 from tilewright.agents.answers import ProblemText
 from tilewright.agents.rules import RULES
 from tilewright.arena.client import Client
-from tilewright.errors import ArenaRefused
+from tilewright.arena.errors import ArenaRefused
 
 BOOTSTRAP = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; from tilewright.worker.process import die_with_parent; "

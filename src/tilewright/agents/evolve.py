@@ -1,7 +1,7 @@
 """Evolve a kernel: let a program write one, judge it, show the program the best ones and the verdict, and repeat.
 
 Every attempt is a line in `attempts.jsonl` of the run's folder, with its kernel beside it, so that a run that was
-interrupted goes on where it ended.
+interrupted continues where it ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOG = "attempts.jsonl"
 BEST = "best.py"
 CONTEXT = 2  # best kernels in the prompt
 FAST = (0.0, 1.0, 1.5, 2.0)  # p of fast_p: right, and more than p times faster than eager
-FRUITLESS = 3  # rounds without a kernel, one after the other, that end a run
+FRUITLESS = 3  # consecutive rounds without a kernel that end a run
 NO_KERNEL, REFUSED, RANKED = "no kernel", "refused", "ranked"
 
 

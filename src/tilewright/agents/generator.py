@@ -88,7 +88,7 @@ def extract_code(text: str) -> str:
 
 
 def _parses(code: str) -> bool:
-    """Return whether this is Python that names something. Not by `ast`, which fails now and then in several threads."""
+    """Return whether this is Python that names something. `ast` sometimes fails in several threads."""
     try:
         return bool(compile(code, "<answer>", "exec", dont_inherit=True).co_names)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

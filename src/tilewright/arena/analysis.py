@@ -131,7 +131,7 @@ def _become_child(request: dict[str, Any], records: list[dict[str, Any]], folder
 
 
 def _keep_only(result: int) -> None:
-    """Close every inherited file but `result`: by the pipe of the server, a submission could answer for the next one.
+    """Close every inherited file but `result`: through the server's pipe, a submission could answer for the next one.
 
     The output is dropped, since the file to which it goes has no limit.
     """

@@ -14,11 +14,11 @@ from starlette.routing import Route
 
 from tilewright.arena import archive, exchange, problems
 from tilewright.arena.board import PAGE
+from tilewright.arena.errors import ArenaRefused, TooManyRequests, UnknownFormat
 from tilewright.arena.service import Arena
 from tilewright.arena.store import Row
 from tilewright.arena.tables import FINISHED
 from tilewright.arena.web import account, arena, call, field, json_body, number
-from tilewright.errors import ArenaRefused, TooManyRequests, UnknownFormat
 
 PUBLIC = ("name", "kind", "description", "cases", "dtype", "boards", "rule", "threshold", "deadline", "private")
 MAX_WATCHERS = 500

@@ -14,10 +14,11 @@ import sqlalchemy as sa
 from tilewright import hardware, record, settings, source
 from tilewright.arena import tables as t
 from tilewright.arena.auth import ADMIN
+from tilewright.arena.errors import UnknownArchived
 from tilewright.arena.service import Arena, named_techniques
 from tilewright.arena.store import Row, geomean
 from tilewright.cost import Cost
-from tilewright.errors import MissingPackage, UnknownArchived
+from tilewright.errors import MissingPackage
 
 LIMIT = 200  # kernels of one answer
 OURS = "tilewright"

@@ -21,8 +21,8 @@ import sqlalchemy as sa
 from sqlalchemy import exc
 
 from tilewright.arena import tables as t
+from tilewright.arena.errors import BadAccount
 from tilewright.arena.store import Row, Store, is_same_secret
-from tilewright.errors import BadAccount
 
 SUBMIT, WORKER, ADMIN = "submit", "worker", "admin"
 ROLES = (SUBMIT, WORKER, ADMIN)
@@ -81,7 +81,7 @@ class Guard:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether there is an account. A revoked one counts: revoking the last must not open the arena to everybody."""
+        """Return whether an account exists. A revoked one counts: revoking the last must not open the arena to all."""
         return self._store.first(sa.select(t.accounts.c.id)) is not None
 
     def account(self, token: str, session: str) -> Row | None:

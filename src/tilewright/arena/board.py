@@ -12,8 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from tilewright.arena import tables as t
+from tilewright.arena.errors import UnknownBoard
 from tilewright.arena.store import Row, Store
-from tilewright.errors import UnknownBoard
 
 PAGE = 100  # entries per page
 MIN_SPAN, DAY = 120.0, 86400.0  # seconds of the chart
@@ -84,8 +84,8 @@ class Boards:
 def figures(timing: Mapping[str, Any], threshold: float, leader: Mapping[str, Any] | None = None) -> Row:
     """Return the figures of an entry from its timing.
 
-    With the `leader` beside which it was timed, they are the leader's times the ratio: two runs differ by the state of
-    the GPU; the ratio within one run does not.
+    If it was timed beside the `leader`, they are the leader's figures times the measured ratio: the state of the GPU
+    differs between two runs, but not within one.
     """
     against = timing.get("against_leader")
     us, low, high = timing["us"], timing["low"], timing["high"]

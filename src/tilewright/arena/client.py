@@ -11,8 +11,9 @@ from urllib.parse import quote
 
 import httpx
 
+from tilewright.arena.errors import ArenaNotReachable, ArenaRefused, BadSubmission, LeaseLost
 from tilewright.arena.service import decoded
-from tilewright.errors import ArenaNotReachable, ArenaRefused, BadSubmission, FileMissing, LeaseLost
+from tilewright.errors import FileMissing
 
 DEFAULT_SERVER = "http://127.0.0.1:8640"
 SECONDS = 30.0

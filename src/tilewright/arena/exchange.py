@@ -14,10 +14,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from tilewright.arena import tables as t
+from tilewright.arena.errors import CannotImport, UnknownFormat
 from tilewright.arena.problems import Board
 from tilewright.arena.service import Arena, printable
 from tilewright.arena.store import Row, geomean
-from tilewright.errors import CannotImport, UnknownFormat
 
 FORMATS = {"jsonl": "application/x-ndjson", "csv": "text/csv", "traces": "application/x-ndjson"}
 FIELDS = (

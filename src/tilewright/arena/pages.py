@@ -17,9 +17,9 @@ from tilewright import source
 from tilewright.arena import archive, problems
 from tilewright.arena import tables as t
 from tilewright.arena.board import PAGE, chart
+from tilewright.arena.errors import ArenaRefused, TooManyRequests
 from tilewright.arena.service import TECHNIQUES
 from tilewright.arena.web import COOKIE, account, arena, call, new_session, number, set_cookie
-from tilewright.errors import ArenaRefused, TooManyRequests
 
 FOLDER = Path(__file__).parent
 SITE_CSS = FOLDER.parent / "report" / "site" / "page.css"
@@ -245,7 +245,7 @@ def _times(value: float | None) -> str:
 
 
 def _figure(value: object) -> str:
-    """Return a number as text, and nothing for what else the process of a submission may have answered."""
+    """Return a number as text, or nothing for any other answer that a submission's process may have given."""
     return f"{value:.3g}" if isinstance(value, int | float) else ""
 
 

@@ -18,15 +18,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from tilewright import hardware, source
+from tilewright.arena.errors import BadDeadline, CannotAddProblem, UnknownRule
 from tilewright.cost import Cost
-from tilewright.errors import (
-    BadDeadline,
-    BadProblem,
-    CannotAddProblem,
-    TilewrightError,
-    UnknownGPU,
-    UnknownRule,
-)
+from tilewright.errors import BadProblem, TilewrightError, UnknownGPU
 
 if TYPE_CHECKING:
     from tilewright.spec import Case, Op

@@ -26,17 +26,10 @@ from starlette.staticfiles import StaticFiles
 from tilewright import sandbox
 from tilewright.arena import api, archive, pages, web
 from tilewright.arena.auth import LOCAL_HOSTS
+from tilewright.arena.errors import ArenaExposed, ArenaInUse, NoTokens, PasswordExposed, PortInUse
 from tilewright.arena.service import Arena
 from tilewright.arena.store import LEASE_SECONDS, Store, sqlite_url
-from tilewright.errors import (
-    ArenaExposed,
-    ArenaInUse,
-    CannotWrite,
-    NoTokens,
-    PasswordExposed,
-    PortInUse,
-    TilewrightError,
-)
+from tilewright.errors import CannotWrite, TilewrightError
 
 STATIC = Path(__file__).parent / "static"
 PASSWORD = re.compile(r"[^/]*//[^/@]*:[^/@]")  # begins the URL of a database

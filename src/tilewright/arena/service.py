@@ -15,9 +15,16 @@ import sqlalchemy as sa
 from tilewright.arena import tables as t
 from tilewright.arena.auth import ADMIN, RIGHTS, SUBMIT, WORKER, Guard, RateLimit
 from tilewright.arena.board import Boards, figures
+from tilewright.arena.errors import (
+    ArenaRefused,
+    BadSubmission,
+    NotAllowed,
+    ProblemClosed,
+    TooManyRequests,
+    UnknownSubmission,
+)
 from tilewright.arena.problems import Board
 from tilewright.arena.store import Row, Store
-from tilewright.errors import ArenaRefused, BadSubmission, NotAllowed, ProblemClosed, TooManyRequests, UnknownSubmission
 
 MAX_CODE = 2**18  # bytes
 MAX_NAME = 80  # characters
@@ -159,7 +166,7 @@ class Arena:
         return leader
 
     def _was_overtaken(self, job: Row, result: Mapping[str, Any], leader: Row | None) -> bool:
-        """Return whether a measured result that claims first place was compared with another leader than today's."""
+        """Return whether a measured result that claims first place was compared with an entry that no longer leads."""
         if Board.parse(job["board"]).is_predicted or leader is None:
             return False
         return bool(result.get("confirmed")) and result.get("leader") != leader["submission"]

@@ -23,8 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy import event, exc
 
 from tilewright.arena import tables as t
-from tilewright.arena.tables import CHECKING, FINISHED, QUEUED, RANKED, REFUSED, RUNNING, now
-from tilewright.errors import (
+from tilewright.arena.errors import (
     ArenaDatabase,
     ArenaInUse,
     BadAccount,
@@ -33,6 +32,7 @@ from tilewright.errors import (
     UnknownProblem,
     UnknownSubmission,
 )
+from tilewright.arena.tables import CHECKING, FINISHED, QUEUED, RANKED, REFUSED, RUNNING, now
 
 LEASE_SECONDS = 60.0
 MAX_ATTEMPTS = 3
@@ -81,7 +81,7 @@ class Store:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Be the one server of a PostgreSQL database. For SQLite, the data folder has a lock."""
+        """Hold the lock of a PostgreSQL database, which has one server. For SQLite, the data folder has a lock."""
         if self.engine.dialect.name != "postgresql":
             yield
             return
@@ -126,7 +126,7 @@ class Store:
     # Problems and submissions
 
     def add_problem(self, fields: Mapping[str, Any], member_names: Sequence[str] = ()) -> int:
-        """Add a problem, or replace one of the same name; its submissions stay, so what they were judged by has to."""
+        """Add a problem, or replace one of the same name; one with submissions keeps its files and cases."""
         with self.write() as connection:
             same_name = sa.select(t.problems).where(t.problems.c.name == fields["name"])
             old = connection.execute(same_name).mappings().first()

@@ -18,21 +18,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tilewright.arena.auth import LOCAL_HOSTS, SESSION_DAYS
-from tilewright.arena.service import Arena
-from tilewright.arena.store import Row
-from tilewright.errors import (
+from tilewright.arena.errors import (
     ArenaRefused,
     BadSubmission,
     LeaseLost,
     NotAllowed,
     ProblemClosed,
-    TilewrightError,
     TooManyRequests,
     UnknownArchived,
     UnknownBoard,
     UnknownProblem,
     UnknownSubmission,
 )
+from tilewright.arena.service import Arena
+from tilewright.arena.store import Row
+from tilewright.errors import TilewrightError
 
 COOKIE = "arena"
 log = logging.getLogger("uvicorn.error")

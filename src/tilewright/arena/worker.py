@@ -1,7 +1,7 @@
 """A worker: pulls jobs from an arena and has them judged in a process of its own.
 
 This process only talks to the server. The judge's process can hang, crash or fill its folder: it is killed, and the job
-is refused or given back, while the queue goes on.
+is refused or given back, while the queue continues.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any, Protocol
 
 from tilewright import settings
 from tilewright.arena.client import Client
+from tilewright.arena.errors import ArenaNotReachable, ArenaRefused, LeaseLost
 from tilewright.arena.service import printable
-from tilewright.errors import ArenaNotReachable, ArenaRefused, LeaseLost
 
 BOOTSTRAP = "import sys; sys.path[:] = [p for p in sys.path if p]; from tilewright.arena.judge import serve; serve()"
 IDLE_SECONDS = 2.0
@@ -48,7 +48,7 @@ class JudgeLost(Exception):
 
 
 class NotNow(Exception):
-    """The server, or this machine, cannot go on at the moment, and may later."""
+    """The server or this machine cannot continue now, but may later."""
 
 
 class Judging(Protocol):
@@ -199,7 +199,7 @@ class Worker:
         return True
 
     def _deliver(self, job: Job, what: str, body: dict[str, Any], ending: threading.Event) -> None:
-        """Report until the server has stored it: it may restart, or its disk be full, in between."""
+        """Report the result until the server has stored it, also if it restarts or its disk is full."""
         idle = IDLE_SECONDS
         while True:
             try:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from tilewright import settings, source
+from tilewright.arena.errors import ArenaDatabase, CannotAddProblem, ProblemChanged
 from tilewright.cli.options import AsJson, Command
 from tilewright.cli.shared import console, say_next, table, warn
-from tilewright.errors import ArenaDatabase, CannotAddProblem, CannotWrite, MissingPackage, ProblemChanged
+from tilewright.errors import CannotWrite, MissingPackage
 
 if TYPE_CHECKING:
     from tilewright.arena.client import Client

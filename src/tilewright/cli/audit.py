@@ -41,7 +41,7 @@ def audit(
     options: CallOptions,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write an HTML map of each tensor.")] = None,
     steps: Annotated[
-        int, typer.Option(min=1, metavar="INTEGER", help="Operations per program before it is stopped.")
+        int, typer.Option(min=1, metavar="INTEGER", help="Stop a program after this many operations.")
     ] = 1_000_000,
     gpu: Annotated[str, typer.Option(metavar="NAME", help="GPU whose SMs the grid is compared with.")] = "h200",
     measure: Annotated[bool, typer.Option("--measure", help="On a GPU, also count the bytes with ncu.")] = False,

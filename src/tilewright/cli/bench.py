@@ -54,7 +54,7 @@ def bench(
         str,
         typer.Option("--direction", metavar="DIRECTION", help="forward, backward, both (in one call), or all three."),
     ] = "forward",
-    against: Annotated[str, typer.Option(metavar="NAME", help="Baseline kernel of the speedups.")] = "eager",
+    against: Annotated[str, typer.Option(metavar="NAME", help="Kernel that speedups are relative to.")] = "eager",
     samples: Annotated[int, typer.Option(min=6, metavar="INTEGER", help="Samples per kernel.")] = 50,
     search: Annotated[
         bool, typer.Option("--search", help="Also time torch.compile with max-autotune. Takes minutes.")
@@ -71,7 +71,7 @@ def bench(
         bool, typer.Option("--captured", help="Draw small cases for --random, and time them in CUDA graphs.")
     ] = False,
     time_limit: Annotated[
-        float | None, typer.Option(min=0.1, metavar="MINUTES", help="Begin no case of --random after this time.")
+        float | None, typer.Option(min=0.1, metavar="MINUTES", help="Start no case of --random after this time.")
     ] = None,
     lists: Annotated[bool, typer.Option("--list", help="List the cases of --random; time nothing.")] = False,
     gpu: Annotated[

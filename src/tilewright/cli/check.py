@@ -52,7 +52,9 @@ def check(
         typer.Option(min=0, max=2**63 - 2, metavar="INTEGER", help="Repeat a run with the seed in its JSON output."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Check a few cases. Takes seconds.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Check every variant of every small case. Minutes.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Check every variant of every small case. Takes minutes.")
+    ] = False,
     problem: Annotated[
         Path | None,
         typer.Option(
@@ -65,7 +67,7 @@ def check(
         typer.Option(metavar="FRACTION", help="Shrink the sizes of --problem to this fraction of its work, e.g. 1/64."),
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="INTEGER", help="Solutions of a --problem folder to judge at a time.")
+        int | None, typer.Option(min=1, metavar="INTEGER", help="Solutions of a --problem folder to judge at once.")
     ] = None,
     report: Annotated[
         list[Path] | None,

@@ -28,11 +28,9 @@ def evolve(
         ),
     ],
     rounds: Annotated[
-        int, typer.Option(min=1, metavar="INTEGER", help="Attempts in all, with those made before.")
+        int, typer.Option(min=1, metavar="INTEGER", help="Attempts in all, including those of earlier runs.")
     ] = 10,
-    budget: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="Time in which attempts are started.")
-    ] = 3600.0,
+    budget: Annotated[float, typer.Option(min=1, metavar="SECONDS", help="Start no attempt after this time.")] = 3600.0,
     jobs: Annotated[int, typer.Option(min=1, metavar="INTEGER", help="Attempts at once.")] = 1,
     seconds: Annotated[
         float, typer.Option("--seconds", min=1, metavar="SECONDS", help="Time limit of one COMMAND.")
@@ -54,7 +52,7 @@ def evolve(
 ) -> None:
     """Let a program write kernels: judge each, show it the best and the last verdict, and repeat.
 
-    A run in the same folder goes on where the last one ended. Exits with 1 if no kernel was ranked.
+    A run in the same folder continues where the last one ended. Exits with 1 if no kernel was ranked.
     """
     require_arena("tilewright evolve")
     from tilewright.agents.evolve import Run

@@ -103,7 +103,7 @@ def floor(
 
 def _floors(op: Op, cases: Sequence[Case], directions: Sequence[str], gpus: Sequence[GPU]) -> Iterator[list[Floor]]:
     """Yield the floors of each call, one per GPU."""
-    from tilewright.workbench.bench.runner import cost_of
+    from tilewright.workbench.bench.case_runner import cost_of
 
     for case in cases:
         for direction in directions:

@@ -20,7 +20,7 @@ def mcp(
         typer.Option(metavar="URL|DIR", help="Also offer an arena: a server, or a data folder to serve from here."),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="The judges of an arena in a DIR check a few cases. Takes seconds.")
+        bool, typer.Option("--quick", help="Let the judges of an arena in a DIR check a few cases only.")
     ] = False,
     jobs: Annotated[int, typer.Option(min=1, metavar="INTEGER", help="Tool calls that run at once.")] = 2,
     seconds: Annotated[

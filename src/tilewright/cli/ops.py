@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 def ops(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="OP|FILE", help="Show what a kernel of this operation takes.", show_default="list all"),
+        typer.Argument(metavar="OP|FILE", help="Show the arguments of this operation.", show_default="list all"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the operations and their kernels, or show what a kernel of one takes and where torch is called instead."""
+    """List the operations and their kernels, or show the arguments of one and where torch is called instead."""
     if name is not None:
         _show(name, as_json)
         return

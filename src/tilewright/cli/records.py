@@ -52,7 +52,7 @@ def list_records(
 ) -> None:
     """Count fresh and stale records by operation, and say why the stale ones are stale.
 
-    A record is fresh if its source hash or its launch fingerprint is that of the current code. Only the newest record
+    A record is fresh if its source hash or its launch fingerprint matches the current code. Only the newest record
     of each call counts.
     """
     with newest_records() as records:

@@ -34,7 +34,7 @@ def tune(
         bool,
         typer.Option(
             "--crossover",
-            help="Find the size from which on our kernel beats torch, not configurations. Default: every OP.",
+            help="Find the size above which our kernel beats torch, instead of configurations. Default: every OP.",
         ),
     ] = False,
     as_json: AsJson = False,

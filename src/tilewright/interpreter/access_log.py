@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 from triton._C.libtriton import ir
 
-from tilewright.interpreter.memory import ACQUIRE, RELEASE, Access, Argument, Memory
+from tilewright.interpreter.arguments import Argument
+from tilewright.interpreter.lanes import Access
+from tilewright.interpreter.memory import Memory
 from tilewright.interpreter.results import RACE, WARP, Finding, Traffic, merged
 
 CHUNK_BITS = 24  # distinct elements are counted only in chunks with an access, not in all of a large tensor
 CHUNK = 1 << CHUNK_BITS  # units
+ACQUIRE = {ir.MEM_SEMANTIC.ACQUIRE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE}
+RELEASE = {ir.MEM_SEMANTIC.RELEASE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE}
 
 
 class LastAccesses:

@@ -1,8 +1,6 @@
-"""Simulated global memory: every tensor argument has an address range of its own.
+"""Simulated global memory: loads, stores and atomics of a batch of programs.
 
-The upper 16 bits of an address hold the number of the argument, the lower 48 an offset into its storage, so a pointer
-never loses the tensor it derives from: an out-of-bounds access cannot read a neighbouring tensor. Accesses are logged
-and committed to the AccessLog when the batch of programs has finished; a batch that diverges is rolled back.
+Accesses are logged and committed to the AccessLog when the batch has finished; a batch that diverges is rolled back.
 """
 
 from __future__ import annotations
@@ -10,152 +8,23 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 import triton.language as tl
 from torch import Tensor
 from torch.nn import Parameter
-from triton._C.libtriton import ir
 
 from tilewright.interpreter import numerics
+from tilewright.interpreter.arguments import SLOT_BITS, Argument, Buffer
 from tilewright.interpreter.exceptions import LaunchError, Location, SpinWait, current_line
-from tilewright.interpreter.results import OUT_OF_BOUNDS, OVERFLOW, RACE, READ_BEFORE_WRITE, SECTOR, Finding
+from tilewright.interpreter.lanes import Access, Part, sectors
+from tilewright.interpreter.results import OUT_OF_BOUNDS, OVERFLOW, RACE, READ_BEFORE_WRITE, Finding
 from tilewright.interpreter.unwritten import FIRST, Source
 from tilewright.interpreter.visibility import UnseenStores
 
 MAX_LOGGED_LANES = 2**22  # a program that runs alone commits its accesses when it has logged more
 SPIN_LIMIT = 500  # consecutive atomics at one address after which a program counts as waiting for another
-SLOT_BITS = 48  # address bits below the argument number
-SLOT_ORIGIN = 1 << 47  # offset of a storage's first byte in its slot, so that negative offsets stay in the slot
-
-
-class Buffer:
-    """One storage, shared by all arguments that are views of it."""
-
-    def __init__(self, tensor: Tensor, initialized: np.ndarray | None):
-        self.initialized = initialized  # memory from torch.empty: a mask of the bytes written so far
-        self.storage = tensor.untyped_storage()
-        self.on_cpu = self.storage if self.storage.device.type == "cpu" else self.storage.cpu()
-        self.bytes = torch.empty(0, dtype=torch.uint8).set_(self.on_cpu).numpy()
-        self.unit = 8  # bytes of the smallest element type among the arguments; accesses are tracked per unit
-        self.written = False
-
-    def typed(self, itemsize: int) -> np.ndarray:
-        whole = len(self.bytes) // itemsize * itemsize
-        return self.bytes[:whole].view(f"u{itemsize}")
-
-    def unwritten(self, index: np.ndarray, itemsize: int) -> np.ndarray | None:
-        """Return which of these elements have a byte that was never written; None: none of them."""
-        if self.initialized is None or not len(self.initialized):
-            return None
-        whole = self.initialized[: len(self.initialized) // itemsize * itemsize].view(f"u{itemsize}")
-        unwritten = whole[index] != np.frombuffer(b"\1" * itemsize, whole.dtype)[0]
-        return unwritten if unwritten.any() else None
-
-    def copy_back(self) -> None:
-        if self.written and self.on_cpu is not self.storage:
-            self.storage.copy_(self.on_cpu)
-
-
-class Argument:
-    """A tensor passed to a kernel."""
-
-    def __init__(self, name: str, tensor: Tensor, buffer: Buffer, slot: int):
-        self.name = name
-        self.tensor = tensor
-        self.buffer = buffer
-        self.itemsize = tensor.element_size()
-        self.storage_address = (slot << SLOT_BITS) + SLOT_ORIGIN
-        self.first_byte = int(tensor.storage_offset()) * self.itemsize
-        self.span = 0  # elements from the first to the last in memory
-        self.is_dense = True  # the view has no gaps
-        if tensor.numel():
-            dims = sorted((s, n) for n, s in zip(tensor.shape, tensor.stride(), strict=True) if s and n > 1)
-            self.span = sum((n - 1) * s for s, n in dims) + 1
-            self.is_dense = all(s == math.prod(n for _, n in dims[:dim]) for dim, (s, _) in enumerate(dims))
-        self.end_byte = self.first_byte + self.span * self.itemsize
-        self._occupied: np.ndarray | None = None
-
-    @property
-    def address(self) -> int:
-        return self.storage_address + self.first_byte
-
-    @property
-    def occupied(self) -> np.ndarray:
-        """A mask of the elements of the span that belong to the tensor; a strided view has gaps."""
-        if self._occupied is None:
-            self._occupied = np.zeros(self.span, bool)
-            if self.span:
-                self.shaped(self._occupied)[...] = True
-        return self._occupied
-
-    def shaped(self, per_element: np.ndarray) -> np.ndarray:
-        """Return an array over the span as a view with the tensor's shape."""
-        strides = [s * per_element.itemsize for s in self.tensor.stride()]
-        return np.lib.stride_tricks.as_strided(per_element, self.tensor.shape, strides)
-
-    def index(self, element: int) -> tuple[int, ...]:
-        """Return the tensor index of an element of the span, or the element's offset if it has no index."""
-        if not 0 <= element < self.span or not (self.is_dense or self.occupied[element]):
-            return (element,)
-        index: dict[int, int] = {}
-        strides = [0 if n == 1 else s for n, s in zip(self.tensor.shape, self.tensor.stride(), strict=True)]
-        for dim in sorted(range(len(strides)), key=lambda d: -strides[d]):
-            index[dim], element = divmod(element, strides[dim]) if strides[dim] else (0, element)
-        return tuple(index[dim] for dim in range(len(strides)))
-
-    def describe(self, element: int) -> str:
-        index = self.index(element)
-        return f"`{self.name}[{', '.join(map(str, index))}]`" if index else f"`{self.name}`"
-
-    def describe_outside(self, element: int, itemsize: int) -> str:
-        """Describe an access of `itemsize` bytes at an element that reaches outside of the tensor."""
-        if not self.span:
-            return f"`{self.name}`, which is empty"
-        strides = "" if self.tensor.is_contiguous() else f", strides {self.tensor.stride()}"
-        view = f"(shape {tuple(self.tensor.shape)}{strides})"
-        if not 0 <= element < self.span:
-            return f"element {element} of `{self.name}`, whose elements are 0 to {self.span - 1} {view}"
-        if itemsize > self.itemsize:
-            return f"{itemsize} bytes from element {element} of `{self.name}`, of which some lie outside {view}"
-        return f"element {element} of `{self.name}`, a gap in the view {view}"
-
-
-@dataclass
-class Part:
-    """The lanes of one operation that access one argument."""
-
-    argument: Argument
-    offsets: np.ndarray  # in bytes from the start of the storage
-    mask: np.ndarray | None  # active lanes, in the shape of `offsets`; None: all
-    rows: np.ndarray | None  # row of the batch, broadcast over `offsets`; None: every program makes this access
-    lanes: np.ndarray | None = None  # indices of these lanes in the operation; None: all, in their shape
-
-    def select(self, per_lane: np.ndarray) -> np.ndarray:
-        """Return the values of the active lanes from an array over the operation's lanes."""
-        part = per_lane.reshape(-1)[self.lanes] if self.lanes is not None else per_lane
-        return part[self.mask] if self.mask is not None else part.reshape(-1)
-
-
-@dataclass
-class Access:
-    """One operation's accesses to one argument, as flat arrays over the active lanes."""
-
-    kind: str  # load, store or atomic
-    argument: Argument
-    itemsize: int
-    offsets: np.ndarray  # in bytes from the start of the storage
-    programs: np.ndarray | None  # program index per lane; None: every program of the batch made this access
-    location: Location
-    lanes: int  # active and masked
-    sectors: int
-    changed: np.ndarray | None = None  # lanes of a store or an atomic that changed the value in memory
-    order: Any = None  # memory order of an atomic
-    scope: Any = None  # synchronization scope of an atomic
-    volatile: bool = False
 
 
 class Memory:
@@ -560,37 +429,6 @@ class Memory:
         raise LaunchError(f"{file}:{line}: {kind} at an address outside of every tensor argument ({lanes} lanes)")
 
 
-def sectors(offsets: np.ndarray, mask: np.ndarray | None, itemsize: int) -> int:
-    """Estimate the 32-byte sectors that the warps of a program request.
-
-    Assumes Triton's usual layout: neighbouring lanes along the dimension with the smallest stride, up to 16 contiguous
-    bytes per lane.
-    """
-    if not offsets.size:
-        return 0
-    if offsets.ndim == 1:  # lanes of several arguments, or one lane per program: nothing is known of their neighbours
-        return int(offsets.size if mask is None else mask.sum())
-    steps = {}
-    for dim in range(1, offsets.ndim):
-        if offsets.shape[dim] > 1:
-            pair = offsets[(0,) * dim + (slice(0, 2),) + (0,) * (offsets.ndim - dim - 1)]
-            steps[dim] = abs(int(pair[1]) - int(pair[0]))
-    order = sorted(range(1, offsets.ndim), key=lambda dim: (-(steps.get(dim) or 2**62), dim))
-    ordered = offsets.transpose(0, *order).reshape(offsets.shape[0], -1)
-    step = steps.get(order[-1], itemsize) or itemsize
-    vector = 1
-    while vector * itemsize < 16 and step == itemsize and int(ordered[0, 0]) % (2 * vector * itemsize) == 0:
-        vector *= 2
-    width = min(32 * vector, ordered.shape[1])
-    sector = ordered.reshape(-1, width) // SECTOR
-    if mask is not None:
-        sector = np.where(mask.transpose(0, *order).reshape(-1, width), sector, -1)
-    if (sector[:, 1:] < sector[:, :-1]).any():
-        sector = np.sort(sector, axis=1)
-    new = sector[:, 1:] != sector[:, :-1]
-    return int(new.sum()) + len(sector) - (int((sector == -1).any(axis=1).sum()) if mask is not None else 0)
-
-
 def _conflict_free_groups(index: np.ndarray) -> list[Any]:
     """Split lanes into groups that access no element twice; the lanes of one element keep their order."""
     if len(index) < 2 or len(np.unique(index)) == len(index):
@@ -601,7 +439,3 @@ def _conflict_free_groups(index: np.ndarray) -> list[Any]:
     turn = np.arange(len(index)) - np.repeat(starts, np.diff(np.append(starts, len(index))))
     by_turn = order[np.argsort(turn, kind="stable")]
     return np.split(by_turn, np.cumsum(np.bincount(turn))[:-1])
-
-
-ACQUIRE = {ir.MEM_SEMANTIC.ACQUIRE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE}
-RELEASE = {ir.MEM_SEMANTIC.RELEASE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE}

@@ -18,7 +18,8 @@ from tilewright.interpreter.exceptions import Location
 from tilewright.interpreter.results import WARP
 
 if TYPE_CHECKING:
-    from tilewright.interpreter.memory import Buffer, Part
+    from tilewright.interpreter.arguments import Buffer
+    from tilewright.interpreter.lanes import Part
 
 VECTOR = 16  # bytes that a thread accesses at once
 

@@ -15,11 +15,11 @@ from tilewright.record import is_stale, spelled
 from tilewright.report.formatting import digits, percent
 from tilewright.source import PUBLIC, op_files
 
-LOSS = 1.02  # our time / the best other time, from which on a case counts as lost
+LOSS = 1.02  # our time / the best other time, from which a case counts as lost
 CAPTURED_LOSS = 1.05  # the same for small cases in a CUDA graph
 LARGE_LOSS = 1.10  # that no case should reach
 WORST = 10
-LARGE = 64 * 10**6  # bytes moved, from which on a case should reach its share of the ceiling
+LARGE = 64 * 10**6  # bytes moved from which a case should reach its share of the ceiling
 MAX_HOST = 1.5  # our host time over eager's, at most
 HOST_GOAL = 0.95  # the share of calls that should meet it
 ALL = "all operations"

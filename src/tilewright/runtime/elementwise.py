@@ -15,7 +15,7 @@ from tilewright.runtime.sizes import cdiv, next_power_of_2
 
 MIN_BLOCK_N = 256  # columns of a tile in a longer row: 512 contiguous bytes, and little is lost at the end of a row
 INTERNAL_OVERLAP = 1  # torch's code for a tensor whose elements share memory
-LARGE = 2**23  # elements, from which on a call is many waves of programs
+LARGE = 2**23  # elements from which a call has many waves of programs
 MAX_GRID_Y = 2**16 - 1
 
 

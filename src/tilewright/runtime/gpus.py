@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from tilewright import hardware
+from tilewright.runtime.operator import constant_when_compiled
 
 INTERPRETED_AS = "h200"  # the GPU that interpreted kernels are planned for
 
@@ -39,3 +40,15 @@ def gpu_facts(device: int) -> GPUFacts:
     return GPUFacts(
         name, found.multi_processor_count, bandwidth, found.L2_cache_size, found.shared_memory_per_block_optin
     )
+
+
+@constant_when_compiled  # it cannot trace the cache, and need not
+def has_fp8(device: int) -> bool:
+    """Return whether the GPU of this number converts and multiplies e4m3 and e5m2; interpreted kernels do."""
+    return device < 0 or _compute_capability(device) >= (8, 9)
+
+
+@functools.cache
+def _compute_capability(device: int) -> tuple[int, int]:
+    """Return the compute capability of a GPU, (0, 0) unless it is NVIDIA's."""
+    return torch.cuda.get_device_capability(device) if torch.version.hip is None else (0, 0)

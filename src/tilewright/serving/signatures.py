@@ -41,7 +41,7 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """Attention against a KV cache, with the arguments of FlashAttention's function of this name.
 
-    The log-sum-exp is [B, H, LQ], as there. k and v are written to the caches after `cache_seqlens` tokens.
+    The log-sum-exp is [B, H, LQ], as in FlashAttention. k and v are written to the caches after `cache_seqlens` tokens.
     """
     _unsupported(cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, alibi_slopes=alibi_slopes)
     left, right = window_size
@@ -81,7 +81,7 @@ def flash_mla_with_kvcache(
     """Multi-head latent attention, with the arguments of FlashMLA's function of this name.
 
     The cache is [pages, page, 1, 576], or [pages, page, 1, 656] bytes if is_fp8_kvcache. The log-sum-exp is [B, H, LQ].
-    `tile_scheduler_metadata` and `num_splits`, which say how the work is divided there, are not used.
+    `tile_scheduler_metadata` and `num_splits`, which divide the work in FlashMLA, are not used.
     """
     _unsupported(indices=indices)
     if head_dim_v != LATENT:
@@ -113,7 +113,7 @@ def block_table_from_csr(
 class BatchDecodeWithPagedKVCacheWrapper:
     """Decoding with FlashInfer's paging, with `plan` and `run` of FlashInfer's class of this name.
 
-    The arguments that size its workspace are taken and not used. The log-sum-exp is in base 2, as there.
+    Arguments that size its workspace are accepted and not used. The log-sum-exp is in base 2, as in FlashInfer.
     """
 
     def __init__(self, float_workspace_buffer: Tensor | None = None, kv_layout: str = "NHD", **unused: Any):

@@ -47,12 +47,12 @@ class Comparison:
 
     @property
     def contradicts(self) -> bool:
-        """Whether what `results/` says of the current code is wrong."""
+        """Return whether the record counts as fresh although the current code launches something else."""
         return not self.is_same and record.stale_reason(self.record) is None
 
 
 def can_be_traced(r: Mapping[str, Any]) -> bool:
-    """Whether a record is of a call that can be traced offline: a kernel of an operation that is here, on a GPU."""
+    """Return whether a record can be traced offline: a call, on a GPU, of a kernel that still exists."""
     is_here = source.kernel_hash(r["op"], r["kernel"]) is not None
     return r["kind"] in KINDS and is_here and not r.get("file") and "gpu" in r.get("device", {})
 

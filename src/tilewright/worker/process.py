@@ -50,7 +50,7 @@ class ForkServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server runs, as seen by the process that started it; False in a fork of that process."""
+        """Return whether the server runs, as seen by the process that started it; False in a fork of that process."""
         return self._process.poll() is None
 
     def request(self, message: dict[str, Any], files: tuple[int, ...] = ()) -> Any:

@@ -1,4 +1,4 @@
-"""Whether fp32 matrix products and convolutions may round their inputs to TF32 on a GPU."""
+"""The TF32 settings of torch: whether fp32 matrix products and convolutions may round their inputs on a GPU."""
 
 from __future__ import annotations
 

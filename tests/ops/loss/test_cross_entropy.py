@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 import tilewright as tw
 from support import LAYOUTS, assert_compiles, assert_right, crossover_at, few_examples, laid_out
-from tilewright.ops.loss import _triton as shared
+from tilewright.ops.loss import _plans
 from tilewright.ops.loss import cross_entropy as module
+from tilewright.ops.loss._options import IGNORE_INDEX, REDUCTIONS, CrossEntropy
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 inf, nan = float("inf"), float("nan")
-reductions = pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+reductions = pytest.mark.parametrize("reduction", REDUCTIONS)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ def columns(request, monkeypatch):
     """Both kernels: a row as one tile, or in blocks with an unaligned edge."""
     if request.param == "loop":
         config = {"BLOCK_M": 1, "BLOCK_N": 128, "num_warps": 1}
-        monkeypatch.setattr(shared, "CONFIG", lambda *_: config)
+        monkeypatch.setattr(_plans, "CONFIG", lambda *_: config)
     return 77 if request.param == "tile" else 139
 
 
@@ -38,7 +39,7 @@ def made(M, N, device, dtype=torch.float32, ignored=True):
     x = 2 * torch.randn(M, N, generator=generator)
     target = torch.randint(N, (M,), generator=generator)
     if ignored and M > 1:
-        target[1] = shared.IGNORE_INDEX
+        target[1] = IGNORE_INDEX
     weight = 0.5 + torch.rand(N, generator=generator)
     return x.to(device, dtype), target.to(device), weight.to(device, dtype)
 
@@ -84,7 +85,7 @@ def assert_as_plain(x, target, weight, *, rtol=1e-5, atol=2e-6, **options):
 def test_every_option(smoothing, weighted, columns, device):
     x, target, weight = made(3, columns, device)
     targets = (target, torch.softmax(x.flip(0), -1))
-    reductions = itertools.cycle(shared.REDUCTIONS)
+    reductions = itertools.cycle(REDUCTIONS)
     for more, t in itertools.product(({}, {"z_loss": 0.01}, {"z_loss": 0.01, "softcap": 3.0}), targets):
         w = weight if weighted else None
         assert_as_plain(x, t, w, reduction=next(reductions), label_smoothing=smoothing, **more)
@@ -143,7 +144,7 @@ def test_ignored_rows_have_no_loss(reduction, columns, device):
 
 def test_all_targets_ignored_matches_torch(columns, device):
     x, target, weight = made(3, columns, device)
-    target[:] = shared.IGNORE_INDEX
+    target[:] = IGNORE_INDEX
     for w, smoothing in ((None, 0.0), (weight, 0.1)):
         loss, dx = both(tw.cross_entropy, x, target, w, label_smoothing=smoothing)
         assert loss.isnan()
@@ -188,8 +189,8 @@ def test_softcap_bounds_logits_and_z_loss_normalizes_them(device):
 
 
 def test_losses_of_many_rows_are_partial_sums(device, monkeypatch):
-    monkeypatch.setattr(shared, "BLOCK_M", 16)
-    monkeypatch.setattr(shared, "MAX_PARTS", 3)
+    monkeypatch.setattr(_plans, "BLOCK_M", 16)
+    monkeypatch.setattr(_plans, "MAX_PARTS", 3)
     x, target, weight = made(101, 5, device)
     for reduction, w in itertools.product(("mean", "sum"), (None, weight)):
         assert_as_plain(x, target, w, reduction=reduction)
@@ -226,7 +227,7 @@ def test_logits_are_not_modified(columns, device):
 def test_unit_incoming_gradient_skips_scaling(device, monkeypatch):
     x, target, _ = made(4, 33, device)
     launches = []
-    monkeypatch.setattr(module, "launch_rows", lambda *a, **k: launches.append(k) or shared.launch_rows(*a, **k))
+    monkeypatch.setattr(module, "launch_rows", lambda *a, **k: launches.append(k) or _plans.launch_rows(*a, **k))
     both(tw.cross_entropy, x, target, grad=torch.tensor(1.0))
     assert len(launches) == 1, "forward and backward together read the logits in one kernel"
     both(tw.cross_entropy, x, target, reduction="none")
@@ -333,7 +334,7 @@ def test_autocast_and_functional_transforms_match_torch(device):
 def test_registered_operators(device):
     x, target, weight = made(4, 33, device)
     forward, backward = module.cross_entropy_forward, module.cross_entropy_backward
-    mean = shared.CrossEntropy(-100, "mean", 0.1, 0.01, 5.0, "triton")
+    mean = CrossEntropy(-100, "mean", 0.1, 0.01, 5.0, "triton")
     none = mean._replace(reduction="none")
     torch.library.opcheck(forward.registered, (x.t().contiguous().t(), target, None, *none))
     torch.library.opcheck(forward.registered, (x.clone().requires_grad_(), target, weight, *mean))

@@ -6,8 +6,9 @@ import torch.nn.functional as F  # noqa: N812  the customary name
 
 import tilewright as tw
 from support import assert_compiles, assert_right, crossover_at
-from tilewright.ops.loss import _triton as shared
 from tilewright.ops.loss import linear_cross_entropy as module
+from tilewright.ops.loss._options import IGNORE_INDEX, REDUCTIONS, CrossEntropy, torch_cross_entropy
+from tilewright.ops.loss._plans import launch_rows
 
 M, K, N = 11, 6, 35
 
@@ -29,15 +30,15 @@ def made(device, dtype=torch.float32, bias=True):
     generator = torch.Generator().manual_seed(3)
     x, w, b = (torch.randn(*size, generator=generator) for size in ((M, K), (N, K), (N,)))
     target = torch.randint(N, (M,), generator=generator)
-    target[2] = shared.IGNORE_INDEX
+    target[2] = IGNORE_INDEX
     tensors = [t.to(device, dtype) for t in (x, w, b)]
     return *tensors[:2], target.to(device), tensors[2] if bias else None
 
 
 def plain(x, w, target, *, linear_bias=None, weight=None, z_loss=0.0, softcap=None, reduction="mean", **options):
     logits = F.linear(x, w, linear_bias)
-    given = shared.CrossEntropy(reduction=reduction, z_loss=z_loss, softcap=softcap, **options)
-    return shared.torch_cross_entropy(logits, target, weight, given)
+    given = CrossEntropy(reduction=reduction, z_loss=z_loss, softcap=softcap, **options)
+    return torch_cross_entropy(logits, target, weight, given)
 
 
 def all_of(fn, x, w, target, bias, grad=None, **options):
@@ -58,7 +59,7 @@ def assert_as_plain(x, w, target, bias, *, rtol=1e-5, atol=2e-6, **options):
         torch.testing.assert_close(got.double(), true, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("reduction", shared.REDUCTIONS)
+@pytest.mark.parametrize("reduction", REDUCTIONS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_every_option(reduction, bias, chunks, device):
     tensors = made(device, bias=bias)
@@ -81,7 +82,7 @@ def test_half_precision(dtype, chunks, device):
 def test_logits_are_never_all_in_memory(device, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 4 * N * 4)
     sizes = []
-    monkeypatch.setattr(module, "launch_rows", lambda *a, **k: sizes.append(a[1].shape) or shared.launch_rows(*a, **k))
+    monkeypatch.setattr(module, "launch_rows", lambda *a, **k: sizes.append(a[1].shape) or launch_rows(*a, **k))
     x, w, target, bias = made(device)
     for reduction in ("mean", "none"):
         all_of(tw.linear_cross_entropy, x, w, target, bias, reduction=reduction)
@@ -96,7 +97,7 @@ def test_chunks_of_a_language_model_are_few_and_even(device, monkeypatch):
         monkeypatch.setattr(torch, name, lambda *a, **k: None)
     x, w = torch.empty(8192, 16, device="meta", dtype=torch.bfloat16), torch.empty(128256, 16, device="meta").bfloat16()
     inputs = module._Inputs(x, w, torch.empty(8192, device="meta"), None, None)
-    module._chunked(shared.CrossEntropy(), inputs, None, x[:, 0])
+    module._chunked(CrossEntropy(), inputs, None, x[:, 0])
     assert seen == [(2048, 128256)] * 4
 
 
@@ -171,7 +172,7 @@ def test_matches_torch(device):
 def test_registered_operators_and_compile(device):
     x, w, target, bias = made(device)
     forward, backward = module.linear_cross_entropy_forward, module.linear_cross_entropy_backward
-    options = shared.CrossEntropy(-100, "mean", 0.1, 0.01, 5.0, "triton")
+    options = CrossEntropy(-100, "mean", 0.1, 0.01, 5.0, "triton")
     torch.library.opcheck(forward.registered, (x.clone().requires_grad_(), w, target, bias, None, *options))
     loss, divisor = forward(x, w, target, bias, None, options)
     args = (x, w, torch.ones_like(loss), target, bias, None, divisor, [True, True, False], *options)
@@ -213,9 +214,7 @@ def test_a_loss_in_fp32_adds_up_the_gradient_of_the_weight_in_fp32(device, monke
     def errors(**options):
         ours, truth = w.clone().requires_grad_(), w.double().requires_grad_()
         tw.linear_cross_entropy(x, ours, target, reduction="sum", **options).backward()
-        module.torch_cross_entropy(
-            F.linear(x.double(), truth), target, None, shared.CrossEntropy(reduction="sum")
-        ).backward()
+        module.torch_cross_entropy(F.linear(x.double(), truth), target, None, CrossEntropy(reduction="sum")).backward()
         assert ours.grad.dtype == torch.bfloat16
         return ((ours.grad.double() - truth.grad).norm() / truth.grad.norm()).item()
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import tilewright as tw
-from tilewright.interpreter.memory import SLOT_BITS, SLOT_ORIGIN
+from tilewright.interpreter.arguments import SLOT_BITS, SLOT_ORIGIN
 from tilewright.ops.optim import _triton as _adamw
 from tilewright.ops.optim import adamw as module
 
@@ -317,7 +317,7 @@ def test_results_do_not_depend_on_tiles_or_fp8_support(device, monkeypatch):
     """A GPU without float8_e4m3fn conversions writes the same codes as one with them."""
     found, dtype = [], torch.bfloat16
     for width, block, chunks, has_fp8 in ((4, 512, 1, True), (8, 256, 4, True), (8, 512, 2, False)):
-        monkeypatch.setattr(_adamw, "_has_fp8", lambda _, has_fp8=has_fp8: has_fp8)
+        monkeypatch.setattr(_adamw, "has_fp8", lambda _, has_fp8=has_fp8: has_fp8)
         params = tensors(device, [(4999,)], dtype)
         config = {"block": block, "chunks": chunks, "width": width, "num_warps": block // 256}
         with _adamw.CONFIG.override(("8-bit", dtype.itemsize), config):

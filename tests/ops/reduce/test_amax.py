@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import tilewright as tw
-from reduction_laws import EXTREMES, ReductionLaws, registered, same
+from reduction_laws import ExtremumLaws, registered, same
 from reduction_laws import few_programs as few_programs
-from support import assert_compiles, assert_gradients_match, crossover_at, laid_out
+from support import assert_compiles, crossover_at
 from tilewright import registry
 from tilewright.hardware import datasheet
 from tilewright.ops.reduce import _operators as _reduce
@@ -18,24 +18,14 @@ from tilewright.workbench.inspect.launches import kernel_launches
 WAYS = ("forward", "backward")
 
 
-class TestAmax(ReductionLaws):
+class TestAmax(ExtremumLaws):
     module, call, formula = module, tw.amax, torch.amax
+    with_index, formula_with_index = tw.max, torch.max
 
 
 @pytest.fixture(autouse=True)
 def fast_path(monkeypatch):
     monkeypatch.setattr(module, "CROSSOVER", crossover_at(0))
-
-
-@pytest.mark.parametrize(
-    ("shape", "dims"),
-    [((6, 9), None), ((6, 9), 0), ((8, 16), 1), ((2, 20001), 1), ((3, 700, 2), 1), ((3, 40, 3), (0, 2))],
-    ids=["all", "columns", "filled", "pieces", "cut columns", "apart"],
-)
-def test_equal_elements_share_the_gradient(shape, dims, device):
-    x = laid_out(shape, "contiguous", device=device).round()
-    args = () if dims is None else (dims,)
-    assert_gradients_match(lambda x: tw.amax(x, *args), lambda x: torch.amax(x, *args), x)
 
 
 @pytest.mark.parametrize("shape", [(6, 9), (2, 20001), (700, 3)], ids=["tile", "pieces", "columns"])
@@ -54,28 +44,6 @@ def test_backward_reads_the_input_once(op, M):
         op, op.kernels["triton"], Case((("M", M), ("N", 65536)), "bfloat16"), datasheet("h200"), WAYS
     )
     assert [one.name for one in found if one.direction == "backward"] == ["_reduce_bwd"]
-
-
-@pytest.mark.parametrize("dim", [-1, 0, 1])
-def test_max_over_a_dimension(dim, device):
-    for x in (laid_out((3, 700, 2), "contiguous", device=device).round(), torch.tensor(EXTREMES, device=device)):
-        ours, theirs = tw.max(x, dim), torch.max(x, dim)
-        assert type(ours) is type(theirs)
-        same(ours.values, theirs.values)
-        same(ours.indices, theirs.indices)
-        same(tw.max(x, dim=dim, keepdim=True), torch.max(x, dim=dim, keepdim=True))
-
-
-def test_gradients_of_max(device):
-    x = laid_out((3, 7, 5), "sliced", device=device)
-    for dim in (0, 1, 2):
-        assert_gradients_match(lambda x, dim=dim: tw.max(x, dim)[0], lambda x, dim=dim: torch.max(x, dim)[0], x)
-    x = laid_out((3, 7), "contiguous", device=device).requires_grad_()
-    found = []
-    for fn in (tw.max, torch.max):
-        (dx,) = torch.autograd.grad(fn(x.pow(3), 1)[0].sum(), x, create_graph=True)
-        found.append(torch.autograd.grad(dx.sum(), x))
-    torch.testing.assert_close(*found)
 
 
 def test_every_overload_of_max(device):

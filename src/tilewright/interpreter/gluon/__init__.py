@@ -27,7 +27,7 @@ def _known(tensor: Any) -> Any:
 
 
 class Semantic(GluonSemantic):
-    """Gluon's semantic layer; what only layouts decide, the same layer answers with the compiler's builder."""
+    """Gluon's semantic layer. Questions about layouts alone go to a second one, which has the compiler's builder."""
 
     @functools.cached_property
     def _compiler(self) -> Any:

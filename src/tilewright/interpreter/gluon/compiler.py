@@ -22,7 +22,7 @@ from tilewright.driver import MODEL
 from tilewright.interpreter.compiler import BACKEND, TARGET, attempted, front_end, judged
 from tilewright.interpreter.exceptions import RejectedKernel, relative_path
 
-PTX_VERSION = 86  # fixed: the installed ptxas would have to run to say its own, which a sandbox refuses
+PTX_VERSION = 86  # fixed: asking the installed ptxas would start a process, which a sandbox refuses
 _DIAGNOSTIC = re.compile(r"^(?P<file>/[^:\n]+):(?P<line>\d+):\d+: error: (?P<what>.+)$", re.M)
 _ERROR = re.compile(r"^(?:LLVM ERROR|error): (?P<what>.+)$", re.M)
 _ASSERTION = re.compile(r"Assertion `(?P<what>.+)' failed")

@@ -64,7 +64,7 @@ class Machine:
         return *view.read(), event
 
     def copy_into(self, view: View, bits: np.ndarray, poison: np.ndarray | None, barrier: Barrier) -> None:
-        """Write what a TMA load copies; the barrier learns of it."""
+        """Write what a TMA load copies, and report it to the barrier."""
         barrier.copies += 1
         event = Event(barrier, barrier.copies, self.current, TMA_LOAD, view.name, current_line())
         barrier.last = event
@@ -124,7 +124,7 @@ class Machine:
             self._report(RACE, view, event, numbers == number, detail)
 
     def _check_form(self, view: View) -> None:
-        """Refuse to load what was stored through a view with other offsets: physical layouts are not computed."""
+        """Refuse to load data that was stored through a view with other offsets: physical layouts are not computed."""
         for form, table in view.allocation.forms.items():
             if form != view.form and table[view.units].any():
                 raise UnsupportedFeature("a load through _reinterpret of data stored with another type or layout")

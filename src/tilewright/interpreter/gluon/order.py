@@ -85,7 +85,7 @@ class Event:
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether it accesses memory through the asynchronous proxy."""
+        """Return whether it accesses memory through the asynchronous proxy."""
         return not isinstance(self.owner, tuple) or self.owner[1] in (MMA, STORE)
 
     @property

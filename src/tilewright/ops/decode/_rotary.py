@@ -1,4 +1,4 @@
-"""Rotary embedding of a tile as it is loaded: an element meets the other one of its pair in a second load."""
+"""Rotary embedding of a tile as it is loaded: a second load fetches the other element of each pair."""
 
 from __future__ import annotations
 

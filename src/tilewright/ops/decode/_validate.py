@@ -1,4 +1,4 @@
-"""Whether the arguments of attention against a cache belong together, and whether our kernels can take them."""
+"""Checks of the arguments of attention against a cache: whether they match, and whether our kernels can take them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch import Tensor
 from tilewright.ops.decode._append import is_fp8
 from tilewright.ops.decode._reference import LAYOUTS, token_major
 from tilewright.runtime.eligibility import eligible
+from tilewright.runtime.gpus import has_fp8
 from tilewright.runtime.operator import is_observed, needs_gradient
-
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def require(condition: bool, message: str, error: type[Exception] = ValueError) -> None:
@@ -93,16 +92,9 @@ def is_eligible(q: Tensor, *others: Tensor | None) -> bool:
     given = [x for x in others if x is not None]
     if any(type(x) not in (Tensor, torch.nn.Parameter) or x.device != q.device for x in given):
         return False
-    if any(is_fp8(x.dtype) and not has_fp8(q) for x in given):
-        return False
+    if any(is_fp8(x.dtype) for x in given) and not has_fp8(q.get_device()):
+        return False  # Triton has no such type there
     return all(eligible(x) for x in given if x.dtype in (torch.float16, torch.bfloat16, torch.float32))
-
-
-def has_fp8(x: Tensor) -> bool:
-    """Return whether the GPU converts the dtypes of FP8; without that, Triton has no such type."""
-    if x.device.type != "cuda" or torch.version.hip is not None:
-        return True
-    return torch.cuda.get_device_capability(x.get_device()) >= (8, 9)
 
 
 def _expected(name: str, shape: str, *given: Tensor) -> str:

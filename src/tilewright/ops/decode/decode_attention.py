@@ -18,10 +18,10 @@ from tilewright.ops.decode._append import Append, append_in_torch, append_kv, is
 from tilewright.ops.decode._reference import attend, dense, token_major
 from tilewright.ops.decode._splits import LOG2_E, MIN_CHUNK, plan_splits
 from tilewright.ops.decode._triton import _combine_fwd, _decode_fwd
-from tilewright.ops.decode._validate import check_cache, check_lengths, has_fp8, is_eligible, per_head, require
+from tilewright.ops.decode._validate import check_cache, check_lengths, is_eligible, per_head, require
 from tilewright.ops.rope import reference as rotate
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
-from tilewright.runtime.gpus import GPUFacts, gpu_facts
+from tilewright.runtime.gpus import GPUFacts, gpu_facts, has_fp8
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.pdl import dependent_launch, has_pdl
@@ -226,7 +226,7 @@ COMBINED_AT_ONCE = 16  # slots that a program of the combine loads at a time
 def _plan(
     options: Decode, sizes: _Sizes, dtypes: tuple[torch.dtype | None, ...], device: int
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the function that launches: of the tensors of a call, to the output and the log-sum-exp."""
+    """Return the function that takes the tensors of a call, launches, and returns the output and the log-sum-exp."""
     (B, LQ, H, D), (pages, tokens, HKV, _) = sizes.q, sizes.cache
     group, capacity, dtype = H // HKV, sizes.capacity, dtypes[0]
     block_d, size = max(16, next_power_of_2(D)), dtype.itemsize  # type: ignore[union-attr]
@@ -306,7 +306,7 @@ def decode_forward(
 
 
 def _fits(q: Tensor, k_cache: Tensor, *_: Any) -> bool:
-    return q.numel() > 0 and (has_fp8(q) or not is_fp8(k_cache.dtype))
+    return q.numel() > 0 and (has_fp8(q.get_device()) or not is_fp8(k_cache.dtype))
 
 
 @op.kernel("triton", language="triton", fits=_fits)
@@ -374,12 +374,12 @@ def decode_attention(
     num_splits: int | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of the last tokens of sequences against a KV cache. Not measured yet.
+    """Attention of the last tokens of sequences against a KV cache.
 
     q is [B, LQ, H, D]; the caches are [B, capacity, HKV, D] or, with layout="HND", [B, HKV, capacity, D]. With a
     block_table [B, pages per sequence] they are [pages, page, HKV, D] or [pages, HKV, page, D], where H is a multiple
-    of HKV. lengths [B] counts the cached tokens of each sequence, and is read on the GPU alone; the queries are those
-    of the last LQ, and each sees the tokens up to its own (causal) and no more than `window` of them. A query that sees
+    of HKV. lengths [B] counts the cached tokens of each sequence, and is read on the GPU alone; the queries belong
+    to the last LQ of them, and each sees the tokens up to its own (causal), at most `window` of them. A query that sees
     no token has an output of zeros and a log-sum-exp of -inf.
 
     sinks [H] are scores that take part in the softmax without a value, and softcap c replaces a score s by c tanh(s /

@@ -1,7 +1,7 @@
 """Multi-head latent attention (MLA) against a cache of latent vectors, in the absorbed form.
 
 The cache holds one vector per token for all heads: 512 latent numbers and 64 that carry the rotary embedding. In the
-absorbed form the projections of keys and values are part of q and of what follows, so that every head attends to these
+absorbed form the projections of keys and values are part of q and of the output layer, so every head attends to these
 vectors directly: scores are q · (latent, rotary), and the output is the average of the latents. That is attention of H
 query heads with one key head of 576 and values that are its first 512 numbers.
 
@@ -20,10 +20,10 @@ from tilewright.ops.decode._mla import _mla_fwd
 from tilewright.ops.decode._reference import attend, dense
 from tilewright.ops.decode._splits import LOG2_E, MIN_CHUNK, plan_splits
 from tilewright.ops.decode._triton import _combine_fwd
-from tilewright.ops.decode._validate import check_lengths, check_tables, has_fp8, is_eligible, require
+from tilewright.ops.decode._validate import check_lengths, check_tables, is_eligible, require
 from tilewright.ops.decode.decode_attention import COMBINED_AT_ONCE, case_lengths, case_pages
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
-from tilewright.runtime.gpus import GPUFacts, gpu_facts
+from tilewright.runtime.gpus import GPUFacts, gpu_facts, has_fp8
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.operator import operator
 from tilewright.runtime.pdl import dependent_launch, has_pdl
@@ -202,7 +202,7 @@ class _Sizes(NamedTuple):
 def _plan(
     options: MLA, sizes: _Sizes, dtypes: tuple[torch.dtype | None, ...], device: int
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return the function that launches: of the tensors of a call, to the output and the log-sum-exp."""
+    """Return the function that takes the tensors of a call, launches, and returns the output and the log-sum-exp."""
     (B, LQ, H, _), (pages, tokens, _), dtype = sizes.q, sizes.cache, dtypes[0]
     quantized, capacity = dtypes[1] != dtype, tokens * (1 if sizes.table is None else sizes.table[0])
     rows = min(_most_rows(device), max(16, next_power_of_2(LQ * H)))
@@ -272,7 +272,7 @@ def _is_aligned(packed: Tensor) -> bool:
 
 def _fits(q: Tensor, kv_cache: Tensor, *_: Any) -> bool:
     # Scales multiply the probabilities, and float16 has too few exponents for the product.
-    return kv_cache.dtype != torch.uint8 or (has_fp8(q) and q.dtype != torch.float16)
+    return kv_cache.dtype != torch.uint8 or (has_fp8(q.get_device()) and q.dtype != torch.float16)
 
 
 @op.kernel("triton", language="triton", fits=_fits)
@@ -295,10 +295,10 @@ def mla_decode(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Multi-head latent attention of the last tokens of sequences, in the absorbed form. Not measured yet.
 
-    q is [B, LQ, H, 576]: 512 numbers that meet the latent vector and 64 that meet its rotary part. The cache is [B,
+    q is [B, LQ, H, 576]: 512 numbers for the latent vector and 64 for its rotary part. The cache is [B,
     capacity, 576] or, with a block_table [B, pages per sequence], [pages, page, 576]; or bytes in the quantized layout,
     uint8 or float8_e4m3fn with 656 per token: 512 float8_e4m3fn, 4 float32 scales, 64 bfloat16. lengths [B] counts the
-    cached tokens of each sequence, and is read on the GPU alone; the queries are those of the last LQ.
+    cached tokens of each sequence, and is read on the GPU alone; the queries belong to the last LQ.
 
     The result is [B, LQ, H, 512]; a query that sees no token has zeros and a log-sum-exp of -inf. `scale` is that of
     the expanded heads, by default 1 / sqrt(576). num_splits fixes how many programs share a sequence, and

@@ -1,19 +1,11 @@
-"""Facts about the fp8 tensor cores of GPUs."""
+"""The precision of fp8 tensor cores."""
 
 from __future__ import annotations
-
-import functools
 
 import torch
 from torch import Tensor
 
 SUMS_OF_13_BITS = ((8, 9), (9, 0))  # compute capabilities
-
-
-@functools.cache
-def has_fp8(device: int) -> bool:
-    """Return whether the GPU of this number multiplies e4m3 and e5m2; interpreted kernels do."""
-    return device < 0 or (torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 9))
 
 
 def keeps_13_bits(device: int) -> bool:

@@ -197,7 +197,7 @@ SMALLEST = (
     1024,
     4096,
     4096,
-)  # M, N and K from which on the fused kernel may win; below, cuBLAS has more shapes of tiles
+)  # M, N and K from which the fused kernel may win; below, cuBLAS has more shapes of tiles
 BUSY = 0.95  # the share of the SMs that the last tiles must leave busy on average
 
 # cuBLAS's own fused ReLU is no alternative: it turns NaN into 0.

@@ -1,6 +1,6 @@
 """Matrix product c = a b, from one thread per element to a warp-specialised ping-pong kernel.
 
-The kernels form a ladder: each says what the one before it wastes. See `docs/matmul.md`.
+The kernels form a ladder: each says what the previous one wastes. See `docs/matmul.md`.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _size(input: Tensor, other: Tensor) -> int:
 
 
 CROSSOVER = Crossover("matmul", never, unit="rows x FMAs", size=_size)
-SMALLEST = (8192, 4096, 4096)  # M, N and K from which on our kernels may win; below, cuBLAS has more shapes of tiles
+SMALLEST = (8192, 4096, 4096)  # M, N and K from which our kernels may win; below, cuBLAS has more shapes of tiles
 L2_SIZES = 4  # from a larger b on, the smaller tiles of the ping-pong kernel read more than L2 delivers
 
 
@@ -276,7 +276,7 @@ def gluon_pingpong(a: Tensor, b: Tensor) -> Tensor:
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     """Matrix product with the arguments of `torch.matmul`."""
     if (
-        not torch.compiler.is_compiling()  # which fuses what follows into its own GEMM
+        not torch.compiler.is_compiling()  # which fuses the epilogue into its own GEMM
         and isinstance(input, Tensor)
         and isinstance(other, Tensor)
         and input.dim() > 1

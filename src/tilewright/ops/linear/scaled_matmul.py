@@ -15,12 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tilewright.ops.linear._fp8 import has_fp8, keeps_13_bits, precision_of_sums
+from tilewright.ops.linear._fp8 import keeps_13_bits, precision_of_sums
 from tilewright.ops.linear._triton import GROUP_M, _tile_at
 from tilewright.ops.transpose import transpose_forward
 from tilewright.runtime.configs import cached_plan
 from tilewright.runtime.crossovers import Crossover, never
 from tilewright.runtime.eligibility import FLOATS, is_interpreted
+from tilewright.runtime.gpus import has_fp8
 from tilewright.runtime.launch import TMA_ALIGNMENT, Launcher, PreparedLaunch, shared_memory
 from tilewright.runtime.operator import operator
 from tilewright.runtime.sizes import cdiv

@@ -18,16 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn._reduction import legacy_get_string
 
-from tilewright.ops.loss._triton import (
-    IGNORE_INDEX,
-    CrossEntropy,
-    eligible_loss,
-    fused_apply,
-    launch_rows,
-    mean_divisor,
-    sum_losses,
-    torch_cross_entropy,
-)
+from tilewright.ops.loss._autograd import fused_apply
+from tilewright.ops.loss._options import IGNORE_INDEX, CrossEntropy, eligible_loss, torch_cross_entropy
+from tilewright.ops.loss._plans import launch_rows, mean_divisor, sum_losses
 from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.runtime.launch import MAX_INT32
 from tilewright.runtime.operator import contiguous_like, is_observed, needs_gradient, operator

@@ -18,16 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tilewright.ops.loss._triton import (
-    IGNORE_INDEX,
-    CrossEntropy,
-    eligible_loss,
-    fused_apply,
-    launch_rows,
-    mean_divisor,
-    sum_losses,
-    torch_cross_entropy,
-)
+from tilewright.ops.loss._autograd import fused_apply
+from tilewright.ops.loss._options import IGNORE_INDEX, CrossEntropy, eligible_loss, torch_cross_entropy
+from tilewright.ops.loss._plans import launch_rows, mean_divisor, sum_losses
 from tilewright.runtime.crossovers import Crossover, faster_after
 from tilewright.runtime.operator import is_observed, needs_gradient, operator, scatter
 from tilewright.runtime.sizes import cdiv

@@ -32,7 +32,7 @@ MAX_BLOCK_THREADS = {  # by vectors per thread; as in norm.cu
 }
 KERNELS = {"forward": "norm_fwd", "uneven": "norm_fwd_uneven", "backward": "norm_bwd"}
 MIN_ROW = {"forward": 2048, "uneven": 1024, "backward": 256}  # elements: a shorter row has too little work
-MIN_CLUSTER = {  # row lengths from which on "cuda" beats "triton"
+MIN_CLUSTER = {  # row lengths from which "cuda" beats "triton"
     (way, op): PerGPU(f"{op} {way} in clusters", lambda gpu, row=row: row)
     for way, row in MIN_ROW.items()
     for op in ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm")

@@ -29,6 +29,7 @@ from triton.language.extra import libdevice
 
 from tilewright.runtime.configs import Config, ConfigTable
 from tilewright.runtime.eligibility import is_interpreted
+from tilewright.runtime.gpus import has_fp8
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.sizes import cdiv
 
@@ -364,12 +365,6 @@ CONFIG = ConfigTable("adamw.json", _default, _choices)
 _launch_update, _launch_squares, _launch_norm = Launcher(_adamw), Launcher(_squares), Launcher(_norm)
 
 
-@functools.cache
-def _has_fp8(device: torch.device) -> bool:
-    """Return whether Triton converts to and from float8_e4m3fn on this device; the interpreter does."""
-    return device.type != "cuda" or (not torch.version.hip and torch.cuda.get_device_capability(device) >= (8, 9))
-
-
 def _to_device(values: Tensor, device: torch.device) -> Tensor:
     """Copy to the device without synchronizing, from pinned memory, which the allocator keeps until it was read."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
@@ -429,7 +424,7 @@ class Batch:
         p, is_coded = self.params[0], len(self.states[0]) > 2
         config = CONFIG(p, "8-bit" if is_coded else "fp32", p.element_size())
         span = config["block"] * config["chunks"]
-        constants = {"FP8": _has_fp8(self.device), "WIDTH": config["width"], "BLOCK": config["block"]}
+        constants = {"FP8": has_fp8(p.get_device()), "WIDTH": config["width"], "BLOCK": config["block"]}
         constants |= {"CHUNKS": config["chunks"], "MAXIMIZE": maximize, "num_warps": config["num_warps"]}
         none = () if is_coded else (None, None)
         if self._table is not None:

@@ -1,6 +1,6 @@
 """Triton kernels of a linear layer whose activations are quantised per token to the values of the weight's codes.
 
-The product is that of two matrices of codes on int8 or fp8 tensor cores. Both lie as they are, row by row.
+It multiplies two matrices of codes, both stored row by row, on int8 or fp8 tensor cores.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tilewright.ops.activation._unary import activation_of
-from tilewright.ops.linear._fp8 import has_fp8
 from tilewright.ops.quantized._formats import LARGEST, Format, Parts, parse
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
-from tilewright.runtime.gpus import GPUFacts
+from tilewright.runtime.gpus import GPUFacts, has_fp8
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.sizes import cdiv, next_power_of_2
 

@@ -198,7 +198,7 @@ def encode(values: Tensor, fmt: Format, levels: Tensor | None = None) -> Tensor:
 
 
 def nearest_even(values: Tensor, levels: Tensor) -> Tensor:
-    """Return the index of the nearest level; of two equally near ones, the even index, as IEEE rounding does."""
+    """Return the index of the nearest level, the even one of two equally near ones, as IEEE rounding does."""
     middles = (levels[1:] + levels[:-1]) / 2
     low, high = torch.bucketize(values, middles, right=False), torch.bucketize(values, middles, right=True)
     return torch.where(low % 2 == 0, low, high)

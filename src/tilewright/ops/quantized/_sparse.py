@@ -119,7 +119,7 @@ def _sparse_linear_fwd(
 
 
 def _default_config(gpu: GPUFacts, rows: int, N: int, K: int, itemsize: int) -> Config:
-    """Return the configuration for up to `rows` rows of x: none of it has been timed."""
+    """Return the configuration for up to `rows` rows of x. Not timed."""
     block_m = min(rows, 32 if itemsize == 4 else 64)
     block_n = 32 if itemsize == 4 else 64
     tiles = cdiv(N, block_n) * cdiv(rows, block_m)

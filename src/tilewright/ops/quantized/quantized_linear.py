@@ -25,6 +25,7 @@ from tilewright.ops.quantized._loaders import load_quantized
 from tilewright.ops.quantized._weight import QuantizedWeight, quantize
 from tilewright.runtime.crossovers import PerGPU
 from tilewright.runtime.eligibility import eligible
+from tilewright.runtime.gpus import has_fp8
 from tilewright.runtime.operator import constant_when_compiled, needs_gradient, operator
 from tilewright.spec import Cost, Draw, Op, matrix_unit, points
 
@@ -218,7 +219,7 @@ LARGEST_ROWS = PerGPU("quantized_linear rows", lambda gpu: _triton.largest_rows(
 def _largest_rows(device: int, format: str, dtype: torch.dtype) -> float:
     """Return the largest number of rows of x in this dtype that our kernel takes."""
     fmt = parse(format)
-    if fmt.quantizes_x and (fmt.is_integer or _dynamic.has_fp8(device)):
+    if fmt.quantizes_x and (fmt.is_integer or has_fp8(device)):
         return math.inf
     return _triton.DECODING if fmt.quantizes_x or dtype == torch.float32 else LARGEST_ROWS[device]
 

@@ -33,7 +33,7 @@ from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.sizes import cdiv, next_power_of_2, vector_hint
 
 MAX_TILE = 32768  # elements of a row that one program holds in registers; twice as many spill
-# Elements of a row from which on a cluster is faster, where there are clusters.
+# Row length from which a cluster is faster, where there are clusters.
 MIN_CLUSTER = PerGPU("softmax in clusters", lambda gpu: MAX_TILE // 4 + 1)
 MAX_COLUMN_TILE = 16384  # elements of the columns that one program holds
 TWO_PASS = {"BLOCK_N": 16384, "num_warps": 16}  # backward of rows that are read twice

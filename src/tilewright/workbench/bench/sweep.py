@@ -70,7 +70,7 @@ def sweep(timer: Timer, samples: int = SAMPLES, *, elements: int = ELEMENTS, dev
 
 
 def bend(points: Sequence[Point]) -> int | None:
-    """Return the smallest k from which on the time has grown, or None if it never does."""
+    """Return the smallest k from which the time has grown, or None if it never does."""
     flat = min(points, key=lambda point: point.us)
     bends = None
     for point in reversed(points):

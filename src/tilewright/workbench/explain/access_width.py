@@ -53,7 +53,7 @@ class NarrowAccess:
 
     @property
     def is_measured(self) -> bool:
-        """Whether the widths are those of WIDE_GAIN."""
+        """Return whether the widths are those of WIDE_GAIN."""
         return self.wide is not None and self.width == 2 and self.wide.mix.mean_width(*KINDS[self.kind]) == ALIGNED
 
 

@@ -90,7 +90,7 @@ class Analysis:
 
     @property
     def is_short(self) -> bool:
-        """Whether launch overhead takes most of the time."""
+        """Return whether launch overhead takes most of the time."""
         return self.prediction is not None and self.prediction.bottleneck == "start"
 
     @property

@@ -140,7 +140,7 @@ class LaunchModel:
 
     @property
     def has_known_flops(self) -> bool:
-        """Whether the trip count of every loop with MMAs, and the shape of every MMA, is known."""
+        """Return whether the trip count of every loop with MMAs, and the shape of every MMA, is known."""
         mmas = [i for i in self.instructions if i.kind == "tensor core"]
         in_loop = any(i.in_loop for i in mmas)
         return all(map(_mma_flops, mmas)) and (not in_loop or bool(self._amounts(True)["bytes"]))

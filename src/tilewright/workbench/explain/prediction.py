@@ -50,7 +50,7 @@ class Prediction:
 
     @property
     def is_too_short(self) -> bool:
-        """Whether memory takes longest, but the call ends before memory is busy."""
+        """Return whether memory takes longest, but the call ends before memory is busy."""
         return self.longest == "memory" and self.busy < counters.LATENCY_BOUND
 
     @property

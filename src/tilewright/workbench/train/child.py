@@ -120,7 +120,7 @@ class Trainer:
 
 @contextlib.contextmanager
 def _leaf_ranges(model: nn.Module) -> Iterator[None]:
-    """Name the calls of modules without children after their class, so that the operators of a norm are its own."""
+    """Name the calls of modules without children after their class, so that a norm's operators count as its own."""
     open_ranges: list[Any] = []
 
     def enter(module: nn.Module, _: Any) -> None:

@@ -56,7 +56,7 @@ class _Event:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its name and those that enclose it, innermost first."""
+        """Return its name and the names of the events that enclose it, innermost first."""
         return (self.name, *(self.parent.names if self.parent else ()))
 
 
