@@ -125,7 +125,7 @@ def _crossover_reason(names: dict[str, Any]) -> str:
 
 
 def _below(crossover: Crossover, size: int, device: int) -> str:
-    limit, gpu = crossover[device], gpu_facts(device).name
+    limit, gpu = crossover.limit(device), gpu_facts(device).name
     if limit == float("inf"):
         return f"torch is as fast on {gpu} at every size"
     return f"{size} {crossover.unit}, and our kernel is faster from {limit:.0f} on {gpu}"

@@ -28,7 +28,7 @@ from tilewright.ops.loss._triton import (
     sum_losses,
     torch_cross_entropy,
 )
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 from tilewright.runtime.launch import MAX_INT32
 from tilewright.runtime.operator import contiguous_like, is_observed, needs_gradient, operator
 from tilewright.spec import Cost, Draw, Op, points
@@ -203,7 +203,7 @@ def cuda_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None, *op
     return _cross_entropy(input, target, weight, CrossEntropy(*options))
 
 
-CROSSOVER = Crossover("cross_entropy", faster_after(us=3.5, bytes_per_element=2), unit="logits")
+CROSSOVER = Crossover("cross_entropy", faster_after(us=3.5, bytes_per_element=2), captured=always, unit="logits")
 
 
 def cross_entropy(
