@@ -236,8 +236,8 @@ def linear(
     """
     if activation is not None and activation not in FORMULAS:
         raise ValueError(f"activation must be None or one of {', '.join(FORMULAS)}, not {activation!r}")
-    if activation is None and residual is None:
-        return F.linear(input, weight, bias)
+    if (activation is None and residual is None) or not isinstance(input, Tensor) or not isinstance(weight, Tensor):
+        return F.linear(input, weight, bias)  # which refuses everything but tensors
     activation = activation or "none"
     if not _is_eligible(input, weight, bias, residual, activation):
         return unfused(input, weight, bias, residual, activation)
