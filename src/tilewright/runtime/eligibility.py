@@ -133,9 +133,14 @@ def why_not_eligible(first: Any, *others: Any) -> str | None:
     return "forward-mode differentiation is active" if forward_ad._current_level >= 0 else None
 
 
+def is_interpreting() -> bool:
+    """Return whether kernels run on CPU tensors, inside `tilewright.interpret()`."""
+    return getattr(JITFunction.run, "takes_cpu_tensors", False)
+
+
 def is_interpreted(tensor: Tensor) -> bool:
-    """Return whether kernels run on this CPU tensor, inside `tilewright.interpret()`."""
-    return tensor.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)
+    """Return whether kernels run on this CPU tensor."""
+    return tensor.device.type == "cpu" and is_interpreting()
 
 
 def has_elements(shape: Sequence[int], dtype: torch.dtype, dim: int) -> bool:
