@@ -466,8 +466,9 @@ class NothingToDraw(TilewrightError):
 
 class NothingFits(TilewrightError):
     def __init__(self, op: str, seed: int, memory: int):
+        self.op = op
         super().__init__(
-            f"seed {seed} draws no case of {op} that fits into {memory / 2**30:.1f} GiB of GPU memory; "
+            f"seed {seed} draws no case of {op} that fits into {memory / 2**30:.1f} GiB of memory; "
             "use another --seed or a larger --random"
         )
 

@@ -54,6 +54,7 @@ def test_without_a_gpu_recorded_results_are_shown(command, results):
         (("softmax,sum", "--random", 3, "--dtype", "float16"), ("--random draws its own cases",)),
         (("softmax", "--random", 3, "--case", "M=3,N=5"), ("--random draws its own cases",)),
         (("softmax", "--list"), ("--list, --time-limit and --captured belong to --random",)),
+        (("softmax", "--seed", "3"), ("--seed", "belong to --random")),
         (("softmax", "--random", 3, "--captured", "--direction", "all"), ("--captured times forward calls",)),
     ],
 )

@@ -23,7 +23,9 @@ def test_crossovers_are_shown_for_every_gpu(command):
     assert (found["h200"]["used"], found["h200"]["source"]) == ("from 2^21 elements", "measured")
     assert (found["l4"]["used"], found["l4"]["source"]) == ("from 2^17 elements", "computed from the datasheet")
     assert (found["h200"]["captured"], found["h200"]["captured_source"]) == ("at every size", "measured")
-    assert found["l4"]["captured_source"] == "not measured: as in eager mode"
+    assert (found["l4"]["captured"], found["l4"]["captured_source"]) == ("at every size", "computed without host time")
+    dot = {one["gpu"]: one for one in json.loads(command("dot", "--json").stdout)["crossovers"]}
+    assert dot["l4"]["captured_source"] == "not measured: as in eager mode"
 
 
 def test_ops_without_crossovers_and_unknown_ops(command):

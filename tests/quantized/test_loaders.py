@@ -184,6 +184,13 @@ CT = {
     "weight_scale": torch.ones(8, 3),
     "weight_shape": torch.tensor([8, 96]),
 }
+STATE = "weight.quant_state.bitsandbytes__nf4"
+NF4 = {
+    "weight": torch.zeros(256, 1).byte(),
+    "weight.absmax": torch.ones(8),
+    "weight.quant_map": torch.ones(16),
+    STATE: torch.tensor([*b'{"shape": [8, 64], "blocksize": 64}']).byte(),
+}
 HQQ = {"W_q": torch.zeros(4, 32), "scale": torch.ones(8, 1), "zero": torch.ones(8, 1), "shape": (8, 32)}
 
 
@@ -198,7 +205,8 @@ HQQ = {"W_q": torch.zeros(4, 32), "scale": torch.ones(8, 1), "zero": torch.ones(
             "gptq",
             "the scales have NaN or infinities: the checkpoint",
         ),
-        (GPTQ | {"scales": torch.ones(6, 8)}, "gptq", "unknown format 'int4-g16"),
+        (GPTQ | {"scales": torch.ones(6, 8)}, "gptq", "6 scales in a row of 96 columns are not one per"),
+        (GPTQ | {"qweight": torch.zeros(12, 8)}, "gptq", "qweight must be a matrix of int32, not"),
         (GPTQ | {"scales": torch.ones(3, 4)}, "gptq", "8x96 .* has 3x8 scales, not 3x4"),
         (
             GPTQ | {"g_idx": torch.arange(96).flip(0) // 40},
@@ -209,6 +217,12 @@ HQQ = {"W_q": torch.zeros(4, 32), "scale": torch.ones(8, 1), "zero": torch.ones(
         (CT | {"weight_packed": torch.zeros(8, 9).int()}, "compressed-tensors", "only weights of 4 and 8 bits are"),
         (HQQ | {"nbits": 4, "group_size": 32, "axis": 0}, "hqq", "HQQ needs axis=1 and groups that divide 32 columns"),
         (HQQ | {"nbits": 4, "group_size": 64, "axis": 1}, "hqq", "HQQ needs axis=1 and groups that divide 32 columns"),
+        (HQQ | {"nbits": 4, "group_size": 0, "axis": 1}, "hqq", "HQQ needs axis=1 and groups that divide 32 columns"),
+        (HQQ | {"nbits": 8, "group_size": 32, "axis": 1}, "hqq", "W_q has 128 elements, and a weight 8x32, unpacked,"),
+        (CT | {"weight_packed": torch.zeros(7, 12).int()}, "compressed-tensors", "must have 8 rows, as weight_shape"),
+        (CT | {"weight_shape": torch.tensor([8])}, "compressed-tensors", "weight_shape has 1 elements, and a matrix"),
+        (NF4 | {STATE: torch.zeros(2).byte()}, "bitsandbytes", "is not the JSON of a matrix's state"),
+        (NF4 | {"weight.absmax": torch.ones(3)}, "bitsandbytes", "weight.absmax has 3 elements, and a weight 8x64"),
     ],
 )
 def test_bad_checkpoints_are_refused_in_one_line(tensors, layout, message):

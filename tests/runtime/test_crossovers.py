@@ -2,10 +2,13 @@
 
 import json
 import math
+from contextlib import contextmanager
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import tilewright as tw
 from tilewright import registry, source
@@ -121,8 +124,45 @@ def test_measured_sizes_are_saved_and_used(folder, monkeypatch):
     assert (crossover[-1], crossover.captured[-1]) == (math.inf, 64)
     assert PerGPU("other", lambda gpu: 0)[-1] == 3
     with crossover.override(7):
-        assert crossover[-1] == 7
-    assert crossover[-1] == math.inf
+        assert (crossover[-1], crossover.captured[-1]) == (7, 7)
+    assert (crossover[-1], crossover.captured[-1]) == (math.inf, 64)
+
+
+def test_host_time_does_not_count_inside_torch_compile():
+    """The decision is made while tracing, on fake tensors."""
+    traced = {}
+
+    def compiled(fn, *shape):
+        def backend(graph, inputs):
+            traced[fn] = [str(node.target) for node in graph.graph.nodes]
+            return graph.forward
+
+        torch.compile(fn, fullgraph=True, backend=backend)(torch.empty(shape, dtype=torch.bfloat16, device="cuda"))
+        return any(target.startswith("tilewright.") for target in traced[fn])
+
+    with FakeTensorMode():
+        assert compiled(lambda x: tw.softmax(x, -1), 1, 64)
+        assert compiled(lambda x: tw.rms_norm(x, (64,)), 1, 64)
+        assert compiled(lambda x: tw.amax(x, -1), 1, 64)
+        assert not compiled(lambda x: tw.dot(x, x), 64), "its crossover on device time is not measured"
+        assert compiled(lambda x: tw.dot(x, x), 2**20)
+        assert not compiled(lambda x: tw.linear(x, x), 64, 64)
+        with fake_size("softmax", 65):
+            assert not compiled(lambda x: tw.softmax(x, -1), 1, 64)
+            assert compiled(lambda x: tw.softmax(x, -1), 1, 65)
+
+
+@contextmanager
+def fake_size(name: str, size: float):
+    """Use a measured size on device time; in eager mode our kernel always wins."""
+    with CROSSOVERS[name].override(0), patch.object(CROSSOVERS[name].captured, "_override", size):
+        yield
+
+
+def test_without_measurements_only_device_time_counts(folder):
+    names = ("softmax", "relu", "dot", "swiglu")
+    found = {name: CROSSOVERS[name].captured.on(datasheet_facts("l4")) for name in names}
+    assert found == {"softmax": 0, "relu": math.inf, "dot": CROSSOVERS["dot"].on(datasheet_facts("l4")), "swiglu": 0}
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Which calls our kernels take, and which go to torch."""
 
+import math
+
 import pytest
 import torch
 from torch.autograd import forward_ad
@@ -12,6 +14,7 @@ from tilewright.ops.reduce import cumsum
 from tilewright.ops.reduce import sum as sum_module
 from tilewright.ops.softmax import softmax
 from tilewright.runtime import crossovers
+from tilewright.runtime.crossovers import Crossover
 from tilewright.runtime.eligibility import Dispatch, eligible, has_elements
 from tilewright.worker.memory import guard_allocations
 
@@ -76,19 +79,27 @@ def test_small_inputs_and_other_types_go_to_torch(dispatch, x):
     assert dispatch(ALWAYS, None, 3.0) is None
 
 
-def test_captured_calls_have_a_crossover_of_their_own(dispatch, x, monkeypatch):
-    crossover = crossover_at(13)
+@pytest.mark.parametrize("mode", ["captured", "compiled"])
+def test_calls_without_host_time_have_a_crossover_of_their_own(mode, dispatch, x, monkeypatch):
+    device, is_captured = x.get_device(), mode == "captured"
     monkeypatch.setattr(crossovers, "HAS_CUDA", True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert dispatch(crossover, None, x) is None, "the same until it has been measured"
-    monkeypatch.setitem(crossover.captured, x.get_device(), 12)
-    assert path(dispatch(crossover, None, x)) == "plan"
-    assert crossover.reached(12, x.get_device())
-    assert not crossover.reached(11, x.get_device())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_captured)
+
+    def runs_ours(crossover):
+        decide = lambda v: v * 0 + (dispatch(crossover, None, v) is not None) * 2 + crossover.reached(v.numel(), device)
+        torch._dynamo.reset()
+        decided = decide(x) if is_captured else torch.compile(decide, fullgraph=True, backend="eager")(x)
+        assert decided.max() in (0, 3), "both ways of asking agree"
+        return bool(decided.any())
+
+    assert not runs_ours(crossover_at(13)), "the size of eager mode until another is known"
+    for eager in (0, 13, math.inf):
+        crossover = Crossover("test without host time", lambda gpu, eager=eager: eager)
+        for size in (0, 12, 13, math.inf):
+            monkeypatch.setitem(crossover.captured, device, size)
+            assert runs_ours(crossover) == (size <= 12), "device time alone decides"
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     assert dispatch(crossover, None, x) is None, "in eager mode host time counts"
-    compiled = torch.compile(lambda v: v + (dispatch(crossover, None, v) is None), fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(x), x + 1, msg="torch.compile keeps small calls")
 
 
 def test_a_plan_is_found_by_options_shape_dtype_and_device(dispatch, x):

@@ -80,7 +80,8 @@ def test_cpu_tensors_and_errors():
         tw.softmax(torch.randn(3, 5), -1)
         with pytest.raises(IndexError):
             tw.softmax(torch.randn(3, 5), 7)
-    assert [call.reason for call in calls] == ["the tensor is on cpu"] * 2
+        tw.linear(torch.randn(3, 5), torch.randn(2, 5), activation="relu")
+    assert [call.reason for call in calls] == ["the tensor is on cpu"] * 3
     with tw.trace() as calls, tw.interpret():
         tw.swiglu(torch.randn(3, 5), torch.randn(3, 5))
     assert calls[0].kernels == ["_gated_fwd"]

@@ -142,6 +142,30 @@ def test_the_tables_never_move(device):
     assert (cache.lengths.data_ptr(), cache.block_table.data_ptr()) == places
 
 
+def test_room_reserved_before_a_fork_is_not_shared(device):
+    cache = cache_on(device)
+    a = cache.allocate()
+    cache.append([a], *tokens(device, 1, 3))
+    cache.reserve([a], 6)
+    b = cache.fork(a)
+    for sequence, seed in ((b, 1), (a, 2)):
+        cache.append([sequence], *tokens(device, 1, 6, seed))
+    for sequence, seed in ((b, 1), (a, 2)):
+        wanted = [
+            torch.cat(pair, 2)[:, 0] for pair in zip(tokens(device, 1, 3), tokens(device, 1, 6, seed), strict=True)
+        ]
+        assert torch.equal(held(cache, sequence), torch.stack(wanted))
+
+
+def test_reserved_room_of_one_sequence_is_no_room_for_another(device):
+    cache = cache_on(device, pages=5)
+    a, b = cache.allocate(), cache.allocate()
+    cache.reserve([a], 16)
+    with pytest.raises(RuntimeError, match="3 pages are needed, but 1 are free"):
+        cache.reserve([a, b], 12)
+    assert cache.free_pages == 1
+
+
 def test_errors_are_one_sentence_and_change_nothing(device):
     cache = cache_on(device, pages=3, sequences=2, capacity=11)
     a, b = cache.allocate(), cache.allocate()
@@ -153,6 +177,8 @@ def test_errors_are_one_sentence_and_change_nothing(device):
         (ValueError, "would have 12 tokens, more than 11", lambda: cache.reserve([a], 6)),
         (RuntimeError, "has no room for 3 more tokens", lambda: cache.advance([a], 3)),
         (ValueError, "given twice", lambda: cache.reserve([a, a])),
+        (ValueError, "given twice", lambda: cache.advance([a, a], 1)),
+        (ValueError, "must not be negative", lambda: cache.advance([a], -1)),
         (ValueError, "k and v must be", lambda: cache.append([a], *(x[..., :3] for x in tokens(device, 1, 1)))),
         (KeyError, "there is no sequence 7", lambda: cache.free(7)),
         (ValueError, "pages must be positive", lambda: cache_on(device, pages=0)),

@@ -111,5 +111,27 @@ def test_flashinfer_decoding(layout, device):
             wanted = exact(q[b : b + 1, None], k, v, torch.tensor([length], device=device))
             torch.testing.assert_close(out[b], wanted[0][0, 0], rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(lse[b] * math.log(2), wanted[1][0, 0], rtol=1e-4, atol=1e-5)
+    short = stored[:, :, :4] if layout == "NHD" else stored[:, :, :, :4]
+    for wrong in ((q[:, :2], stored), (q, short)):
+        with pytest.raises(ValueError, match="plan was given query heads, key heads, head size and page size"):
+            wrapper.run(*wrong)
     with pytest.raises(NotImplementedError, match="ROPE_LLAMA"):
         wrapper.plan(indptr, indices, indptr, 4, 2, 16, 8, pos_encoding_mode="ROPE_LLAMA")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"indptr": [3, 1, 0]}, "indptr must ascend from 0"),
+        ({"indptr": [0, 1, 9]}, "at most the 3 indices"),
+        ({"last_page_len": [5, 17]}, r"last_page_len must be 0 to 16"),
+        ({"last_page_len": [5]}, r"indptr must be \[B \+ 1\]"),
+    ],
+)
+def test_flashinfer_paging_that_does_not_fit_is_refused(change, message):
+    paging = {"indptr": [0, 1, 3], "indices": [4, 5, 6], "last_page_len": [5, 16]} | change
+    tensors = {name: torch.tensor(values, dtype=torch.int32) for name, values in paging.items()}
+    with pytest.raises(ValueError, match=message):
+        BatchDecodeWithPagedKVCacheWrapper().plan(**tensors, num_qo_heads=4, num_kv_heads=2, head_dim=16, page_size=16)
+    with pytest.raises(ValueError, match="kv_layout must be"):
+        BatchDecodeWithPagedKVCacheWrapper(kv_layout="NH")

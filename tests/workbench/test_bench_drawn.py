@@ -80,6 +80,28 @@ def test_cases_that_do_not_fit_are_not_drawn(softmax):
         draw(registry.load("adamw"), 3, seed=0)
 
 
+def test_operations_without_cases_are_named_and_the_others_are_drawn(monkeypatch):
+    monkeypatch.setattr(module, "TRIES", 5)
+    monkeypatch.setattr(module, "needed_bytes", lambda one: 2 if one.op.name == "rms_norm" else 1)
+    ops = [registry.load(name) for name in ("softmax", "rms_norm", "adamw")]
+    found, left_out = module.draw_from(ops, 4, 0, memory=1)
+    assert [one.op.name for one in found] == ["softmax", "softmax"]
+    assert left_out == [
+        "without adamw: no size of theirs can grow by itself",
+        "without rms_norm: no drawn case of theirs fits into memory",
+    ]
+    with pytest.raises(NothingFits):
+        module.draw_from(ops[1:], 4, 0, memory=1)
+
+
+@pytest.mark.parametrize(("name", "size"), [("softmax", "M"), ("rope", "S"), ("mla_decode", "B")])
+def test_small_cases_have_the_rows_of_a_decoding_step(name, size):
+    found = draw(registry.load(name), 5, seed=0, small=True)
+    assert all(one.case[size] in module.ROWS and one.layout == "contiguous" for one in found)
+    elements = [one.case["N"] for one in draw(registry.load("gelu"), 5, seed=0, small=True)]
+    assert all(any(n % rows == 0 and n // rows in model_sizes("hidden") for rows in module.ROWS) for n in elements)
+
+
 def test_model_sizes_have_a_source():
     data = json.loads(MODELS.read_text())
     assert {model["source"] for model in data["models"]} == data["sources"].keys()

@@ -99,8 +99,8 @@ def bench(
         raise typer.BadParameter("--sizes has its own cases and kernels; leave out --case, --gpu and FILE.")
     if random and (sizes or options.case or options.kernel or options.dtype or gpu or files):
         raise typer.BadParameter("--random draws its own cases, dtypes and kernels, of our operations.")
-    if not random and (lists or time_limit or captured):
-        raise typer.BadParameter("--list, --time-limit and --captured belong to --random.")
+    if not random and (lists or time_limit or captured or seed):
+        raise typer.BadParameter("--seed, --list, --time-limit and --captured belong to --random.")
     if captured and direction != "forward":
         raise typer.BadParameter("--captured times forward calls; leave out --direction.")
     if gpu and files:

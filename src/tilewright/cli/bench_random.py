@@ -41,9 +41,10 @@ class RandomPlan:
     as_json: bool
 
     def command(self, ops: list[Op]) -> str:
-        names = ",".join(op.name for op in ops)
+        names = [op.name for op in ops]
+        given = "" if names == list(source.op_files()) else ",".join(names) + " "
         captured = " --captured" if self.captured else ""
-        return f"tilewright bench {names} --random {self.count} --seed {self.seed}{captured}"
+        return f"tilewright bench {given}--random {self.count} --seed {self.seed}{captured}"
 
 
 def bench_random(ops: list[Op], plan: RandomPlan, record: Path | None, fresh: bool) -> None:
@@ -78,8 +79,8 @@ def bench_random(ops: list[Op], plan: RandomPlan, record: Path | None, fresh: bo
 
 
 def _warn_of(left_out: list[str]) -> None:
-    if left_out:
-        warn(f"without {', '.join(left_out)}: no size of theirs can grow by itself")
+    for reason in left_out:
+        warn(reason)
 
 
 def _list(cases: list[DrawnCase], plan: RandomPlan) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilewright.cli.shared import console, table
 from tilewright.report.formatting import crossover_text
 
+if TYPE_CHECKING:
+    from tilewright.runtime.crossovers import Crossover
+
+MEASURED = "measured"
+COMPUTED = "computed from the datasheet"
+NO_HOST_TIME = "computed without host time"
 AS_EAGER = "not measured: as in eager mode"
 
 
 def crossovers(op_name: str) -> list[dict[str, Any]]:
     """Return the crossovers of an operation on the current GPU; without one, on every GPU with a datasheet."""
     from tilewright import hardware, registry
-    from tilewright.runtime.crossovers import CAPTURED, CROSSOVERS, measured
+    from tilewright.runtime.crossovers import CROSSOVERS, measured
     from tilewright.runtime.gpus import datasheet_facts, gpu_facts
 
     registry.load(op_name)
@@ -30,12 +36,20 @@ def crossovers(op_name: str) -> list[dict[str, Any]]:
             "gpu": gpu.name,
             "used": crossover_text(one.on(gpu), one.unit),
             "captured": crossover_text(one.captured.on(gpu), one.unit),
-            "source": "measured" if one.name in measured(gpu.name) else "computed from the datasheet",
-            "captured_source": "measured" if one.name + CAPTURED in measured(gpu.name) else AS_EAGER,
+            "source": MEASURED if one.name in measured(gpu.name) else COMPUTED,
+            "captured_source": _captured_source(one, gpu.name),
         }
         for one in found
         for gpu in gpus
     ]
+
+
+def _captured_source(one: Crossover, gpu: str) -> str:
+    from tilewright.runtime.crossovers import measured
+
+    if one.captured.name in measured(gpu):
+        return MEASURED
+    return AS_EAGER if one.captured.computed == one.on else NO_HOST_TIME
 
 
 def print_crossovers(op_name: str) -> None:
@@ -44,7 +58,7 @@ def print_crossovers(op_name: str) -> None:
     if not found:
         print(f"{op_name} has no crossover: every call that our kernel can take runs it")
         return
-    shown = table("call", "GPU", "our kernel is used", "source", "in CUDA graphs", "source")
+    shown = table("call", "GPU", "our kernel is used", "source", "captured or compiled", "source")
     for one in found:
         shown.add_row(*(one[name] for name in ("call", "gpu", "used", "source", "captured", "captured_source")))
     console().print(shown)

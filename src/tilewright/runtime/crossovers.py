@@ -22,7 +22,7 @@ from tilewright.runtime.operator import constant_when_compiled
 
 FILE = "crossovers.json"
 NEVER = "never"  # written for a size that is never reached
-CAPTURED = " captured"  # ends the name of a crossover on device time alone
+CAPTURED = " captured"  # ends the name of a crossover on device time alone: captured in a CUDA graph or compiled
 HAS_CUDA = torch.backends.cuda.is_built()  # without it, torch cannot be asked whether it captures
 Computed = Callable[[GPUFacts], float]
 
@@ -38,7 +38,10 @@ def faster_after(us: float, bytes_per_element: float) -> Computed:
 
 
 def always(gpu: GPUFacts) -> float:
-    """Return the crossover of a call whose one launch costs the host less than torch's several."""
+    """Return the crossover of a call that torch never wins.
+
+    One launch costs the host less than torch's several; or host time does not count, and our kernel is as fast.
+    """
     return 0
 
 
@@ -58,6 +61,7 @@ class PerGPU(dict[int, float]):
     def __init__(self, name: str, computed: Computed):
         super().__init__()
         self.name, self.computed = name, computed
+        self._override: float | None = None
 
     def __missing__(self, device: int) -> float:
         self[device] = self.on(gpu_facts(device))
@@ -65,17 +69,17 @@ class PerGPU(dict[int, float]):
 
     def on(self, gpu: GPUFacts) -> float:
         """Return the size on a GPU."""
-        found = measured(gpu.name).get(self.name)
+        found = measured(gpu.name).get(self.name) if self._override is None else self._override
         return self.computed(gpu) if found is None else found
 
 
 class Crossover(PerGPU):
     """The size of a call from which on a public function runs our kernel; torch takes smaller ones.
 
-    In eager mode a call takes the host or the device time, whichever is longer. Under CUDA graph capture host time does
-    not count, so `captured` weighs device time alone; it is the same size until `tilewright tune` has measured it.
-    Inside torch.compile the eager size decides: it generates fast kernels for small calls and fuses them with others.
-    `size` returns the size of a call from its arguments, counted in `unit`.
+    In eager mode a call takes the host or the device time, whichever is longer. Under CUDA graph capture and inside
+    torch.compile host time does not count, and `captured` decides, which weighs device time alone: measured, else
+    computed by the function given, else the size of eager mode. `size` returns the size of a call from its arguments,
+    counted in `unit`.
     """
 
     def __init__(
@@ -83,34 +87,42 @@ class Crossover(PerGPU):
         name: str,
         computed: Computed,
         *,
+        captured: Computed | None = None,
         unit: str = "elements",
         size: Callable[..., int] = first_size,
     ):
         super().__init__(name, computed)
         self.unit, self.size = unit, size
-        self._override: float | None = None
-        self.captured = PerGPU(name + CAPTURED, self.on)
+        self.captured = PerGPU(name + CAPTURED, captured or self.on)
         CROSSOVERS[name] = self
 
-    def on(self, gpu: GPUFacts) -> float:
-        return super().on(gpu) if self._override is None else self._override
+    def limit(self, device: int) -> float:
+        """Return the size from which on this call is ours, which depends on how it is called."""
+        if torch.compiler.is_compiling():
+            return compiled_size(self.name, device)
+        return self.captured[device] if is_captured() else self[device]
 
     def reached(self, size: int, device: int) -> bool:
-        """Return whether a call of this size is ours. Warm calls compare with `self[device]` first."""
-        if torch.compiler.is_compiling():
-            return size >= compiled_size(self.name, device)
-        return size >= self[device] or (size >= self.captured[device] and is_captured())
+        """Return whether a call of this size is ours.
+
+        A call above both sizes, as most are, does not ask whether it is captured.
+        """
+        if not torch.compiler.is_compiling() and size >= self[device] and size >= self.captured[device]:
+            return True
+        return size >= self.limit(device)
 
     @contextmanager
     def override(self, size: float) -> Iterator[None]:
         """Use this size on every GPU while the context is open."""
-        self._override = size
-        self._forget()
+        self._set_override(size)
         try:
             yield
         finally:
-            self._override = None
-            self._forget()
+            self._set_override(None)
+
+    def _set_override(self, size: float | None) -> None:
+        self._override = self.captured._override = size
+        self._forget()
 
     def _forget(self) -> None:
         self.clear()
@@ -124,8 +136,8 @@ def is_captured() -> bool:
 
 @constant_when_compiled  # it cannot trace how a size is found, and need not
 def compiled_size(name: str, device: int) -> float:
-    """Return the size of a public function's crossover inside torch.compile."""
-    return CROSSOVERS[name][device]
+    """Return the size of a public function's crossover inside torch.compile, on device time alone."""
+    return CROSSOVERS[name].captured[device]
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 from triton.runtime.jit import JITFunction
 
-from tilewright.runtime.crossovers import Crossover, compiled_size, is_captured
+from tilewright.runtime.crossovers import Crossover, compiled_size
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 ALIGNMENT = 16  # bytes: any vector access may start at such an address
@@ -38,9 +38,9 @@ class Dispatch:
     def __call__(self, crossover: Crossover, options: Any, first: Any, *others: Any) -> Any:
         """Return the result of our kernel, or None where torch must compute it or wins.
 
-        torch wins below the crossover, where it takes less time than our call costs the host. The checks are written
-        out here, since a function call for each would be a large part of that cost. For the same reason `options` is a
-        plain tuple.
+        torch wins below the crossover, where it takes less time than our call costs the host, or than our kernel takes
+        where host time does not count. The checks are written out here, since a function call for each would be a large
+        part of that cost. For the same reason `options` is a plain tuple.
         """
         if not isinstance(first, Tensor):
             return None
@@ -48,7 +48,7 @@ class Dispatch:
         if is_compiling := torch.compiler.is_compiling():
             if size < compiled_size(crossover.name, device):
                 return None
-        elif size < crossover[device] and (size < crossover.captured[device] or not is_captured()):
+        elif (size < crossover[device] or size < crossover.captured[device]) and size < crossover.limit(device):
             return None
         kind = type(first)
         if (
@@ -133,9 +133,14 @@ def why_not_eligible(first: Any, *others: Any) -> str | None:
     return "forward-mode differentiation is active" if forward_ad._current_level >= 0 else None
 
 
+def is_interpreting() -> bool:
+    """Return whether kernels run on CPU tensors, inside `tilewright.interpret()`."""
+    return getattr(JITFunction.run, "takes_cpu_tensors", False)
+
+
 def is_interpreted(tensor: Tensor) -> bool:
-    """Return whether kernels run on this CPU tensor, inside `tilewright.interpret()`."""
-    return tensor.device.type == "cpu" and getattr(JITFunction.run, "takes_cpu_tensors", False)
+    """Return whether kernels run on this CPU tensor."""
+    return tensor.device.type == "cpu" and is_interpreting()
 
 
 def has_elements(shape: Sequence[int], dtype: torch.dtype, dim: int) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tilewright.runtime.crossovers import Crossover
 from tilewright.runtime.cuda import CudaLaunch
-from tilewright.runtime.eligibility import Dispatch, eligible, why_not_eligible
+from tilewright.runtime.eligibility import Dispatch, eligible, is_interpreting, why_not_eligible
 from tilewright.runtime.gpus import gpu_facts
 from tilewright.runtime.launch import DescribedLaunch, Launcher, PreparedLaunch
 
@@ -125,7 +125,9 @@ def _crossover_reason(names: dict[str, Any]) -> str:
 
 
 def _below(crossover: Crossover, size: int, device: int) -> str:
-    limit, gpu = crossover[device], gpu_facts(device).name
+    if device < 0 and not is_interpreting():
+        return "the tensor is on cpu"
+    limit, gpu = crossover.limit(device), gpu_facts(device).name
     if limit == float("inf"):
         return f"torch is as fast on {gpu} at every size"
     return f"{size} {crossover.unit}, and our kernel is faster from {limit:.0f} on {gpu}"

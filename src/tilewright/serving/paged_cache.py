@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -96,14 +97,12 @@ class PagedCache:
         A page that would be written to and belongs to another sequence, too, is copied. Where pages run out, nothing
         changes.
         """
-        if len({*sequences}) != len(sequences):
-            raise ValueError("a sequence is given twice")
+        self._check(sequences, tokens)
         for sequence in sequences:
-            self._require(sequence)
             if self._tokens[sequence] + tokens > self.capacity:
                 total = self._tokens[sequence] + tokens
                 raise ValueError(f"sequence {sequence} would have {total} tokens, more than {self.capacity}")
-        needed = sum(self._needed(sequence, tokens) for sequence in sequences) + self._copies(sequences, tokens)
+        needed = sum(max(0, self._needed(sequence, tokens)) for sequence in sequences) + self._copies(sequences, tokens)
         if needed > self.free_pages:
             raise RuntimeError(
                 f"{needed} pages are needed, but {self.free_pages} are free: free a sequence, or create a cache of more"
@@ -111,8 +110,9 @@ class PagedCache:
         changed = []
         for sequence in sequences:
             pages, before = self._pages[sequence], [*self._pages[sequence]]
-            if tokens and self._tokens[sequence] % self.page and self._users[pages[-1]] > 1:
-                pages[-1] = self._copy(pages[-1])
+            for n in self._written(sequence, tokens):
+                if self._users[pages[n]] > 1:
+                    pages[n] = self._copy(pages[n])
             pages += [self._take() for _ in range(self._needed(sequence, tokens))]
             changed += [sequence] if pages != before else []
         if changed:
@@ -120,8 +120,8 @@ class PagedCache:
 
     def advance(self, sequences: Sequence[int], tokens: int = 1) -> None:
         """Count tokens that were written to reserved room."""
+        self._check(sequences, tokens)
         for sequence in sequences:
-            self._require(sequence)
             if self._needed(sequence, tokens) > 0:
                 raise RuntimeError(f"sequence {sequence} has no room for {tokens} more tokens: reserve it first")
         for sequence in sequences:
@@ -133,7 +133,8 @@ class PagedCache:
         layers, _, _, heads, size = self.keys.shape
         wanted = (layers, len(sequences), k.shape[2] if k.dim() == 5 else -1, heads, size)
         if tuple(k.shape) != wanted or k.shape != v.shape:
-            raise ValueError(f"k and v must be {[*wanted[:2], 'tokens', *wanted[3:]]}, not {[*k.shape]}")
+            shapes = f"{[*k.shape]} and {[*v.shape]}"
+            raise ValueError(f"k and v must be [{layers}, {len(sequences)}, tokens, {heads}, {size}], not {shapes}")
         self.reserve(sequences, k.shape[2])
         rows = torch.tensor([*sequences], device=self.lengths.device)
         lengths, table = self.lengths[rows], self.block_table[rows]
@@ -143,6 +144,14 @@ class PagedCache:
             write(k[layer], v[layer], *caches, lengths, table, None, None, None, None, Append("NHD", False))
         self.advance(sequences, k.shape[2])
 
+    def _check(self, sequences: Sequence[int], tokens: int) -> None:
+        if len({*sequences}) != len(sequences):
+            raise ValueError("a sequence is given twice")
+        if tokens < 0:
+            raise ValueError(f"the number of tokens must not be negative, but it is {tokens}")
+        for sequence in sequences:
+            self._require(sequence)
+
     def _require(self, sequence: int) -> None:
         if sequence not in self._tokens:
             raise KeyError(f"there is no sequence {sequence}: it was never allocated, or is free")
@@ -151,13 +160,15 @@ class PagedCache:
         """Return the number of pages that a sequence lacks."""
         return -(-(self._tokens[sequence] + tokens) // self.page) - len(self._pages[sequence])
 
+    def _written(self, sequence: int, tokens: int) -> range:
+        """Return which of its pages a sequence writes to when it grows by that many tokens."""
+        before = self._tokens[sequence]
+        after = -(-(before + tokens) // self.page) if tokens else 0
+        return range(before // self.page, min(len(self._pages[sequence]), after))
+
     def _copies(self, sequences: Sequence[int], tokens: int) -> int:
         """Return the number of pages to copy: all users of a page but its last one write to a copy."""
-        writers: dict[int, int] = {}
-        for sequence in sequences:
-            if tokens and self._tokens[sequence] % self.page:
-                last = self._pages[sequence][-1]
-                writers[last] = writers.get(last, 0) + 1
+        writers = Counter(self._pages[s][n] for s in sequences for n in self._written(s, tokens))
         return sum(min(count, self._users[page] - 1) for page, count in writers.items())
 
     def _take(self) -> int:

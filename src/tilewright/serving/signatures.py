@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tilewright.ops.decode._reference import LAYOUTS
 from tilewright.ops.decode.decode_attention import decode_attention
 from tilewright.ops.decode.mla_decode import LATENT, mla_decode
 
@@ -117,8 +118,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
     """
 
     def __init__(self, float_workspace_buffer: Tensor | None = None, kv_layout: str = "NHD", **unused: Any):
+        if kv_layout not in LAYOUTS:
+            raise ValueError(f"kv_layout must be 'NHD' or 'HND', not {kv_layout!r}")
         self._layout = kv_layout
         self._paging: tuple[Tensor, Tensor] | None = None
+        self._planned: tuple[int, int, int, int] = (0, 0, 0, 0)  # query heads, key heads, their size, the page size
         self._options: dict[str, Any] = {}
 
     def plan(
@@ -139,12 +143,14 @@ class BatchDecodeWithPagedKVCacheWrapper:
         sm_scale: float | None = None,
         **unused: Any,
     ) -> None:
-        """Convert the paging; the sizes of heads and dtypes follow from the tensors of `run`."""
+        """Convert the paging. Dtypes follow from the tensors of `run`, whose sizes must be those given here."""
         if pos_encoding_mode != "NONE":
             raise NotImplementedError(
                 f"pos_encoding_mode={pos_encoding_mode!r} is not supported: rotate q and k before"
             )
+        _check_csr(indptr, indices, last_page_len, page_size)
         indptr, last_page_len = (x.to(indices.device) for x in (indptr, last_page_len))
+        self._planned = num_qo_heads, num_kv_heads, head_dim, page_size
         self._paging = block_table_from_csr(indptr, indices, last_page_len, page_size, max(1, indices.numel()))
         self._options = {
             "window": window_left + 1 if window_left >= 0 else None,
@@ -157,12 +163,34 @@ class BatchDecodeWithPagedKVCacheWrapper:
         if self._paging is None:
             raise RuntimeError("call plan before run")
         k, v = paged_kv_cache.unbind(1) if isinstance(paged_kv_cache, Tensor) else paged_kv_cache
+        if q.dim() != 3 or k.dim() != 4:
+            raise ValueError(
+                f"q must be [B, H, D] and the caches of four dimensions, not {[*q.shape]} and {[*k.shape]}"
+            )
+        page, heads = (1, 2) if self._layout == "NHD" else (2, 1)
+        given = q.shape[1], k.shape[heads], q.shape[2], k.shape[page]
+        if given != self._planned:
+            names = "query heads, key heads, head size and page size"
+            raise ValueError(f"plan was given {names} {self._planned}, but run has {given}")
         table, lengths = self._paging
         found = decode_attention(
             q[:, None], k, v, lengths, table, layout=self._layout, return_lse=True, **self._options
         )
         out, lse = found[0][:, 0], found[1][:, 0]
         return (out, lse / LN_2) if return_lse else out
+
+
+def _check_csr(indptr: Tensor, indices: Tensor, last_page_len: Tensor, page: int) -> None:
+    """Raise where FlashInfer's paging does not fit together, as far as its values are on the host."""
+    if indptr.dim() != 1 or last_page_len.shape != (indptr.shape[0] - 1,):
+        shapes = f"{[*indptr.shape]} and {[*last_page_len.shape]}"
+        raise ValueError(f"indptr must be [B + 1] and last_page_len [B], not {shapes}")
+    if indptr.device.type == "cpu":
+        ends = indptr.tolist()
+        if ends[0] != 0 or ends != sorted(ends) or ends[-1] > indices.numel():
+            raise ValueError(f"indptr must ascend from 0 to at most the {indices.numel()} indices, not {ends}")
+    if last_page_len.device.type == "cpu" and not bool(((last_page_len >= 0) & (last_page_len <= page)).all()):
+        raise ValueError(f"last_page_len must be 0 to {page}, the page size, not {last_page_len.tolist()}")
 
 
 def _unsupported(**given: Any) -> None:

@@ -344,7 +344,12 @@ def bad_calls():
     yield "number of lengths", ValueError, "lengths must be", (q, k, k, n[:1], table), {}
     yield "layout", ValueError, "layout must be", (q, k, k, n, table), {"layout": "DHN"}
     yield "window", ValueError, "a window needs causal", (q, k, k, n, table), {"window": 4, "causal": False}
-    yield "splits", ValueError, "num_splits must be positive", (q, k, k, n, table), {"num_splits": 0}
+    yield "splits", ValueError, "num_splits must be a positive integer", (q, k, k, n, table), {"num_splits": 0}
+    yield "half a split", ValueError, "num_splits must be a positive", (q, k, k, n, table), {"num_splits": 1.5}
+    yield "list of lengths", TypeError, "lengths must be a tensor, not list", (q, k, k, [3, 60], table), {}
+    yield "other device", ValueError, "block_table is on meta and q on cpu", (q, k, k, n, table.to("meta")), {}
+    few = {"rotary_cos": wide[:, :8], "rotary_sin": wide[:, :8]}
+    yield "few angles", ValueError, "60 tokens, but rotary_cos and rotary_sin have 9", (q, k, k, n, table), few
     yield "sinks", ValueError, r"sinks must be \[4\]", (q, k, k, n, table), {"sinks": torch.zeros(3)}
     yield "one new tensor", ValueError, "belong together", (q, k, k, n, table), {"k_new": new}
     yield "no room", ValueError, "but the cache holds 64", (q, k, k, n + 4, table), {"k_new": new, "v_new": new}

@@ -141,6 +141,7 @@ def test_bad_arguments_raise_one_sentence(device):
         (ValueError, "21 tokens, but the cache holds 16", (q, cache, n + 1, table[:, :1])),
         (TypeError, "dtype of q", (q, cache.half(), n, table)),
         (TypeError, "int32 or int64", (q, cache, n.float(), table)),
+        (TypeError, "kv_cache must be a tensor, not list", (q, [cache], n, table)),
     ):
         with pytest.raises(error, match=message):
             tw.mla_decode(*args)

@@ -187,6 +187,8 @@ def test_bad_arguments(device):
         (RuntimeError, "must have the same dtype, not", (x.half(), weights, offsets)),
         (RuntimeError, r"must be of shape \[6\], the end of each group, not \(5,\)", (x, weights, offsets[1:])),
         (TypeError, "must be int32 or int64, not torch.float32", (x, weights, offsets.float())),
+        (TypeError, "must be int32 or int64, not torch.float32", (x, weights, [1.5, 2, 3, 4, 5, 6])),
+        (TypeError, "input must be a tensor, not list", ([1], weights, offsets)),
         (ValueError, r"must ascend from 0, but offsets\[2\] is 4, after 5", (x, weights, [5, 5, 4, 6, 7, 8])),
         (ValueError, r"must ascend from 0, but offsets\[0\] is -1, below 0", (x, weights, [-1, 5, 5, 6, 7, 8])),
         (ValueError, "must not exceed the 70 rows of the input, but the last is 71", (x, weights, [5] * 5 + [71])),

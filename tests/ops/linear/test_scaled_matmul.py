@@ -186,7 +186,8 @@ def test_bad_arguments(device):
     refused = [
         (TypeError, "a must be float8_e4m3fn or float8_e5m2, not torch.float32", (a.float(), b, one, one)),
         (RuntimeError, r"a and b must be of shape \[M, K\] and \[K, N\], not", (a, b.t(), one, one)),
-        (TypeError, "scale_b must be float32, not torch.float16", (a, b, one, one.half())),
+        (TypeError, "scale_b must be a float32 tensor, not torch.float16", (a, b, one, one.half())),
+        (TypeError, "scale_a must be a float32 tensor, not float", (a, b, 1.0, one)),
         (RuntimeError, r"scale_a must be one number or of shape \[1 or 200 or 2\] x \[1 or 3\], not \(4, 3\)",
          (a, b, torch.ones(4, 3, device=device), one)),
         (RuntimeError, r"scale_b must be one number or of shape \[1 or 3\] x \[1 or 33\], not \(33, 1\)",

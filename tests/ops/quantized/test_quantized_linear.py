@@ -328,6 +328,7 @@ def test_what_the_kernel_does_not_take_goes_to_torch():
         ),
         (lambda x, w: (x[:, :30], w), ValueError, r"shape \(3, 30\), and the weight 9x70 takes 70 features"),
         (lambda x, w: (x, w.to("meta")), ValueError, r"the weight on meta: move it with .to\(\)"),
+        (lambda x, w: (x.int(), w), TypeError, "the input must be a tensor of floats, not torch.int32"),
         (lambda x, w: (x, w, None, "swish"), ValueError, "activation must be None or one of relu, "),
     ],
 )

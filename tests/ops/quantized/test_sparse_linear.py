@@ -176,6 +176,7 @@ def test_cusparselt_takes_many_rows(monkeypatch):
         (lambda x, w: tw.sparse_linear(x[:, :9], tw.sparsify(w)), ValueError, "the weight 9x70 takes 70 features"),
         (lambda x, w: tw.sparse_linear(x, tw.sparsify(w), mask=w > 0), ValueError, "has its mask already"),
         (lambda x, w: tw.sparse_linear(x, tw.sparsify(w).to("meta")), ValueError, "the weight on meta: move it with"),
+        (lambda x, w: tw.sparse_linear(x.half(), tw.sparsify(w)), RuntimeError, "the same dtype, but got"),
         (lambda x, w: tw.sparse_linear(x, "w"), TypeError, "weight is a str, not a tensor or a SparseWeight"),
     ],
 )

@@ -17,7 +17,7 @@ from tilewright.ops.activation._unary import (
     dispatch,
     with_bias,
 )
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 
 __all__ = ["silu"]
 
@@ -34,7 +34,7 @@ def triton_silu(x: Tensor) -> Tensor:
     return activation(x, "silu")
 
 
-CROSSOVER = Crossover("silu", faster_after(us=1.75, bytes_per_element=4))
+CROSSOVER = Crossover("silu", faster_after(us=1.75, bytes_per_element=4), captured=always)
 
 
 def silu(input: Tensor, inplace: bool = False, *, bias: Tensor | None = None) -> Tensor:

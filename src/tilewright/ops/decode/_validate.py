@@ -25,7 +25,7 @@ def check_cache(
     """Return the number of key heads; raise where the arguments do not match."""
     require(layout in LAYOUTS, f"layout must be 'NHD' or 'HND', not {layout!r}")
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        require(isinstance(x, Tensor), f"{name} must be a tensor, not {type(x).__name__}", TypeError)
+        require_tensor(name, x, q)
         require(x.dim() == 4, f"{name} must have four dimensions, not {x.dim()}")
     B, _, H, D = q.shape
     shape = f"[{'pages' if block_table is not None else B}, {'tokens, HKV' if layout == 'NHD' else 'HKV, tokens'}, {D}]"
@@ -40,12 +40,22 @@ def check_cache(
         f"the caches must have the dtype of q, {q.dtype}, or float8, not {k_cache.dtype}",
         TypeError,
     )
-    check_tables(lengths, block_table, B)
+    check_tables(lengths, block_table, q)
     require(block_table is not None or k_cache.shape[0] == B, _expected("the caches", shape, k_cache))
     return HKV
 
 
-def check_tables(lengths: Tensor, block_table: Tensor | None, B: int) -> None:
+def require_tensor(name: str, x: Any, q: Any) -> None:
+    """Raise unless x is a tensor on the device of q."""
+    require(isinstance(x, Tensor), f"{name} must be a tensor, not {type(x).__name__}", TypeError)
+    require(x.device == q.device, f"{name} is on {x.device} and q on {q.device}: move it with .to()")
+
+
+def check_tables(lengths: Tensor, block_table: Tensor | None, q: Tensor) -> None:
+    B = q.shape[0]
+    require_tensor("lengths", lengths, q)
+    if block_table is not None:
+        require_tensor("block_table", block_table, q)
     require(lengths.shape == (B,), _expected("lengths", f"[{B}]", lengths))
     for name, x in (("lengths", lengths), ("block_table", block_table)):
         is_index = x is None or x.dtype in (torch.int32, torch.int64)
@@ -56,7 +66,13 @@ def check_tables(lengths: Tensor, block_table: Tensor | None, B: int) -> None:
 
 
 def check_lengths(
-    lengths: Tensor, capacity: int, added: int, block_table: Tensor | None, page: int, pages: int
+    lengths: Tensor,
+    capacity: int,
+    added: int,
+    block_table: Tensor | None,
+    page: int,
+    pages: int,
+    rotary: Tensor | None = None,
 ) -> None:
     """Raise where values on the CPU do not fit; on a GPU, kernels assert it if Triton's debug mode is on."""
     require(added <= capacity, f"{added} new tokens do not fit into a cache of {capacity} tokens per sequence")
@@ -64,6 +80,11 @@ def check_lengths(
         return
     longest = int(lengths.max()) + added
     require(longest <= capacity, f"a sequence has {longest} tokens, but the cache holds {capacity} per sequence")
+    if rotary is not None:
+        most = rotary.shape[0]
+        require(
+            longest <= most, f"a sequence has {longest} tokens, but rotary_cos and rotary_sin have {most} positions"
+        )
     require(int(lengths.min()) >= 0, f"lengths must not be negative, but one is {int(lengths.min())}")
     if block_table is not None and block_table.device.type == "cpu" and block_table.numel():
         is_used = torch.arange(block_table.shape[1]) * page < lengths[:, None] + added
@@ -73,6 +94,11 @@ def check_lengths(
             f"block_table names page {int(block_table[wrong][0]) if bool(wrong.any()) else 0} within a sequence, "
             f"but the cache has pages 0 to {pages - 1}",
         )
+
+
+def check_splits(num_splits: int | None) -> None:
+    is_number = num_splits is None or (isinstance(num_splits, int) and num_splits > 0)
+    require(is_number, f"num_splits must be a positive integer, not {num_splits}")
 
 
 def per_head(name: str, factor: Any, HKV: int, q: Tensor) -> Tensor | None:
@@ -98,4 +124,4 @@ def is_eligible(q: Tensor, *others: Tensor | None) -> bool:
 
 
 def _expected(name: str, shape: str, *given: Tensor) -> str:
-    return f"{name} must be {shape}, not {' and '.join(str([*x.shape]) for x in dict.fromkeys(given))}"
+    return f"{name} must be {shape}, not {' and '.join(dict.fromkeys(str([*x.shape]) for x in given))}"

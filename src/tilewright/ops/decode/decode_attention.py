@@ -18,7 +18,7 @@ from tilewright.ops.decode._append import Append, append_in_torch, append_kv, is
 from tilewright.ops.decode._reference import attend, dense, token_major
 from tilewright.ops.decode._splits import LOG2_E, MIN_CHUNK, plan_splits
 from tilewright.ops.decode._triton import _combine_fwd, _decode_fwd
-from tilewright.ops.decode._validate import check_cache, check_lengths, is_eligible, per_head, require
+from tilewright.ops.decode._validate import check_cache, check_lengths, check_splits, is_eligible, per_head, require
 from tilewright.ops.rope import reference as rotate
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
 from tilewright.runtime.gpus import GPUFacts, gpu_facts, has_fp8
@@ -395,17 +395,18 @@ def decode_attention(
     HKV = check_cache(q, k_cache, v_cache, lengths, block_table, layout)
     capacity = token_major(k_cache, layout).shape[1] * (1 if block_table is None else block_table.shape[1])
     added = _check_new(q, k_cache, k_new, v_new, HKV)
-    check_lengths(lengths, capacity, added, block_table, token_major(k_cache, layout).shape[1], k_cache.shape[0])
     require(causal or window is None, "a window needs causal=True")
     require(window is None or window > 0, "window must be a positive number of tokens")
     require(softcap is None or softcap > 0, "softcap must be positive")
-    require(num_splits is None or num_splits > 0, "num_splits must be positive")
+    check_splits(num_splits)
     require((rotary_cos is None) == (rotary_sin is None), "rotary_cos and rotary_sin belong together")
     require(rotary_cos is None or causal, "rotary embedding needs causal=True, which places the queries")
     if rotary_cos is not None and rotary_sin is not None:
         R = rotary_cos.shape[-1]
         is_table = rotary_cos.dim() == 2 and rotary_cos.shape == rotary_sin.shape and 0 < 2 * R <= q.shape[3]
         require(is_table, f"rotary_cos and rotary_sin must be [positions, at most {q.shape[3] // 2} pairs]")
+    page, pages = token_major(k_cache, layout).shape[1], k_cache.shape[0]
+    check_lengths(lengths, capacity, added, block_table, page, pages, rotary_cos)
     require(sinks is None or sinks.shape == q.shape[2:3], f"sinks must be [{q.shape[2]}], one per query head")
     k_factor, v_factor = per_head("k_scale", k_scale, HKV, q), per_head("v_scale", v_scale, HKV, q)
     scale = q.shape[3] ** -0.5 if scale is None else float(scale)

@@ -20,7 +20,14 @@ from tilewright.ops.decode._mla import _mla_fwd
 from tilewright.ops.decode._reference import attend, dense
 from tilewright.ops.decode._splits import LOG2_E, MIN_CHUNK, plan_splits
 from tilewright.ops.decode._triton import _combine_fwd
-from tilewright.ops.decode._validate import check_lengths, check_tables, is_eligible, require
+from tilewright.ops.decode._validate import (
+    check_lengths,
+    check_splits,
+    check_tables,
+    is_eligible,
+    require,
+    require_tensor,
+)
 from tilewright.ops.decode.decode_attention import COMBINED_AT_ONCE, case_lengths, case_pages
 from tilewright.runtime.configs import Config, ConfigTable, cached_plan
 from tilewright.runtime.gpus import GPUFacts, gpu_facts, has_fp8
@@ -305,12 +312,12 @@ def mla_decode(
     return_lse=True also returns the log-sum-exp of the scores, float32 [B, LQ, H].
     """
     kv_cache = _checked(q, kv_cache)
-    check_tables(lengths, block_table, q.shape[0])
+    check_tables(lengths, block_table, q)
     page, pages = kv_cache.shape[1], kv_cache.shape[0]
     expected = block_table is not None or pages == q.shape[0]
     require(expected, f"the cache must hold {q.shape[0]} sequences, as many as q, not {pages}")
     check_lengths(lengths, page * (1 if block_table is None else block_table.shape[1]), 0, block_table, page, pages)
-    require(num_splits is None or num_splits > 0, "num_splits must be positive")
+    check_splits(num_splits)
     scale = WIDTH**-0.5 if scale is None else float(scale)
     fits = q.numel() and _fits(q, kv_cache)
     if fits and is_eligible(q, kv_cache, lengths, block_table):
@@ -322,6 +329,8 @@ def mla_decode(
 
 def _checked(q: Tensor, kv_cache: Tensor) -> Tensor:
     """Return the cache as [pages, tokens, width], of q's dtype or bytes; raise where it does not belong to q."""
+    require_tensor("q", q, q)
+    require_tensor("kv_cache", kv_cache, q)
     require(q.dim() == 4 and q.shape[3] == WIDTH, f"q must be [B, LQ, H, {WIDTH}], not {[*q.shape]}")
     if kv_cache.dim() == 4 and kv_cache.shape[2] == 1:
         kv_cache = kv_cache.squeeze(2)

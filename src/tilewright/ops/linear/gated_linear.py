@@ -252,6 +252,9 @@ def gated_linear(input: Tensor, gate_weight: Tensor, up_weight: Tensor, activati
     """
     if activation not in FORMULAS:
         raise ValueError(f"activation must be one of {', '.join(FORMULAS)}, not {activation!r}")
+    for name, x in (("input", input), ("gate_weight", gate_weight), ("up_weight", up_weight)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(x).__name__}")
     if gate_weight.shape != up_weight.shape:
         shapes = f"{tuple(gate_weight.shape)} and {tuple(up_weight.shape)}"
         raise RuntimeError(f"the weights of gate and up must have the same shape, not {shapes}")

@@ -459,8 +459,11 @@ def grouped_linear(input: Tensor, weights: Tensor, offsets: Tensor | Sequence[in
     after the last group have results and gradients of zero. Offsets on a GPU are not checked, since that would wait for
     it; those on the host, or in a list, must ascend.
     """
+    for name, x in (("input", input), ("weights", weights)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(x).__name__}")
     if not isinstance(offsets, Tensor):
-        offsets = torch.tensor(offsets, dtype=torch.int64)
+        offsets = torch.tensor(offsets) if len(offsets) else torch.empty(0, dtype=torch.int64)
     kind = input.device.type
     if torch.is_autocast_enabled(kind) and input.dtype in FLOATS and weights.dtype in FLOATS:
         dtype = torch.get_autocast_dtype(kind)

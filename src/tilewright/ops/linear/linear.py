@@ -193,11 +193,6 @@ def cuda(x: Tensor, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     return linear_forward(x, weight, bias, None, _named(relu), "cuda")
 
 
-SMALLEST = (
-    1024,
-    4096,
-    4096,
-)  # M, N and K from which the fused kernel may win; below, cuBLAS has more shapes of tiles
 BUSY = 0.95  # the share of the SMs that the last tiles must leave busy on average
 
 # cuBLAS's own fused ReLU is no alternative: it turns NaN into 0.
@@ -224,9 +219,7 @@ def _is_eligible(input: Tensor, weight: Tensor, bias: Tensor | None, residual: T
 
 def _wins(a: Tensor, b: Tensor) -> bool:
     """Return whether the fused kernel takes these matrices and its GEMM is about as fast as that of cuBLAS."""
-    sizes = M, N, _ = a.shape[0], b.shape[1], b.shape[0]
-    enough = all(size >= smallest for size, smallest in zip(sizes, SMALLEST, strict=True))
-    return enough and fits_gluon(a, b) and _gluon.busy_share(M, N, a.get_device()) >= BUSY
+    return fits_gluon(a, b) and _gluon.busy_share(a.shape[0], b.shape[1], a.get_device()) >= BUSY
 
 
 def linear(
@@ -243,8 +236,8 @@ def linear(
     """
     if activation is not None and activation not in FORMULAS:
         raise ValueError(f"activation must be None or one of {', '.join(FORMULAS)}, not {activation!r}")
-    if activation is None and residual is None:
-        return F.linear(input, weight, bias)
+    if (activation is None and residual is None) or not isinstance(input, Tensor) or not isinstance(weight, Tensor):
+        return F.linear(input, weight, bias)  # which refuses everything but tensors
     activation = activation or "none"
     if not _is_eligible(input, weight, bias, residual, activation):
         return unfused(input, weight, bias, residual, activation)

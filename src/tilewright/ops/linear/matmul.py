@@ -135,7 +135,6 @@ def _size(input: Tensor, other: Tensor) -> int:
 
 
 CROSSOVER = Crossover("matmul", never, unit="rows x FMAs", size=_size)
-SMALLEST = (8192, 4096, 4096)  # M, N and K from which our kernels may win; below, cuBLAS has more shapes of tiles
 L2_SIZES = 4  # from a larger b on, the smaller tiles of the ping-pong kernel read more than L2 delivers
 
 
@@ -148,10 +147,8 @@ def best_kernel(a: Tensor, b: Tensor) -> str:
 
 def _wins(a: Tensor, b: Tensor) -> bool:
     """Return whether our kernels take these matrices as they are, and are faster than cuBLAS."""
-    sizes = a.shape[0], b.shape[1], b.shape[0]
     return (
         CROSSOVER.reached(_size(a, b), a.get_device())
-        and all(size >= smallest for size, smallest in zip(sizes, SMALLEST, strict=True))
         and rows_are_aligned(a)
         and rows_are_aligned(b)
         and fits_gluon(a, b)

@@ -385,8 +385,9 @@ def torch_scaled_mm(
 
 def _scale_of(name: str, scale: Tensor, rows: tuple[int, ...], columns: tuple[int, ...]) -> Tensor:
     """Return a scale with two dimensions, each of one of these sizes."""
-    if scale.dtype != torch.float32:
-        raise TypeError(f"{name} must be float32, not {scale.dtype}")
+    if not isinstance(scale, Tensor) or scale.dtype != torch.float32:
+        given = scale.dtype if isinstance(scale, Tensor) else type(scale).__name__
+        raise TypeError(f"{name} must be a float32 tensor, not {given}")
     if scale.numel() == 1:
         return scale.reshape(1, 1)
     if scale.dim() == 1:

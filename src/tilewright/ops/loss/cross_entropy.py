@@ -21,7 +21,7 @@ from torch.nn._reduction import legacy_get_string
 from tilewright.ops.loss._autograd import fused_apply
 from tilewright.ops.loss._options import IGNORE_INDEX, CrossEntropy, eligible_loss, torch_cross_entropy
 from tilewright.ops.loss._plans import launch_rows, mean_divisor, sum_losses
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 from tilewright.runtime.launch import MAX_INT32
 from tilewright.runtime.operator import contiguous_like, is_observed, needs_gradient, operator
 from tilewright.spec import Cost, Draw, Op, points
@@ -196,7 +196,7 @@ def cuda_cross_entropy(input: Tensor, target: Tensor, weight: Tensor | None, *op
     return _cross_entropy(input, target, weight, CrossEntropy(*options))
 
 
-CROSSOVER = Crossover("cross_entropy", faster_after(us=3.5, bytes_per_element=2), unit="logits")
+CROSSOVER = Crossover("cross_entropy", faster_after(us=3.5, bytes_per_element=2), captured=always, unit="logits")
 
 
 def cross_entropy(

@@ -9,7 +9,7 @@ from torch import Tensor
 from tilewright.ops.norm._cases import bench_cases, check_cases, draw_affine, parameter_bytes
 from tilewright.ops.norm._cuda import fits_cluster
 from tilewright.ops.norm._operators import Norm, apply_norm, dispatch, torch_layer_norm
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 from tilewright.spec import Cost, Op
 
 __all__ = ["layer_norm"]
@@ -53,7 +53,7 @@ def cuda_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Te
     return apply_norm(Norm(x.shape[-1], EPS, False, form="cuda"), x, None, weight, bias)
 
 
-CROSSOVER = Crossover("layer_norm", faster_after(us=0.87, bytes_per_element=4))
+CROSSOVER = Crossover("layer_norm", faster_after(us=0.87, bytes_per_element=4), captured=always)
 
 
 def layer_norm(

@@ -9,7 +9,7 @@ from torch import Tensor
 from tilewright.ops.norm._cases import bench_cases, check_cases, draw_weight, parameter_bytes, without_infinities
 from tilewright.ops.norm._cuda import fits_cluster
 from tilewright.ops.norm._operators import RMS_EPS, Norm, apply_norm, dispatch, torch_rms_norm
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 from tilewright.spec import Cost, Draw, Op
 
 __all__ = ["rms_norm"]
@@ -60,7 +60,7 @@ def cuda_rms_norm(x: Tensor, weight: Tensor | None, eps: float, weight_offset: f
     return _norm(x, weight, eps, weight_offset, "cuda")
 
 
-CROSSOVER = Crossover("rms_norm", faster_after(us=0.87, bytes_per_element=4))
+CROSSOVER = Crossover("rms_norm", faster_after(us=0.87, bytes_per_element=4), captured=always)
 
 
 def rms_norm(

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.ops.quantized._formats import BIAS, Parts, pack, parse
+from tilewright.ops.quantized._formats import BIAS, GROUPS, Parts, pack, parse
 from tilewright.ops.quantized._weight import QuantizedWeight, checked
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column that each nibble of a word holds
 NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
 NESTED_BLOCK = 256
 BITS = (4, 8)
+HQQ_NUMBERS = ("shape", "nbits", "group_size", "axis")
 
 
 def load_quantized(tensors: Mapping[str, Any], layout: str) -> QuantizedWeight:
@@ -35,7 +36,22 @@ def load_quantized(tensors: Mapping[str, Any], layout: str) -> QuantizedWeight:
     load, needed = LAYOUTS[layout]
     if missing := [name for name in needed if name not in tensors]:
         raise ValueError(f"a layer in the layout {layout} has {', '.join(needed)}: {missing[0]} is missing")
+    for name in needed:
+        if name not in HQQ_NUMBERS and not isinstance(tensors[name], Tensor):
+            raise TypeError(f"{name} must be a tensor, not {type(tensors[name]).__name__}")
     return load(tensors)
+
+
+def _require_words(tensors: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        words = tensors[name]
+        if words.dim() != 2 or words.dtype != torch.int32:
+            raise ValueError(f"{name} must be a matrix of int32, not {tuple(words.shape)} of {words.dtype}")
+
+
+def _require_elements(name: str, tensor: Tensor, wanted: int, of: str) -> None:
+    if tensor.numel() != wanted:
+        raise ValueError(f"{name} has {tensor.numel()} elements, and {of} has {wanted}")
 
 
 def unpack_words(words: Tensor, bits: int, dim: int, order: tuple[int, ...] | None = None) -> Tensor:
@@ -56,6 +72,9 @@ def _integer_weight(
     """
     (N, K), groups = codes.shape, scale.shape[0]
     name, group, order = f"int{bits}", K if not groups else -(-K // groups), None
+    if groups > 1 and group not in GROUPS:
+        sizes = ", ".join(map(str, GROUPS))
+        raise ValueError(f"{groups} scales in a row of {K} columns are not one per {sizes} columns, or one per row")
     if g_idx is not None and bool((g_idx[1:] < g_idx[:-1]).any()):
         order = g_idx.argsort(stable=True)
         if not torch.equal(g_idx[order].long(), torch.arange(K, device=order.device) // group):
@@ -73,6 +92,7 @@ def _integer_weight(
 
 
 def _gptq(tensors: Mapping[str, Any], stored_less: int = 1) -> QuantizedWeight:
+    _require_words(tensors, "qweight", "qzeros")
     qweight, qzeros, scales = (tensors[name] for name in ("qweight", "qzeros", "scales"))
     bits = 32 * qzeros.shape[1] // qweight.shape[1]
     _require_bits(bits)
@@ -86,8 +106,9 @@ def _gptq_v2(tensors: Mapping[str, Any]) -> QuantizedWeight:
 
 
 def _awq(tensors: Mapping[str, Any]) -> QuantizedWeight:
+    _require_words(tensors, "qweight", "qzeros")
     qweight, qzeros, scales = (tensors[name] for name in ("qweight", "qzeros", "scales"))
-    if qweight.shape[1] * 8 != scales.shape[1]:
+    if scales.dim() != 2 or qweight.shape[1] * 8 != scales.shape[1]:
         raise ValueError(f"qweight {tuple(qweight.shape)} is not that of 4-bit AWQ with scales {tuple(scales.shape)}")
     codes, zero = (unpack_words(words, 4, 1, AWQ_ORDER) for words in (qweight, qzeros))
     return _integer_weight(codes.t(), scales, zero, 4)
@@ -97,20 +118,27 @@ def _hqq(tensors: Mapping[str, Any]) -> QuantizedWeight:
     bits, group, axis = (int(tensors[name]) for name in ("nbits", "group_size", "axis"))
     N, K = (int(n) for n in tensors["shape"])
     _require_bits(bits)
-    if axis != 1 or K % group:
+    if axis != 1 or group < 1 or K % group:
         raise ValueError(f"HQQ needs axis=1 and groups that divide {K} columns, not axis={axis} and groups of {group}")
     codes = tensors["W_q"].to(torch.uint8)  # [N * K / group, group]; the first half of the rows in the high nibbles
     codes = torch.cat((codes >> 4, codes & 15)) if bits == 4 else codes
+    _require_elements("W_q", codes, N * K, f"a weight {N}x{K}, unpacked,")
+    for name in ("scale", "zero"):
+        _require_elements(name, tensors[name], N * K // group, f"a weight {N}x{K} with groups of {group} columns")
     scale, zero = (tensors[name].reshape(N, K // group).t() for name in ("scale", "zero"))
     return _integer_weight(codes.reshape(N, K), scale, zero, bits, is_float=True)
 
 
 def _bitsandbytes(tensors: Mapping[str, Any]) -> QuantizedWeight:
-    state = json.loads(bytes(tensors[NF4_STATE].cpu().tolist()))
-    (N, K), block = state["shape"], state["blocksize"]
+    (N, K), block, state = _nf4_state(tensors[NF4_STATE])
     if K % block:
         raise ValueError(f"blocks of {block} weights cross the rows of {K} columns: dequantise this layer instead")
     pairs = tensors["weight"].reshape(-1).view(torch.uint8)
+    _require_elements("weight", pairs, N * K // 2, f"a weight {N}x{K}, two codes in a byte,")
+    _require_elements(
+        "weight.absmax", tensors["weight.absmax"], N * K // block, f"a weight {N}x{K} in blocks of {block}"
+    )
+    _require_elements("weight.quant_map", tensors["weight.quant_map"], 16, "NF4")
     codes = torch.stack((pairs >> 4, pairs & 15), -1).view(N, K)
     absmax = tensors["weight.absmax"].reshape(-1)
     if "weight.nested_absmax" in tensors:  # double quantisation
@@ -122,9 +150,24 @@ def _bitsandbytes(tensors: Mapping[str, Any]) -> QuantizedWeight:
     return checked(name, (N, K), Parts(pack(codes, parse(name)), scale, None, levels))
 
 
+def _nf4_state(state: Tensor) -> tuple[tuple[int, int], int, dict[str, Any]]:
+    """Return the shape of the weight, the size of its blocks, and the whole state."""
+    try:
+        found = json.loads(bytes(state.cpu().tolist()))
+        N, K = found["shape"]
+        return (N, K), found["blocksize"], found
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{NF4_STATE} is not the JSON of a matrix's state: {error}") from None
+
+
 def _compressed_tensors(tensors: Mapping[str, Any]) -> QuantizedWeight:
     packed, scale = tensors["weight_packed"], tensors["weight_scale"]
+    _require_words(tensors, "weight_packed")
+    _require_elements("weight_shape", tensors["weight_shape"], 2, "a matrix")
     N, K = (int(n) for n in tensors["weight_shape"])
+    if packed.shape[0] != N or not scale.numel() or scale.numel() % N:
+        shapes = f"{tuple(packed.shape)} and {tuple(scale.shape)}"
+        raise ValueError(f"weight_packed and weight_scale must have {N} rows, as weight_shape says, not {shapes}")
     bits = next((bits for bits in BITS if packed.shape[1] == -(-K * bits // 32)), 0)
     _require_bits(bits)
     codes = unpack_words(packed, bits, 1)[:, :K]

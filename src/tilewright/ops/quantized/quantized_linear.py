@@ -238,6 +238,9 @@ def quantized_linear(
         raise TypeError(f"weight is a {type(weight).__name__}: quantize it first, with tilewright.quantize")
     if activation is not None and activation not in FORMULAS:
         raise ValueError(f"activation must be None or one of {', '.join(FORMULAS)}, not {activation!r}")
+    if not isinstance(input, Tensor) or not input.is_floating_point():
+        given = input.dtype if isinstance(input, Tensor) else type(input).__name__
+        raise TypeError(f"the input must be a tensor of floats, not {given}")
     N, K = weight.shape
     if input.dim() == 0 or input.shape[-1] != K:
         raise ValueError(f"the input has shape {tuple(input.shape)}, and the weight {N}x{K} takes {K} features")

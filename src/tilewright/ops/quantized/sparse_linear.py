@@ -187,6 +187,8 @@ def sparse_linear(
     if not isinstance(weight, SparseWeight):
         raise TypeError(f"weight is a {type(weight).__name__}, not a tensor or a SparseWeight of tilewright.sparsify")
     N, K = weight.shape
+    if not isinstance(input, Tensor):
+        raise TypeError(f"the input must be a tensor, not {type(input).__name__}")
     if mask is not None:
         raise ValueError("a SparseWeight has its mask already: pass mask to sparsify")
     if input.dim() == 0 or input.shape[-1] != K:
@@ -201,7 +203,7 @@ def sparse_linear(
         return y.view(*input.shape[:-1], N)
     if rows >= many and _takes_cusparselt(input, weight) and not torch.compiler.is_compiling():
         return F.linear(input.reshape(rows, K), weight.compressed(), bias).view(*input.shape[:-1], N)
-    return F.linear(input, weight.dense().to(input.dtype), bias)
+    return F.linear(input, weight.dense(), bias)
 
 
 def _takes_cusparselt(input: Tensor, weight: SparseWeight) -> bool:

@@ -31,11 +31,12 @@ from tilewright.runtime.launch import Launcher, PreparedLaunch
 from tilewright.runtime.pdl import dependent_launch, has_pdl
 from tilewright.runtime.sizes import cdiv, next_power_of_2, rows_per_program
 
-PROGRAMS_PER_SM = 32  # at most
+PROGRAMS_PER_SM = 32  # at most, at a time
+MAX_ROUNDS = 4  # of so many programs that a row may be split over
 ROWS_PER_SM = 8  # enough to fill the GPU; fewer rows are split
 MAX_TILE = 8192  # elements of a row that one program takes at once
 UNLIMITED = 2**31 - 1  # programs: one per tile
-MAX_PARTS, PARTS_PER_STEP = 16896, 256  # one program combines the parts of a row; more are first combined in steps
+MAX_PARTS, PARTS_PER_STEP = 32768, 256  # one program can hold the parts of a row; more are first combined in steps
 COLUMN_PROGRAMS_PER_SM = 16
 MIN_SPAN = 256  # neighboring columns from which one program reduces them to one result
 MIN_ACCESS = 8  # bytes of a load; rows that allow no such are read by other means
@@ -146,6 +147,11 @@ def column_programs(gpu: GPUFacts) -> int:
     return COLUMN_PROGRAMS_PER_SM * gpu.sms
 
 
+def max_parts(gpu: GPUFacts) -> int:
+    """Return how many parts of a row one program combines: those of as many programs as a row may be split over."""
+    return min(MAX_PARTS, MAX_ROUNDS * max_programs(gpu))
+
+
 def many_rows(gpu: GPUFacts) -> int:
     return ROWS_PER_SM * gpu.sms
 
@@ -205,7 +211,7 @@ def _long_choices(gpu: GPUFacts, form: str, combine: str, itemsize: int, length:
     configs = [{"BLOCK_N": n, "num_warps": warps} for n, warps in found if 1 <= warps <= 16]
     if form != "pieces":
         return configs
-    limits = (max_programs(gpu), 2 * max_programs(gpu), 4 * max_programs(gpu))
+    limits = [n * max_programs(gpu) for n in (1, 2, MAX_ROUNDS)]
     return [config | {"programs": n} for config in configs if config["BLOCK_N"] >= 2048 for n in limits]
 
 
@@ -278,10 +284,11 @@ def _tile_form(combine: str, itemsize: int, N: int, stride: int | None) -> tuple
     return "scalar", N  # one element per load: cheaper than masks of each element of a vector
 
 
-def _folds(layout: Layout, vector: int, programs: int = 0) -> int:
+def _folds(layout: Layout, vector: int, programs: int = 0, most_parts: int = 0) -> int:
     """Return how many rows of K x R elements are read as one, so that it is a multiple of a vector and fills warps.
 
-    One where that does not align them. `programs` run, and leave a partial result for each row that they fold.
+    One where that does not align them. `programs` run, and leave a partial result for each row that they fold, but no
+    more than `most_parts`.
     """
     outer, N, K, R, stride = layout
     inner, lanes = K * R, WARP * vector
@@ -294,7 +301,7 @@ def _folds(layout: Layout, vector: int, programs: int = 0) -> int:
     for folds in range(fewest, min(N, MAX_FOLDS) + 1, fewest):
         block = min(lanes, next_power_of_2(folds * inner))
         tiles = cdiv(folds * inner, block)
-        if folds == fewest or cdiv(programs, tiles) * folds * R <= MAX_PARTS:
+        if folds == fewest or cdiv(programs, tiles) * folds * R <= most_parts:
             filled[folds] = folds * inner / (tiles * block)
     return next((folds for folds, share in filled.items() if share > WELL_FILLED), max(filled, key=filled.__getitem__))
 
@@ -314,10 +321,11 @@ def column_sizes(layout: Layout, folds: int, vector: int) -> tuple[int, ...]:
 def _reduce_by_columns(layout: Layout, dtype: torch.dtype, device: int, kind: Kind, p: float) -> Launch:
     outer, N, K, R, stride = layout
     inner, vector = K * R, VECTOR // dtype.itemsize
-    most = column_programs(gpu_facts(device))
-    folds = _folds(layout, vector, most)
+    gpu = gpu_facts(device)
+    most, most_parts = column_programs(gpu), max_parts(gpu)
+    folds = _folds(layout, vector, most, most_parts)
     programs = cdiv(outer * folds * inner, WARP * vector)
-    takes_span = R >= MIN_SPAN or (R > 1 and most * folds * R > MAX_PARTS * programs)
+    takes_span = R >= MIN_SPAN or (R > 1 and most * folds * R > most_parts * programs)
     folds = 1 if takes_span else folds
     width = folds * inner
     vector = math.gcd(vector, R if takes_span else width, stride or 0, N * inner if outer > 1 else 0)
@@ -385,7 +393,8 @@ def _split_reduction(
     """
     number = M * parts
     steps: list[tuple[int, PreparedLaunch]] = []
-    while part and parts > MAX_PARTS and N % (part * PARTS_PER_STEP) == 0:
+    most = max_parts(gpu_facts(device))
+    while part and parts > most and N % (part * PARTS_PER_STEP) == 0:
         parts, larger = parts // PARTS_PER_STEP, part * PARTS_PER_STEP
         partial = kind._replace(finish="part")
         steps.append((M * parts, _combine(M * parts, larger, PARTS_PER_STEP, part, partial, p, device)))

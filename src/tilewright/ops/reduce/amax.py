@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tilewright.ops.reduce._cases import DIMENSIONS, reduction_op
 from tilewright.ops.reduce._operators import dispatch, eligible_reduction, extreme_with_index, reduce
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 
 __all__ = ["amax", "max"]
 
@@ -29,7 +29,7 @@ def triton_amax(x: Tensor) -> Tensor:
     return reduce(x, (1,), "amax")
 
 
-CROSSOVER = Crossover("amax", faster_after(us=0.44, bytes_per_element=2))
+CROSSOVER = Crossover("amax", faster_after(us=0.44, bytes_per_element=2), captured=always)
 
 
 def amax(input: Tensor, dim: Any = (), keepdim: bool = False, *, out: Tensor | None = None) -> Tensor:

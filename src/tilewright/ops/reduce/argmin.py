@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tilewright.ops.reduce._cases import index_cost, reduction_op
 from tilewright.ops.reduce._operators import Reduce, dispatch, reduce_index
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 
 __all__ = ["argmin"]
 
@@ -27,7 +27,7 @@ def triton_argmin(x: Tensor) -> Tensor:
     return reduce_index(x, Reduce((1,), False, "argmin"))
 
 
-CROSSOVER = Crossover("argmin", faster_after(us=0.44, bytes_per_element=2))
+CROSSOVER = Crossover("argmin", faster_after(us=0.44, bytes_per_element=2), captured=always)
 
 
 def argmin(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tilewright.ops.reduce._cases import DIMENSIONS, expanded_cost, reduction_op
 from tilewright.ops.reduce._operators import dispatch, reduce
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 
 __all__ = ["mean"]
 
@@ -26,7 +26,7 @@ def triton_mean(x: Tensor) -> Tensor:
     return reduce(x, (1,), "mean")
 
 
-CROSSOVER = Crossover("mean", faster_after(us=0.44, bytes_per_element=2))
+CROSSOVER = Crossover("mean", faster_after(us=0.44, bytes_per_element=2), captured=always)
 
 
 def mean(

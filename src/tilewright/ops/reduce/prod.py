@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tilewright.ops.reduce._cases import reduction_op
 from tilewright.ops.reduce._operators import dispatch, reduce
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 
 __all__ = ["prod"]
 
@@ -31,7 +31,7 @@ def triton_prod(x: Tensor) -> Tensor:
     return reduce(x, (1,), "prod")
 
 
-CROSSOVER = Crossover("prod", faster_after(us=0.44, bytes_per_element=2))
+CROSSOVER = Crossover("prod", faster_after(us=0.44, bytes_per_element=2), captured=always)
 
 
 def prod(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from tilewright.ops.reduce._cases import DIMENSIONS, expanded_cost, reduction_op
 from tilewright.ops.reduce._numba import NUMBA_THREADS, numba_sum_chunks
 from tilewright.ops.reduce._operators import dispatch, reduce
 from tilewright.ops.reduce._plans import split
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 from tilewright.runtime.cuda import CudaSource
 from tilewright.runtime.numba import launch
 from tilewright.runtime.operator import operator
@@ -113,7 +113,7 @@ def sum_over_a_middle_dimension(device: str) -> None:
     reduce(torch.empty(64, 4096, 256, dtype=torch.bfloat16, device=device), (1,), "sum")
 
 
-CROSSOVER = Crossover("sum", faster_after(us=0.44, bytes_per_element=2))
+CROSSOVER = Crossover("sum", faster_after(us=0.44, bytes_per_element=2), captured=always)
 
 
 def sum(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tilewright.ops.reduce._cases import DIMENSIONS, reduction_op
 from tilewright.ops.reduce._operators import dispatch, reduce
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 
 __all__ = ["var"]
 
@@ -31,7 +31,7 @@ def triton_var(x: Tensor) -> Tensor:
     return reduce(x, (1,), "var", p=1.0)
 
 
-CROSSOVER = Crossover("var", faster_after(us=0.44, bytes_per_element=2))
+CROSSOVER = Crossover("var", faster_after(us=0.44, bytes_per_element=2), captured=always)
 
 
 def var(

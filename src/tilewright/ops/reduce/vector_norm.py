@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tilewright.ops.reduce._cases import reduction_op
 from tilewright.ops.reduce._operators import Reduce, dispatch, reduce, reduce_backward
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 from tilewright.spec import points
 
 __all__ = ["vector_norm"]
@@ -54,7 +54,7 @@ def gradients_of_columns_and_of_rows_that_start_anywhere(device: str) -> None:
         reduce_backward(x, y, y, None, Reduce((1,), False, "norm2"))
 
 
-CROSSOVER = Crossover("vector_norm", faster_after(us=0.44, bytes_per_element=2))
+CROSSOVER = Crossover("vector_norm", faster_after(us=0.44, bytes_per_element=2), captured=always)
 
 
 def vector_norm(

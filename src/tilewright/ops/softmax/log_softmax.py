@@ -15,7 +15,7 @@ from tilewright.ops.softmax._operators import (
     fits_cluster,
     softmax_forward,
 )
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 from tilewright.spec import Cost, Op, grid, points
 
 __all__ = ["log_softmax"]
@@ -68,7 +68,7 @@ def cluster(x: Tensor) -> Tensor:
     return softmax_forward(x, Softmax(-1, log=True, form="cluster"))
 
 
-CROSSOVER = Crossover("log_softmax", faster_after(us=1.75, bytes_per_element=4))
+CROSSOVER = Crossover("log_softmax", faster_after(us=1.75, bytes_per_element=4), captured=always)
 
 
 def log_softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:

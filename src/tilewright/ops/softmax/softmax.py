@@ -23,7 +23,7 @@ from tilewright.ops.softmax._operators import (
     softmax_forward,
 )
 from tilewright.runtime.configs import cached_plan
-from tilewright.runtime.crossovers import Crossover, faster_after
+from tilewright.runtime.crossovers import Crossover, always, faster_after
 from tilewright.runtime.launch import Launcher, PreparedLaunch
 from tilewright.runtime.operator import contiguous_like, operator
 from tilewright.runtime.sizes import next_power_of_2
@@ -153,7 +153,7 @@ def softmax_over_a_middle_dimension_too_long_for_clusters(device: str) -> None:
     softmax_backward(y, y, SoftmaxBackward(1))
 
 
-CROSSOVER = Crossover("softmax", faster_after(us=1.75, bytes_per_element=4))
+CROSSOVER = Crossover("softmax", faster_after(us=1.75, bytes_per_element=4), captured=always)
 
 
 def softmax(input: Tensor, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -76,41 +76,50 @@ def model_sizes(kind: str) -> tuple[int, ...]:
 def draw_from(
     ops: Sequence[Op], count: int, seed: int, *, memory: int | None = None, small: bool = False
 ) -> tuple[list[DrawnCase], list[str]]:
-    """Return `count` cases of several operations in turn, and the names of those that have no size to draw."""
+    """Return about `count` cases of several operations in turn, and why any of these have none.
+
+    It raises if no operation has a case.
+    """
     able = [op for op in ops if _grows(op)]
     if not able:
         raise NothingToDraw(ops[0].name)
     chosen = random.Random(seed).sample(able, min(count, len(able)))
-    found = [
-        draw(op, count // len(chosen) + (n < count % len(chosen)), seed, memory=memory, small=small)
-        for n, op in enumerate(chosen)
-    ]
+    found, too_large = [], []
+    for n, op in enumerate(chosen):
+        try:
+            found.append(draw(op, count // len(chosen) + (n < count % len(chosen)), seed, memory=memory, small=small))
+        except NothingFits as failure:
+            if len(chosen) == len(too_large) + 1:
+                raise
+            too_large.append(failure.op)
+    fixed = [op.name for op in ops if not _grows(op)]
+    reasons = {"no size of theirs can grow by itself": fixed, "no drawn case of theirs fits into memory": too_large}
     turns = itertools.zip_longest(*found)
-    return [one for turn in turns for one in turn if one], [op.name for op in ops if not _grows(op)]
+    left_out = [f"without {', '.join(names)}: {reason}" for reason, names in reasons.items() if names]
+    return [one for turn in turns for one in turn if one], left_out
 
 
 def draw(op: Op, count: int, seed: int, *, memory: int | None = None, small: bool = False) -> list[DrawnCase]:
-    """Return `count` cases that fit into `memory` bytes; the same seed draws the same cases.
+    """Return up to `count` cases that fit into `memory` bytes, if given; the same seed draws the same cases.
 
-    With `small`, they are contiguous and have the rows of a decoding step.
+    With `small`, they are contiguous and have the rows of a decoding step. There are fewer where a case that fits is
+    rarely drawn; it raises if there is none.
     """
     if not _grows(op):
         raise NothingToDraw(op.name)
     rng = random.Random(f"{op.name} {seed}")
     found: dict[str, DrawnCase] = {}
-    tried = too_large = 0
+    tried = 0
     while len(found) < count and tried < TRIES * count:
         tried += 1
         chosen = rng.choice(op.variants) if op.variants and not small and rng.random() < VARIANTS else op
         one = _draw_one(chosen, rng, small)
         if one is None:
             continue
-        if memory is not None and needed_bytes(one) > memory:
-            too_large += 1
-            continue
-        found[str(one)] = one
-    if not found and too_large:
-        raise NothingFits(op.name, seed, memory or 0)
+        if memory is None or needed_bytes(one) <= memory:
+            found[str(one)] = one
+    if not found:
+        raise NothingFits(op.name, seed, memory or 2**MAX_TOTAL)
     return list(found.values())
 
 
@@ -136,7 +145,8 @@ def _draw_one(op: Op, rng: random.Random, small: bool) -> DrawnCase | None:
         length = max(1, round(1 + (total - base) / max(1, each)))
         length = 2 ** round(math.log2(length)) if keeps_power else length
         if small:
-            length = rng.choice(ROWS) * (1 if op.draws else rng.choice(model_sizes("hidden")))
+            has_rows = sum(type(value) is int for _, value in point) > 1
+            length = rng.choice(ROWS) * (1 if has_rows else rng.choice(model_sizes("hidden")))
         case = case.with_size(grows, length)
         if not op.takes(case) or moved_bytes(op, case) > 2**MAX_TOTAL:
             return None
