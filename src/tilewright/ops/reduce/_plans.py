@@ -32,14 +32,14 @@ from tilewright.runtime.pdl import dependent_launch, has_pdl
 from tilewright.runtime.sizes import cdiv, next_power_of_2, rows_per_program
 
 PROGRAMS_PER_SM = 32  # at most, at a time
-MAX_ROUNDS = 4  # of so many programs that a row may be split over
+MAX_ROUNDS = 4  # a row is split over at most this many times the programs that run at a time
 ROWS_PER_SM = 8  # enough to fill the GPU; fewer rows are split
 MAX_TILE = 8192  # elements of a row that one program takes at once
 UNLIMITED = 2**31 - 1  # programs: one per tile
 MAX_PARTS, PARTS_PER_STEP = 32768, 256  # one program can hold the parts of a row; more are first combined in steps
 COLUMN_PROGRAMS_PER_SM = 16
 MIN_SPAN = 256  # neighboring columns from which one program reduces them to one result
-MIN_ACCESS = 8  # bytes of a load; rows that allow no such are read by other means
+MIN_ACCESS = 8  # bytes of a load; rows that do not allow it are read by other kernels
 MAX_ODD_TILE = 4096  # bytes of such a row that one program takes at once
 MAX_SHIFTED = 256  # length from which a row that is not a multiple of a vector is read element by element
 MAX_FOLDS = 64  # rows that are read as one, so that its columns fill warps
