@@ -49,3 +49,18 @@ def test_documents(device):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     with pytest.raises(NotImplementedError, match="no block_table"):
         flash_attn_varlen_func(q, k, v, cu_q, cu_k, 15, 17, block_table=cu_q)
+
+
+def test_errors_name_the_shapes_that_were_passed(device):
+    q, k = drawn(device, (2, 9, 4, 16), (2, 12, 3, 16))
+    with pytest.raises(ValueError, match=r"of shape \[batch, length, heads, head size\], not q \[9, 4"):
+        flash_attn_func(q[0], k[0], k[0])
+    with pytest.raises(ValueError, match=r"\[2, 12, 3, 16\] and v \[2, 11, 3, 16\] do not fit"):
+        flash_attn_func(q, k, k[:, 1:])
+    with pytest.raises(ValueError, match="the 4 heads of q must be a multiple of the 3 of k and v"):
+        flash_attn_func(q, k, k)
+    cu = torch.tensor([0, 9], dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=r"takes q, k and v of shape \[total length, heads, head size\]"):
+        flash_attn_varlen_func(q, k, k, cu, cu, 9, 9)
+    with pytest.raises(ValueError, match="needs cu_seqlens_q and cu_seqlens_k"):
+        flash_attn_varlen_func(q[0], q[0], q[0], cu, None, 9, 9)

@@ -139,6 +139,21 @@ def test_a_nan_in_an_incoming_gradient_does_not_reach_the_bias_of_hidden_pairs(h
     torch.testing.assert_close(dbias[:, ~is_nan], finite[:, ~is_nan])
 
 
+@pytest.mark.parametrize("hides", ["causal", "mask", "mask_mod"])
+def test_a_nan_in_an_incoming_gradient_does_not_reach_hidden_keys(hides, device):
+    past = torch.ones(40, 40, dtype=torch.bool, device=device).tril()
+    options = {"causal": "top-left", "mask": past, "mask_mod": lambda b, h, i, j: j <= i}
+    q, k, v = (x.requires_grad_() for x in drawn(device, LK=40))
+    out = attention(q, k, v, return_lse=True, **{hides: options[hides]})[0]
+    dout = laid_out(tuple(out.shape), "contiguous", device=device, seed=7)
+    dout[:, :, 20] = torch.nan
+    (dk,) = torch.autograd.grad(out, k, dout, retain_graph=True)
+    dout[:, :, 20] = 0.0
+    (finite,) = torch.autograd.grad(out, k, dout)
+    assert dk[:, :, :21].isnan().all()
+    torch.testing.assert_close(dk[:, :, 21:], finite[:, :, 21:])
+
+
 @pytest.mark.parametrize("name", ["window", "documents", "softcap", "mask_mod"])
 def test_half_precision(name, device):
     options, sizes = next((options, sizes) for known, options, sizes in every_mode(device) if known == name)
@@ -161,6 +176,30 @@ def test_a_query_sees_only_its_window(device):
         value[:, :, key] = 100.0
         changed = attention(q, k, value, window=(9, 4))[:, :, 20]  # its center is key 40
         assert torch.equal(changed, out[:, :, 20]) is not is_seen, key
+
+
+@pytest.mark.parametrize("causal", ["top-left", "bottom-right"])
+def test_the_future_changes_nothing(causal, device):
+    q, k, v = drawn(device, LQ=40, LK=50)
+    last = 25 if causal == "top-left" else 35  # what query 25 sees
+    later = [torch.cat([x[:, :, : last + 1], 9 * x[:, :, last + 1 :]], 2) for x in (k, v)]
+    out, changed = (attention(q, *kv, causal=causal, softcap=3.0) for kv in ((k, v), later))
+    assert torch.equal(out[:, :, :26], changed[:, :, :26])
+    assert not torch.equal(out[:, :, 26], changed[:, :, 26])
+
+
+def test_parts_of_the_keys_are_merged_by_their_lse(device):
+    q, k, v = drawn(device, LK=70)
+    slopes = torch.tensor([0.1, 0.3], device=device)
+    parts = [slice(0, 33), slice(33, 70)]
+    biases = [torch.full((1, 70), -math.inf, device=device) for _ in parts]
+    for bias, part in zip(biases, parts, strict=True):
+        bias[:, part] = 0.0
+    options = {"alibi_slopes": slopes, "window": (30, 20), "return_lse": True}
+    (first, one), (second, other) = (attention(q, k, v, bias=bias, **options) for bias in biases)
+    lse = torch.logaddexp(one, other)
+    merged = first * torch.exp(one - lse)[..., None] + second * torch.exp(other - lse)[..., None]
+    torch.testing.assert_close((merged, lse), attention(q, k, v, **options))
 
 
 def test_the_order_of_keys_does_not_matter_without_positions(device):
@@ -206,6 +245,13 @@ def test_packed_documents_are_separate_calls(device):
     for (q0, q1), (k0, k1) in zip(*map(itertools.pairwise, DOCUMENTS), strict=True):
         alone = attention(q[:, :, q0:q1], k[:, :, k0:k1], v[:, :, k0:k1], return_lse=True, **options)
         torch.testing.assert_close((out[:, :, q0:q1], lse[:, :, q0:q1]), alone)
+
+
+def test_lengths_past_the_end_reach_no_memory(device):
+    """Lengths on a GPU are not read, so that nothing can refuse them."""
+    cumulative = [torch.tensor(x, device=device) for x in ([0, 6, 99], [0, 30, 99])]
+    begin, end, _ = _formula.seen(40, 33, _formula.Modes(1.0, left=50, right=50), cumulative)
+    assert all(bool(((x >= 0) & (x <= 33)).all()) for x in (begin, end))
 
 
 def test_groups_share_keys_and_a_sink_is_a_key_of_value_zero(device):
@@ -269,6 +315,15 @@ def test_dropout_replays_and_keeps_the_mean(device):
         assert (kept.float().mean(dims) - 0.7).abs().max() < 0.12
 
 
+def test_dropout_of_one_query(device):
+    """A probability is kept by its place alone."""
+    seed = torch.tensor([3], device=device)
+    one, some = (_modes.dropout_kept(seed, (1, 2, n, 40), 0.5) for n in (1, 4))
+    assert torch.equal(one, some[:, :, :1])
+    assert one.any()
+    assert not one.all()
+
+
 def test_a_drawn_seed_follows_torchs(device):
     q, k, v = drawn(device, LQ=9)
     draws = []
@@ -321,9 +376,9 @@ def test_no_score_reaches_memory(device):
 
 def test_block_lists_hold_what_the_mask_shows(device):
     modes = _formula.Modes(1.0, mask_mod=_mods.mask_mod_key(dilated), right=0)
-    shown = formula_mask(modes, 70, 90)
+    shown = formula_mask(modes, 70, 90).to(device)
     for of_keys in (False, True):
-        lists = _block_mask.block_lists((3, 2), (70, 90), modes, None, (16, 32), torch.device(device), of_keys)
+        lists = _block_mask.block_lists((3, 2), (70, 90), modes, None, (16, 32), shown.device, of_keys)
         assert lists.blocks.shape[:2] == (1, 2), "the mask depends on the head, not on the batch"
         for h in range(2):
             tiles = F.pad(shown[h], (0, 6, 0, 10)).view(5, 16, 3, 32).float().mean((1, 3))
@@ -333,6 +388,19 @@ def test_block_lists_hold_what_the_mask_shows(device):
                 listed = lists.blocks[0, h, row].tolist()
                 assert {n for n, share in enumerate(tile) if share == 1} == {*listed[:full]}
                 assert {n for n, share in enumerate(tile) if 0 < share < 1} == {*listed[full : full + partial]}
+
+
+def test_a_cuda_graph_computes_its_own_block_lists(device, monkeypatch):
+    """The cache may drop the memory that a graph reads, and holds none that a capture has not written."""
+    modes = _formula.Modes(1.0, mask_mod=_mods.mask_mod_key(dilated))
+    of = (3, 2), (70, 90), modes, None, (16, 32), torch.empty(0, device=device).device, False
+    monkeypatch.setattr(_block_mask, "is_captured", lambda: True)
+    captured = _block_mask.block_lists(*of)
+    monkeypatch.undo()
+    kept = _block_mask.block_lists(*of)
+    assert kept.blocks is not captured.blocks
+    assert torch.equal(kept.counts, captured.counts)
+    assert _block_mask.block_lists(*of) is kept
 
 
 def formula_mask(modes, LQ, LK):
@@ -459,6 +527,14 @@ def test_modes_that_torch_has_go_to_torch(device, monkeypatch):
     assert len(calls) == 5
 
 
+def test_autocast_goes_to_torch(device):
+    q, k, v = drawn(device, LQ=9)
+    with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
+        out = attention(q, k, v, window=(3, 3))
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), attention(q, k, v, window=(3, 3)), rtol=2e-2, atol=2e-2)
+
+
 def test_tensors_that_the_kernel_does_not_take(device):
     q, k, v = drawn(device, LQ=9)
     options = {"window": (3, 3), "mask_mod": dilated, "return_lse": True}
@@ -479,6 +555,14 @@ def test_tensors_that_the_kernel_does_not_take(device):
         ({"sinks": torch.ones(1)}, r"sinks must be of shape \[2\]"),
         ({"mask": torch.ones(9, 33)}, "mask must be boolean"),
         ({"dropout_p": 1.0}, "dropout_p must be"),
+        ({"window": 4}, "window must be two numbers"),
+        ({"softcap": -1.0}, "softcap must be positive"),
+        ({"cu_seqlens_q": [0, 9], "cu_seqlens_k": [0, 34]}, "cu_seqlens_k must begin with 0, .* at most 33"),
+        ({"cu_seqlens_q": [0, 5, 4], "cu_seqlens_k": [0, 9, 33]}, "cu_seqlens_q must .* never decrease"),
+        ({"cu_seqlens_q": torch.ones(2), "cu_seqlens_k": [0, 9]}, "cu_seqlens_q must be integers"),
+        ({"bias": torch.ones(2, 1, 5)}, r"bias must broadcast to the scores \[1, 2, 9, 33\]"),
+        ({"mask": torch.ones(1, 1, 2, 9, 33) > 0}, "mask must broadcast"),
+        ({"bias": torch.ones(9, 33, device="meta")}, "bias is on meta and q on"),
     ],
 )
 def test_errors_say_what_is_wrong(options, error, device):

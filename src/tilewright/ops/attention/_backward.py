@@ -9,7 +9,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tilewright.ops.attention._score import LOG2_E, blocks_seen, kept, listed, masked_by, modified, phase, seen
+from tilewright.ops.attention._score import (
+    LOG2_E,
+    block_at,
+    blocks_seen,
+    kept,
+    listed,
+    masked_by,
+    modified,
+    phase,
+    seen,
+)
 from tilewright.ops.attention._triton import _block_and_head, _load, _load_row, _query_block
 
 
@@ -62,8 +72,8 @@ def _modes_bwd_dkdv(
     stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, B, H, HKV, LQ, LK, D, DV, left, right, offset,
     heads_at_once, scale, softcap, dropout_p,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MODIFIED: tl.constexpr,
-    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, FIRST: tl.constexpr,
-    LAST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     EVEN_D: tl.constexpr, EVEN_DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A block of keys iterates over the queries that see it; scores are transposed. `begin` and `end` are the keys'."""
@@ -108,9 +118,10 @@ def _modes_bwd_dkdv(
             first, full_first, full_last, last = blocks_seen(
                 start_n, LK, LQ, right, left, -offset, begin_ptr, end_ptr, BLOCK_N, BLOCK_M, HAS_RIGHT, HAS_LEFT
             )
-        for number in tl.static_range(FIRST, LAST + 1):
-            block_begin, block_end = phase(number, first, full_first, full_last, last)
-            for other in range(block_begin, block_end):
+        for masked in tl.static_range(MASKED + 1):
+            step_begin, step_end = phase(masked, first, full_first, full_last, last)
+            for step in range(step_begin, step_end):
+                other = block_at(step, masked, full_first, full_last)
                 start_m = other * BLOCK_M
                 if blocks_ptr is not None:
                     start_m = tl.load(list_ptr + other) * BLOCK_M
@@ -119,13 +130,13 @@ def _modes_bwd_dkdv(
                 in_rows = offs_m < LQ
                 columns = tl.arange(0, BLOCK_M)[:, None]
                 q_ptrs = q_head + start_m.to(tl.int64) * stride_qm + columns * stride_qm + offs_d[None, :]
-                q = _load(q_ptrs, in_rows, offs_d < D, number != 1, not EVEN_D)
-                lse = _lse_of(lse_head, offs_m, in_rows, number != 1)
+                q = _load(q_ptrs, in_rows, offs_d < D, masked, not EVEN_D)
+                lse = _lse_of(lse_head, offs_m, in_rows, masked)
                 center = i + offset
                 if center_ptr is not None:
                     center = tl.load(center_ptr + tl.minimum(offs_m, LQ - 1))[None, :]
                 visible = None
-                if number != 1:
+                if masked:
                     visible = (i >= begin[:, None]) & (i < end[:, None])
                 s_t = tl.dot(k, tl.trans(q), input_precision=PRECISION)  # [BLOCK_N, BLOCK_M]
                 p_t, factor, dropped = _probabilities(
@@ -135,11 +146,13 @@ def _modes_bwd_dkdv(
                     HAS_SOFTCAP, MODIFIED, SCORE_MOD, SCORE_GRADIENT, MASK_MOD,
                 )  # fmt: skip
                 dout_ptrs = dout_head + start_m.to(tl.int64) * stride_dom + columns * stride_dom + offs_dv[None, :]
-                dout = _load(dout_ptrs, in_rows, offs_dv < DV, number != 1, not EVEN_DV)
+                dout = _load(dout_ptrs, in_rows, offs_dv < DV, masked, not EVEN_DV)
                 dv = tl.dot((p_t * dropped).to(dout.dtype), dout, dv, input_precision=PRECISION)
-                delta = _load_row(delta_head + offs_m, in_rows, 0.0, number != 1)
+                delta = _load_row(delta_head + offs_m, in_rows, 0.0, masked)
                 dp_t = tl.dot(v, tl.trans(dout), input_precision=PRECISION) * dropped
                 ds_t = p_t * (dp_t - delta[None, :]) * factor
+                if masked or mask_ptr is not None:  # a query without a finite result must not reach hidden keys
+                    ds_t = tl.where(p_t == 0.0, 0.0, ds_t)
                 dk = tl.dot(ds_t.to(q.dtype), q, dk, input_precision=PRECISION)
 
     dk_ptrs = dk_ptr + b * stride_dkb + h_kv * stride_dkh + rows * stride_dkn + offs_d[None, :]
@@ -157,8 +170,8 @@ def _modes_bwd_dq(
     stride_dqb, stride_dqh, stride_dqm, B, H, HKV, LQ, LK, D, DV, left, right, offset, heads_at_once, scale, softcap,
     dropout_p,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MODIFIED: tl.constexpr,
-    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, FIRST: tl.constexpr,
-    LAST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     EVEN_D: tl.constexpr, EVEN_DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A block of queries iterates over the keys that it sees; it also sums the gradient of its ALiBi slope by row."""
@@ -199,9 +212,10 @@ def _modes_bwd_dq(
         first, full_first, full_last, last = blocks_seen(
             start_m, LQ, LK, left, right, offset, begin_ptr, end_ptr, BLOCK_M, BLOCK_N, HAS_LEFT, HAS_RIGHT
         )
-    for number in tl.static_range(FIRST, LAST + 1):
-        block_begin, block_end = phase(number, first, full_first, full_last, last)
-        for block in range(block_begin, block_end):
+    for masked in tl.static_range(MASKED + 1):
+        step_begin, step_end = phase(masked, first, full_first, full_last, last)
+        for step in range(step_begin, step_end):
+            block = block_at(step, masked, full_first, full_last)
             start_n = block * BLOCK_N
             if blocks_ptr is not None:
                 start_n = tl.load(list_ptr + block) * BLOCK_N
@@ -210,10 +224,10 @@ def _modes_bwd_dq(
             columns = tl.arange(0, BLOCK_N)[:, None]
             k_ptrs = k_ptr + start_n.to(tl.int64) * stride_kn + columns * stride_kn + offs_d[None, :]
             v_ptrs = v_ptr + start_n.to(tl.int64) * stride_vn + columns * stride_vn + offs_dv[None, :]
-            k = _load(k_ptrs, offs_n < LK, offs_d < D, number != 1, not EVEN_D)
-            v = _load(v_ptrs, offs_n < LK, offs_dv < DV, number != 1, not EVEN_DV)
+            k = _load(k_ptrs, offs_n < LK, offs_d < D, masked, not EVEN_D)
+            v = _load(v_ptrs, offs_n < LK, offs_dv < DV, masked, not EVEN_DV)
             visible = None
-            if number != 1:
+            if masked:
                 visible = (j >= begin[:, None]) & (j < end[:, None])
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
             p, factor, dropped = _probabilities(

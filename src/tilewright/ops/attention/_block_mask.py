@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from tilewright.ops.attention._formula import BOTTOM_RIGHT, Modes
 from tilewright.ops.attention._mods import mod
 from tilewright.ops.attention._score import seen
-from tilewright.runtime.configs import cached_plan
+from tilewright.runtime.crossovers import is_captured
 from tilewright.runtime.launch import Launcher
 from tilewright.runtime.sizes import cdiv
 
@@ -67,10 +68,16 @@ def block_lists(
     device: torch.device,
     of_keys: bool,
 ) -> BlockLists:
-    """Return the lists of each block of queries or, `of_keys`, of keys; once per shape unless there are documents."""
-    if sees is None:
-        return _cached(heads, lengths, modes, blocks, device, of_keys)
-    return _lists(heads, lengths, modes, sees, blocks, device, of_keys)
+    """Return the lists of each block of queries or, `of_keys`, of keys; once per shape unless there are documents.
+
+    Each stream has lists of its own, since another one may read them before they are written. A CUDA graph computes
+    its own too: it can be replayed after the cache has dropped them, and what is allocated while it is captured holds
+    nothing before.
+    """
+    if sees is not None or is_captured():
+        return _lists(heads, lengths, modes, sees, blocks, device, of_keys)
+    stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+    return _cached(heads, lengths, modes, blocks, device, of_keys, stream)
 
 
 def _lists(
@@ -97,7 +104,7 @@ def _lists(
     return BlockLists(order.contiguous(), counts.contiguous())
 
 
-@cached_plan
+@functools.lru_cache(64)
 def _cached(
     heads: tuple[int, int],
     lengths: tuple[int, int],
@@ -105,6 +112,7 @@ def _cached(
     blocks: tuple[int, int],
     device: torch.device,
     of_keys: bool,
+    stream: int,
 ) -> BlockLists:
     return _lists(heads, lengths, modes, None, blocks, device, of_keys)
 

@@ -61,6 +61,8 @@ def seen(length: int, other: int, modes: Modes, documents: tuple[Tensor, Tensor]
     end = last if modes.right is None else (center + modes.right + 1).clamp(first, last)
     is_outside = position >= mine[-1]
     begin, end = (torch.where(is_outside, theirs[-1], x) for x in (begin, end))
+    # Lengths on a GPU are not read: no kernel may follow them out of the tensor.
+    begin, end = begin.clamp(0, other), end.clamp(0, other)
     return torch.stack([begin, end, center]).int()
 
 

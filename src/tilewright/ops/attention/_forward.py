@@ -5,7 +5,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tilewright.ops.attention._score import LOG2_E, blocks_seen, kept, listed, masked_by, modified, phase, seen
+from tilewright.ops.attention._score import (
+    LOG2_E,
+    block_at,
+    blocks_seen,
+    kept,
+    listed,
+    masked_by,
+    modified,
+    phase,
+    seen,
+)
 from tilewright.ops.attention._triton import _load, _query_block
 
 
@@ -17,8 +27,8 @@ def _modes_fwd(
     stride_mn, stride_sb, stride_sh, stride_lb, stride_lh, stride_ob, stride_oh, stride_om, B, H, HKV, LQ, LK, D, DV,
     left, right, offset, heads_at_once, scale, softcap, dropout_p,
     HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, HAS_SOFTCAP: tl.constexpr, MODIFIED: tl.constexpr,
-    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, FIRST: tl.constexpr,
-    LAST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    SCORE_MOD: tl.constexpr, SCORE_GRADIENT: tl.constexpr, MASK_MOD: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     EVEN_D: tl.constexpr, EVEN_DV: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     head, b, h, h_kv, start_m = _query_block(B, H, HKV, LQ, heads_at_once, BLOCK_M, HAS_RIGHT)
@@ -61,9 +71,10 @@ def _modes_fwd(
         first, full_first, full_last, last = blocks_seen(
             start_m, LQ, LK, left, right, offset, begin_ptr, end_ptr, BLOCK_M, BLOCK_N, HAS_LEFT, HAS_RIGHT
         )
-    for number in tl.static_range(FIRST, LAST + 1):
-        block_begin, block_end = phase(number, first, full_first, full_last, last)
-        for block in range(block_begin, block_end):
+    for masked in tl.static_range(MASKED + 1):
+        step_begin, step_end = phase(masked, first, full_first, full_last, last)
+        for step in range(step_begin, step_end):
+            block = block_at(step, masked, full_first, full_last)
             start_n = block * BLOCK_N
             if blocks_ptr is not None:
                 start_n = tl.load(list_ptr + block) * BLOCK_N
@@ -72,14 +83,14 @@ def _modes_fwd(
             in_bounds = in_rows[:, None] & (j < LK)
             columns = tl.arange(0, BLOCK_N)[:, None]
             k_ptrs = k_ptr + start_n.to(tl.int64) * stride_kn + columns * stride_kn + offs_d[None, :]
-            k = _load(k_ptrs, offs_n < LK, offs_d < D, number != 1, not EVEN_D)
+            k = _load(k_ptrs, offs_n < LK, offs_d < D, masked, not EVEN_D)
             s = tl.dot(q, tl.trans(k), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
             if MODIFIED:
                 s, _factor = modified(
                     s, b, h, i, j, center, in_bounds, scale, softcap, slope, bias_head, stride_bm, stride_bn,
                     HAS_SOFTCAP, SCORE_MOD, SCORE_GRADIENT,
                 )  # fmt: skip
-            if number != 1:
+            if masked:
                 visible = (j >= begin[:, None]) & (j < end[:, None])
                 if MASK_MOD is not None:
                     visible = visible & MASK_MOD(b, h, i, j)
@@ -95,7 +106,7 @@ def _modes_fwd(
             if seed_ptr is not None:
                 p = tl.where(kept(tl.load(seed_ptr), head, i, j, dropout_p), p, 0.0)
             v_ptrs = v_ptr + start_n.to(tl.int64) * stride_vn + columns * stride_vn + offs_dv[None, :]
-            v = _load(v_ptrs, offs_n < LK, offs_dv < DV, number != 1, not EVEN_DV)
+            v = _load(v_ptrs, offs_n < LK, offs_dv < DV, masked, not EVEN_DV)
             acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision=PRECISION)
             row_max = new_max
 

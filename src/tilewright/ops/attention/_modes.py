@@ -85,7 +85,8 @@ def _dropout_kept(kept_ptr, seed_ptr, LQ, LK, dropout_p, BLOCK: tl.constexpr):
     i = (offs // LK).to(tl.int32)
     j = (offs % LK).to(tl.int32)
     is_kept = kept(tl.load(seed_ptr), head, i, j, dropout_p)
-    tl.store(kept_ptr + head.to(tl.int64) * LQ * LK + offs, is_kept, mask=offs < LQ.to(tl.int64) * LK)
+    pairs = tl.cast(LQ, tl.int64) * LK  # LQ is a constant if it is 1
+    tl.store(kept_ptr + head.to(tl.int64) * pairs + offs, is_kept, mask=offs < pairs)
 
 
 _launch_kept = Launcher(_dropout_kept)
@@ -171,17 +172,15 @@ class _Call:
         return [begin, end, self._sees[2]]
 
     def visiting(self, config: Config, of_keys: bool) -> tuple[list[Tensor | None], tuple[int, int], Config]:
-        """Return the tensors, strides and phases by which a kernel finds the blocks that a block sees."""
+        """Return the tensors and strides by which a kernel finds the blocks it visits, and whether any needs a mask."""
         lengths, blocks = (self.LQ, self.LK), (config["BLOCK_M"], config["BLOCK_N"])
         if self.modes.mask_mod is not None:
             of = (self.B, self.H), lengths, self.modes, self._sees, blocks, self.q.device, of_keys
             lists = block_lists(*of)
-            return [*self.bounds(of_keys), *lists], lists.strides(), {"FIRST": 1, "LAST": 2}
-        low, high = (self.modes.right, self.modes.left) if of_keys else (self.modes.left, self.modes.right)
+            return [*self.bounds(of_keys), *lists], lists.strides(), {"MASKED": True}
         is_even = (self.LQ % blocks[0] if of_keys else self.LK % blocks[1]) == 0
-        first = 1 if self._sees is None and low is None else 0
-        last = 1 if self._sees is None and high is None and is_even else 2
-        return [*self.bounds(of_keys), None, None], (0, 0), {"FIRST": first, "LAST": last}
+        is_bounded = self._sees is not None or self.modes.left is not None or self.modes.right is not None
+        return [*self.bounds(of_keys), None, None], (0, 0), {"MASKED": is_bounded or not is_even}
 
 
 def _strides_of(x: Tensor | None, dims: int) -> tuple[int, ...]:
@@ -222,12 +221,12 @@ def attention_with_modes(
     out, lse = _empty_output(q, k, v)
     call = _Call(q, k, v, bias, mask, alibi_slopes, seed, sees, seen_by, modes)
     config = _config("fwd", q, v, modes)
-    visited, strides, phases = call.visiting(config, of_keys=False)
+    visited, strides, masked = call.visiting(config, of_keys=False)
     _launch_fwd(
         (cdiv(call.LQ, config["BLOCK_M"]) * call.B * call.H,),
         call.q, call.k, call.v, *call.score_tensors, sinks, seed, *visited, out, lse,
         *_strides(call.q, call.k, call.v), *call.score_strides, *strides, *_strides(out), *call.sizes,
-        call.heads_at_once(of_keys=False), *call.numbers, **call.flags, **phases, **config,
+        call.heads_at_once(of_keys=False), *call.numbers, **call.flags, **masked, **config,
     )  # fmt: skip
     return out, lse
 
@@ -285,21 +284,21 @@ def attention_with_modes_backward(
     wants_q, wants_k, wants_v, wants_bias, wants_slopes, wants_sinks = wanted
     if wants_k or wants_v:
         config = _config("dkdv", q, v, modes)
-        visited, strides, phases = call.visiting(config, of_keys=True)
+        visited, strides, masked = call.visiting(config, of_keys=True)
         _launch_dkdv(
             (cdiv(call.LK, config["BLOCK_N"]) * call.B * call.HKV,),
             *inputs, *visited, dout, lse, delta, dk, dv, *input_strides, *strides, *_strides(dout, dk, dv),
-            *call.sizes, call.heads_at_once(of_keys=True), *call.numbers, **call.flags, **phases, **config,
+            *call.sizes, call.heads_at_once(of_keys=True), *call.numbers, **call.flags, **masked, **config,
         )  # fmt: skip
     if wants_q or wants_slopes:
         config = _config("dq", q, v, modes)
         written = dq if wants_q else _empty_heads(q, q.shape[-1])
         by_row = torch.empty_like(lse) if wants_slopes else None
-        visited, strides, phases = call.visiting(config, of_keys=False)
+        visited, strides, masked = call.visiting(config, of_keys=False)
         _launch_dq(
             (cdiv(call.LQ, config["BLOCK_M"]) * heads,),
             *inputs, *visited, dout, lse, delta, written, by_row, *input_strides, *strides, *_strides(dout, written),
-            *call.sizes, call.heads_at_once(of_keys=False), *call.numbers, **call.flags, **phases, **config,
+            *call.sizes, call.heads_at_once(of_keys=False), *call.numbers, **call.flags, **masked, **config,
         )  # fmt: skip
         if by_row is not None and alibi_slopes is not None:
             dslopes = by_row.sum(-1).sum_to_size(alibi_slopes.shape).to(alibi_slopes.dtype)

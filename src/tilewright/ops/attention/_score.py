@@ -54,15 +54,21 @@ def listed(blocks_ptr, counts_ptr, stride_b, stride_h, b, h, block, blocks):
 
 
 @triton.jit
-def phase(number: tl.constexpr, first, full_first, full_last, last):
-    """Return the range of blocks of a phase: 0 and 2 need a mask, 1 does not."""
-    if number == 0:
-        begin, end = first, full_first
-    elif number == 1:
-        begin, end = full_first, full_last
+def phase(MASKED: tl.constexpr, first, full_first, full_last, last):
+    """Return the range of steps over the blocks seen in full, or, if masked, over those before and after them."""
+    if MASKED:
+        begin, end = first, last - (full_last - full_first)
     else:
-        begin, end = full_last, last
+        begin, end = full_first, full_last
     return begin, end
+
+
+@triton.jit
+def block_at(step, MASKED: tl.constexpr, full_first, full_last):
+    """Return the block of a step of a phase."""
+    if MASKED:
+        step = tl.where(step < full_first, step, step + (full_last - full_first))
+    return step
 
 
 @triton.jit

@@ -6,6 +6,7 @@ of queries sees. As in plain attention, the scores never reach memory.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -210,7 +211,7 @@ def attention(
     return_lse: return the natural log-sum-exp [B, H, LQ] too, which has a gradient.
     deterministic: gradients always are, since no kernel adds with atomics.
     """
-    _require_shapes(q, k, v, alibi_slopes, sinks, mask, dropout_p)
+    _require_shapes(q, k, v, alibi_slopes, bias, mask, sinks)
     modes, documents = _parse(
         q, k, causal=causal, window=window, softcap=softcap, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
         dropout_p=dropout_p, scale=scale, score_mod=score_mod, mask_mod=mask_mod,
@@ -256,6 +257,12 @@ def _parse(
     """Return the options of `attention` that are not tensors, and the cumulative lengths of documents."""
     if causal not in (False, True, TOP_LEFT, BOTTOM_RIGHT):
         raise ValueError(f"causal must be False, True, '{TOP_LEFT}' or '{BOTTOM_RIGHT}', not {causal!r}")
+    if window is not None and not (isinstance(window, Sequence) and len(window) == 2):
+        raise ValueError(f"window must be two numbers of keys, before and after the diagonal, or None, not {window!r}")
+    if softcap is not None and softcap < 0:
+        raise ValueError(f"softcap must be positive, or 0 or None for none, not {softcap}")
+    if not 0.0 <= dropout_p < 1.0:
+        raise ValueError(f"dropout_p must be at least 0 and less than 1, not {dropout_p}")
     left, right = (None if n is None or n < 0 else n for n in window or (None, None))
     modes = Modes(
         scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
@@ -277,6 +284,8 @@ def _parse(
             "cu_seqlens_q and cu_seqlens_k must be cumulative lengths of the same number of documents, from 0, "
             f"not of shapes {tuple(of_queries.shape)} and {tuple(of_keys.shape)}"
         )
+    _require_cumulative("cu_seqlens_q", cu_seqlens_q, q.shape[2])
+    _require_cumulative("cu_seqlens_k", cu_seqlens_k, k.shape[2])
     return modes, (of_queries, of_keys)
 
 
@@ -285,9 +294,9 @@ def _require_shapes(
     k: Tensor,
     v: Tensor,
     alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
+    bias: Tensor | None,
     mask: Tensor | None,
-    dropout_p: float,
+    sinks: Tensor | None,
 ) -> None:
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)} and v {tuple(v.shape)}"
     if not q.dim() == k.dim() == v.dim() == 4:
@@ -301,8 +310,29 @@ def _require_shapes(
         raise ValueError(f"sinks must be of shape [{H}], one per head, not {tuple(sinks.shape)}")
     if mask is not None and mask.dtype != torch.bool:
         raise TypeError(f"mask must be boolean, true where a key is visible, not {mask.dtype}; add numbers as bias")
-    if not 0.0 <= dropout_p < 1.0:
-        raise ValueError(f"dropout_p must be at least 0 and less than 1, not {dropout_p}")
+    scores = B, H, q.shape[2], k.shape[2]
+    for name, x in {"bias": bias, "mask": mask}.items():
+        if x is not None and not _broadcasts(x.shape, scores):
+            raise ValueError(f"{name} must broadcast to the scores {[*scores]}, which {[*x.shape]} does not")
+    for name, x in {"alibi_slopes": alibi_slopes, "bias": bias, "mask": mask, "sinks": sinks}.items():
+        if x is not None and x.device != q.device:
+            raise ValueError(f"{name} is on {x.device} and q on {q.device}: move it there")
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    return len(shape) <= len(to) and all(n in (1, m) for n, m in zip(shape[::-1], to[::-1], strict=False))
+
+
+def _require_cumulative(name: str, given: Tensor | Sequence[int], length: int) -> None:
+    """Raise unless these are cumulative lengths. Those on a GPU are not read, which would wait for it."""
+    if isinstance(given, Tensor):
+        if given.is_floating_point() or given.dtype == torch.bool:
+            raise TypeError(f"{name} must be integers, not {given.dtype}")
+        if given.device.type != "cpu" or type(given) is not Tensor or torch.compiler.is_compiling():
+            return
+    values = given.tolist() if isinstance(given, Tensor) else [*given]
+    if values[0] != 0 or values[-1] > length or any(a > b for a, b in itertools.pairwise(values)):
+        raise ValueError(f"{name} must begin with 0, never decrease, and end with at most {length}, the total length")
 
 
 def _seed(seed: int | Tensor | None, device: torch.device) -> Tensor:
