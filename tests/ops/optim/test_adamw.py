@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import tilewright as tw
@@ -658,7 +658,7 @@ def test_a_captured_step_counts_by_itself(bits, monkeypatch):
         for captures in (False, True):
             params = tensors("cpu", shapes)
             groups = [{"params": params[:1], "betas": (0.6, 0.9)}, {"params": params[1:], "weight_decay": 0.2}]
-            rate = lr.clone() if captures else 1e-2
+            rate: Any = lr.clone() if captures else 1e-2
             options = {"max_grad_norm": 0.5, "state_bits": bits, "capturable": captures}
             optimizer = tw.AdamW(groups, lr=rate, **options)
             graph = Graph(monkeypatch)
@@ -729,8 +729,9 @@ def test_a_capture_copies_nothing_and_keeps_the_tables_that_it_reads(plans, monk
     optimizer.add_param_group({"params": tensors("cpu", [(3,)])})  # which needs a new plan
     step(second, captures=False)
     assert all(table() is not None for table in read)
+    for group in optimizer.param_groups:
+        group["capturable"] = False
     with pytest.raises(RuntimeError, match="create it with capturable=True"):
-        optimizer.param_groups[0]["capturable"] = optimizer.param_groups[1]["capturable"] = False
         step(second, captures=True)
 
 
