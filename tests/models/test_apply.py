@@ -194,6 +194,34 @@ def test_applying_does_not_touch_the_random_state(model):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize(
+    "context",
+    [
+        torch.inference_mode,
+        torch.no_grad,
+        functools.partial(torch.device, "meta"),
+        functools.partial(torch.autocast, "cpu", torch.bfloat16),
+    ],
+    ids=["inference_mode", "no_grad", "meta", "autocast"],
+)
+def test_the_callers_context_does_not_decide_what_is_found(model, context):
+    with tw.apply(model) as patched:
+        expected = kernels(patched)
+    with context():
+        assert kernels(tw.apply(model)) == expected
+
+
+def test_the_default_dtype_does_not_decide_what_is_found(model):
+    with tw.apply(model) as patched:
+        expected = kernels(patched)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert kernels(tw.apply(model)) == expected
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_compiled_without_graph_breaks(model, tokens):
     expected = model(tokens)
     tw.apply(model)
@@ -610,6 +638,34 @@ def test_the_norm_at_the_end_of_a_layer_that_something_else_replaced_is_called()
     assert patched.sites == []
     assert "post_norm: something else has replaced the forward function of its norm" in str(patched)
     torch.testing.assert_close(model(x, x), expected)
+
+
+def test_children_that_are_exchanged_later_are_called():
+    torch.manual_seed(0)
+    model, x = Block(24), torch.randn(2, 5, 24)
+    model.mlp = Packed(24, 16)
+    patched = tw.apply(model)
+    assert {"": "add_layer_norm", "mlp": "geglu"}.items() <= kernels(patched).items()
+    model.ln_2, model.mlp.act = nn.RMSNorm(24), nn.SiLU()
+    result = model(x)
+    patched.revert()
+    torch.testing.assert_close(result, model(x))
+
+
+def test_dropout_that_is_switched_on_later_is_applied():
+    class Dropped(FeedForward):
+        def __init__(self):
+            super().__init__(24, 40)
+            self.dropout = nn.Dropout(0.0)
+
+        def forward(self, x):
+            return self.dropout(super().forward(x))
+
+    model = Dropped()
+    assert kernels(tw.apply(model)) == {"": "swiglu"}
+    assert (model(torch.randn(2, 24)) != 0).all()
+    model.dropout.p = 1.0
+    assert (model(torch.randn(2, 24)) == 0).all()
 
 
 def test_hooks_of_all_modules_see_a_fused_norm():

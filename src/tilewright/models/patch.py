@@ -134,7 +134,7 @@ def apply(
         _require_parameters_of(model, optimizer)
     kinds = [kind for kind in KINDS if (include is None or kind in include) and kind not in exclude]
     quantized, left = ([], []) if linear is None else linears.quantize_linears(model, linear)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # where stand-ins run
+    with _as_usual():
         sites, skipped = _search(model, kinds)
     skipped += [Skipped(name, "linear", reason) for name, reason in left]
     swapped = None if optimizer is None else SwappedOptimizer(optimizer, state_bits)
@@ -162,6 +162,19 @@ def revert(model: nn.Module) -> None:
     for module in model.modules():
         if is_replaced(module):
             del vars(module)["forward"]
+
+
+@contextlib.contextmanager
+def _as_usual() -> Iterator[None]:
+    """Run stand-ins on the CPU and in float32, in whatever context the caller is, and leave its random state alone."""
+    dtype = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        torch.set_default_dtype(torch.float32)
+        try:
+            with torch.inference_mode(False):
+                yield
+        finally:
+            torch.set_default_dtype(dtype)
 
 
 def _search(model: nn.Module, kinds: list[str]) -> tuple[list[Site], list[Skipped]]:

@@ -160,9 +160,9 @@ def has_hooks(module: nn.Module) -> bool:
     return any(getattr(module, name) for name in _HOOKS) or bool(nn.modules.module._has_any_global_hook())
 
 
-def may_be_skipped(module: nn.Module) -> bool:
-    """Return whether a kernel may compute what a module's class says instead of calling the module."""
-    return not has_hooks(module) and not is_foreign(module)
+def may_be_skipped(module: nn.Module, owner: type[nn.Module]) -> bool:
+    """Return whether a kernel may compute what a class says instead of calling its module."""
+    return type(module) is owner and not has_hooks(module) and not is_foreign(module)
 
 
 def runs_as_written(module: nn.Module) -> bool:

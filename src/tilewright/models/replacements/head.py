@@ -188,6 +188,7 @@ class _Probe:
         *_, (linear, _) = head.path
         self.linear = _tiny(parents[-1]._modules[linear])
         made: Any = self.linear
+        self.parents: list[Any] = []  # of the linear layer, innermost first
         config = copy.copy(module.config)
         config.vocab_size = VOCABULARY
         for parent, (name, _) in zip(reversed(parents), reversed(head.path), strict=True):
@@ -196,7 +197,7 @@ class _Probe:
             sizes: dict[str, Any] = {"vocab_size": VOCABULARY} if hasattr(parent, "vocab_size") else {}
             sizes |= {"config": config} if hasattr(parent, "config") else {}
             made = stand_in(parent, children=children, **sizes)
-        self.stand: Any = made
+            self.parents.append(made)
 
     def _between(self, parent: nn.Module, linear: str) -> dict[str, nn.Module]:
         """Return stand-ins of the linear layer's neighbors, which tell when they are called."""
@@ -245,14 +246,13 @@ class _Probe:
         """Return whether the stand-in computes a head's loss, when it is given more options."""
 
         def ours() -> Tensor:
-            parent, linear = head.locate(self.stand) or (self.stand, self.linear)
             called = dataclasses.replace(head, between=self.between)
-            return called.loss(self.hidden, parent, linear, {"labels": self.labels, **more})
+            return called.loss(self.hidden, self.parents[0], self.linear, {"labels": self.labels, **more})
 
         return agree(partial(self._theirs, **more), ours, tolerance)
 
     def _theirs(self, **options: Any) -> Tensor:
         self.called.clear()
-        self.outputs = self.owner.forward(self.stand, **self.given, labels=self.labels, **options)
+        self.outputs = self.owner.forward(self.parents[-1], **self.given, labels=self.labels, **options)
         self.between = tuple(self.called)
         return self.outputs.loss

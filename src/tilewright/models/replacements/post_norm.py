@@ -38,7 +38,7 @@ def forward(module: nn.Module, *args: Any, layer: Layer, norm: Norm, **kwargs: A
         return type(module).forward(module, *args, **kwargs)
     x, residual = args
     y, last = layer.run(module, x), module.get_submodule(layer.norm)
-    if not may_be_skipped(last) or y.shape != residual.shape or not norm.takes(last, y, residual):
+    if not may_be_skipped(last, norm.owner) or y.shape != residual.shape or not norm.takes(last, y, residual):
         return layer.plain(module, y, residual)
     return norm.add(last, y, residual)[0]
 

@@ -112,7 +112,7 @@ def forward(
     x = options[signature.required[0]]
     attended = layer.attend(module, x, call, options, others)
     second: Any = module._modules[layer.before_mlp]
-    if not may_be_skipped(second) or not norm.takes(second, attended, x):
+    if not may_be_skipped(second, norm.owner) or not norm.takes(second, attended, x):
         return layer.plain(module, x, attended)
     normed, total = norm.add(second, attended, x)
     return total + layer.feed_forward(module, normed)
