@@ -188,7 +188,7 @@ class _Probe:
         *_, (linear, _) = head.path
         self.linear = _tiny(parents[-1]._modules[linear])
         made: Any = self.linear
-        self.parents: list[Any] = []  # of the linear layer, innermost first
+        self.parents: list[Any] = []  # what contains the linear layer, innermost first
         config = copy.copy(module.config)
         config.vocab_size = VOCABULARY
         for parent, (name, _) in zip(reversed(parents), reversed(head.path), strict=True):
