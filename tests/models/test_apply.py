@@ -194,6 +194,34 @@ def test_applying_does_not_touch_the_random_state(model):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.parametrize(
+    "context",
+    [
+        torch.inference_mode,
+        torch.no_grad,
+        functools.partial(torch.device, "meta"),
+        functools.partial(torch.autocast, "cpu", torch.bfloat16),
+    ],
+    ids=["inference_mode", "no_grad", "meta", "autocast"],
+)
+def test_the_callers_context_does_not_decide_what_is_found(model, context):
+    with tw.apply(model) as patched:
+        expected = kernels(patched)
+    with context():
+        assert kernels(tw.apply(model)) == expected
+
+
+def test_the_default_dtype_does_not_decide_what_is_found(model):
+    with tw.apply(model) as patched:
+        expected = kernels(patched)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert kernels(tw.apply(model)) == expected
+        assert torch.get_default_dtype() == torch.bfloat16
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_compiled_without_graph_breaks(model, tokens):
     expected = model(tokens)
     tw.apply(model)
@@ -298,6 +326,8 @@ def test_bad_input(model):
         tw.apply(model, include="norm")
     with pytest.raises(TypeError, match="fused"):
         tw.apply(model, fused=True)
+    with pytest.raises(ValueError, match="lazy modules without sizes: run it on a batch first"):
+        tw.apply(nn.Sequential(nn.LazyLinear(8), nn.LayerNorm(8)))
     with pytest.raises(ValueError, match="the model is compiled by TorchScript"):
         tw.apply(torch.jit.script(nn.Sequential(nn.LayerNorm(8))))
     with pytest.raises(ValueError, match="no parameter of this model"):
@@ -472,10 +502,31 @@ def test_what_differs_only_elsewhere_is_left_alone(module, kind):
     assert kind not in {site.kind for site in tw.apply(nn.Sequential(module)).sites}
 
 
-def test_probing_leaves_no_trace_in_a_module():
+def test_a_module_that_changes_itself_when_it_is_called_is_left_alone():
     module = Counting(24)
-    assert kernels(tw.apply(module)) == {"": "rms_norm"}
+    assert kernels(tw.apply(module)) == {}
     assert module.seen == []
+    module(torch.randn(3, 24))
+    assert len(module.seen) == 1
+
+
+class Averaging(FeedForward):
+    """A gated MLP with a running mean of its inputs."""
+
+    def __init__(self):
+        super().__init__(24, 40)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x):
+        self.mean.lerp_(x.mean(), 0.1)
+        return super().forward(x)
+
+
+def test_a_module_with_a_running_mean_keeps_it():
+    model = Averaging()
+    assert kernels(tw.apply(model)) == {}
+    model(torch.ones(2, 24))
+    assert model.mean > 0
 
 
 class WithResidual(ScaledNorm):
@@ -545,6 +596,87 @@ def test_layers_as_users_write_them():
     for args, kwargs in (((x,), {"masks": mask}), ((x,), {"x": x}), ((), {})):
         with pytest.raises(TypeError, match=r"Block.forward\(\)"):
             model(*args, **kwargs)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_second_norm_that_something_else_replaced_is_called(when):
+    model, x = Block(24), torch.randn(2, 5, 24)
+    original = model.ln_2.forward
+
+    def replace():
+        model.ln_2.forward = lambda x: 2 * original(x)
+
+    if when == "before":
+        replace()
+        expected = model(x)
+        patched = tw.apply(model)
+        assert ("", "residual") in {(s.name, s.kind) for s in patched.skipped if "something else" in s.reason}
+    else:
+        with tw.apply(model) as first:
+            assert first.sites
+        replace()
+        expected = model(x)
+        del model.ln_2.forward
+        tw.apply(model)
+        replace()
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_the_norm_at_the_end_of_a_layer_that_something_else_replaced_is_called():
+    class End(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.dense, self.norm = nn.Linear(24, 24), nn.LayerNorm(24)
+
+        def forward(self, x, residual):
+            return self.norm(self.dense(x) + residual)
+
+    model, x = End(), torch.randn(3, 24)
+    model.norm.forward = torch.sin
+    expected = model(x, x)
+    patched = tw.apply(model)
+    assert patched.sites == []
+    assert "post_norm: something else has replaced the forward function of its norm" in str(patched)
+    torch.testing.assert_close(model(x, x), expected)
+
+
+def test_children_that_are_exchanged_later_are_called():
+    torch.manual_seed(0)
+    model, x = Block(24), torch.randn(2, 5, 24)
+    model.mlp = Packed(24, 16)
+    patched = tw.apply(model)
+    assert {"": "add_layer_norm", "mlp": "geglu"}.items() <= kernels(patched).items()
+    model.ln_2, model.mlp.act = nn.RMSNorm(24), nn.SiLU()
+    result = model(x)
+    patched.revert()
+    torch.testing.assert_close(result, model(x))
+
+
+def test_dropout_that_is_switched_on_later_is_applied():
+    class Dropped(FeedForward):
+        def __init__(self):
+            super().__init__(24, 40)
+            self.dropout = nn.Dropout(0.0)
+
+        def forward(self, x):
+            return self.dropout(super().forward(x))
+
+    model = Dropped()
+    assert kernels(tw.apply(model)) == {"": "swiglu"}
+    assert (model(torch.randn(2, 24)) != 0).all()
+    model.dropout.p = 1.0
+    assert (model(torch.randn(2, 24)) == 0).all()
+
+
+def test_hooks_of_all_modules_see_a_fused_norm():
+    model, seen = Block(24), []
+    tw.apply(model)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: seen.append(module))
+    try:
+        model(torch.randn(2, 5, 24))
+    finally:
+        handle.remove()
+    assert model.ln_2 in seen
 
 
 def test_dropout_draws_the_same_numbers():

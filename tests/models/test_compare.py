@@ -44,7 +44,7 @@ def test_the_first_layer_that_is_too_far_off_is_named(model, monkeypatch):
     # Probing uses the same function, so the fault is planted after it.
     monkeypatch.setattr(
         "tilewright.models.replacements.norm.identify",
-        lambda module: norm.Norm(False, "weight", "bias", 1e-5) if type(module) is nn.LayerNorm else None,
+        lambda module: norm.Norm(nn.LayerNorm, False, "weight", "bias", 1e-5) if type(module) is nn.LayerNorm else None,
     )
     difference = tw.diff(model, torch.randn(5, 16, dtype=torch.bfloat16))
     assert not difference

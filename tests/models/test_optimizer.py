@@ -99,6 +99,23 @@ def test_what_was_built_around_the_optimizer_keeps_working(pair, flags, around):
     assert ends[1][1] == ends[0][1] - (flags == {"fused": True} and around == "scaler")
 
 
+def test_a_capturable_optimizer_stays_capturable(pair):
+    model, optimizer = pair
+    for group in optimizer.param_groups:  # torch accepts it on a GPU only
+        group["capturable"] = True
+    held = copy.deepcopy(model)
+    with tw.apply(model, optimizer=optimizer), tw.interpret():
+        steps(model, optimizer, 2, 0)
+        assert all(group["capturable"] for group in optimizer.param_groups)
+        assert optimizer.state_dict()["state"][0]["step"] == 2
+    assert all(group["capturable"] for group in optimizer.param_groups)
+    theirs = torch.optim.AdamW([{"params": held[0].parameters(), "lr": 1e-2}, {"params": held[1:].parameters()}])
+    theirs.param_groups[0]["weight_decay"] = theirs.param_groups[1]["weight_decay"] = 0.1
+    steps(held, theirs, 2, 0)
+    for ours, expected in zip(model.parameters(), held.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
 def test_a_failed_exchange_changes_nothing(pair, monkeypatch):
     model, optimizer = pair
     steps(model, optimizer, 1, 0)

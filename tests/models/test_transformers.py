@@ -78,7 +78,7 @@ def test_gpt2_bert_and_vit():
     vit = transformers.ViTForImageClassification(transformers.ViTConfig(**small, image_size=32))
     found = [{site.kernel for site in tw.apply(model).sites} for model in (gpt2, bert, vit)]
     common = {"add_layer_norm", "layer_norm", "gelu", "scaled_dot_product_attention"}
-    assert found == [common | {"linear_cross_entropy"}, common, common]
+    assert found == [common | {"linear_cross_entropy"}] * 2 + [common]
 
 
 def test_the_ends_of_berts_layers(batch):
@@ -102,6 +102,104 @@ def test_the_ends_of_berts_layers(batch):
     assert seen == [1]
     with pytest.raises(TypeError, match="input_tensor"):
         end(torch.randn(1, 24))
+
+
+@functools.cache
+def masked_model_of(family: str):
+    sizes = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "head_dim")}
+    if family == "DistilBert":
+        sizes = dict(dim=32, hidden_dim=48, n_layers=1, n_heads=4, vocab_size=61)
+    if family == "Electra":
+        sizes["embedding_size"] = 24
+    if family == "ModernBert":
+        sizes |= dict(cls_token_id=1, sep_token_id=2)
+    torch.manual_seed(0)
+    return getattr(transformers, f"{family}ForMaskedLM")(getattr(transformers, f"{family}Config")(**sizes))
+
+
+@pytest.mark.parametrize("family", ["Bert", "Electra", "DistilBert", "ModernBert"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_heads_that_predict_masked_tokens(family, dtype, batch):
+    model = copy.deepcopy(masked_model_of(family)).to(dtype).train()
+    options = {"num_items_in_batch": 5, "attention_mask": torch.ones_like(batch["input_ids"]), **batch}
+    ends = []
+    for _ in range(2):
+        torch.manual_seed(1)  # for its dropout
+        ends.append(losses_and_gradients(model, options if dtype == torch.float32 else batch))
+        patched = tw.apply(model)
+    assert "head" not in {s.kind for s in patched.skipped if "already" not in s.reason}
+    (before, expected), (after, gradients) = ends
+    assert after.logits is None
+    assert after.loss.dtype == before.loss.dtype
+    close = dict(rtol=1e-3, atol=1e-5) if dtype == torch.float32 else dict(rtol=0.1, atol=0.02)
+    torch.testing.assert_close(after.loss, before.loss, **close)
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(gradient, expected[name], **close, msg=name)
+    assert model.eval()(**batch).logits is not None
+
+
+def test_whatever_is_around_a_head_still_runs(batch):
+    model = copy.deepcopy(masked_model_of("Bert")).train()
+    tw.apply(model)
+    seen = []
+    handle = model.cls.predictions.register_forward_hook(lambda *_: seen.append(1))
+    assert model(**batch).logits is not None
+    assert seen == [1]
+    handle.remove()
+    assert model(**batch).logits is None
+    with pytest.raises(ValueError, match="batch_size"):  # which its own forward raises
+        model(input_ids=batch["input_ids"], labels=batch["labels"][:, :4])
+
+
+def test_a_decoder_that_shifts_its_inputs_keeps_its_head():
+    config = transformers.WhisperConfig(
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=48,
+        decoder_ffn_dim=48,
+        vocab_size=61,
+        max_source_positions=8,
+        num_mel_bins=4,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    patched = tw.apply(transformers.WhisperForConditionalGeneration(config))
+    assert any(s.kind == "head" and "not the cross entropy" in s.reason for s in patched.skipped)
+
+
+def test_calls_that_only_the_original_understands(batch):
+    model = model_of("Llama")
+    tokens = batch["input_ids"]
+    everything = torch.arange(9)
+    expected = model(**batch).loss
+    tw.apply(model)
+    torch.testing.assert_close(model(**batch, logits_to_keep=everything).loss, expected)
+    torch.testing.assert_close(model(**batch, weight=None, hidden=None).loss, expected)  # it ignores both
+    torch.testing.assert_close(model(tokens, None, None, None, None, batch["labels"]).loss, expected)
+    with pytest.raises(TypeError, match="multiple values for argument 'input_ids'"):
+        model(tokens, input_ids=tokens, labels=tokens)
+    with pytest.raises(TypeError, match="positional arguments"):
+        model(*[tokens] * 14)
+
+
+def test_a_head_of_a_subclass_is_left_alone(batch):
+    class Doubled(torch.nn.Linear):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    model = model_of("Llama")
+    head = Doubled(32, 61, bias=False)
+    head.weight = model.lm_head.weight
+    model.lm_head = head
+    patched = tw.apply(model)
+    assert "left alone, head: its head is a Doubled, not a torch.nn.Linear: (model)" in str(patched)
+    assert model(**batch).logits is not None
 
 
 def test_logits_on_request(batch):

@@ -219,6 +219,14 @@ def test_a_loop_with_fewer_steps_than_the_warm_up_says_so(capfd):
         tw.job(steps=0)
 
 
+def test_a_loop_inside_another_profiler_is_refused():
+    with tw.job(warmup=0) as job:
+        with pytest.raises(RuntimeError, match="another profiler is running: end it"), tw.job(warmup=0):
+            pass
+        loop(job, [torch.ones(8)])
+    assert job.times is not None
+
+
 def test_a_loop_that_fails_prints_nothing_and_stops_the_profiler(capfd):
     job = tw.job(warmup=0)
 

@@ -9,7 +9,7 @@ import torch
 
 from tilewright.ops.optim.adamw import AdamW
 
-OURS: dict[str, Any] = {"max_grad_norm": None, "state_bits": 32, "grad_norm": None, "_plan": None}
+OURS: dict[str, Any] = {"max_grad_norm": None, "state_bits": 32, "grad_norm": None, "_plan": None, "_captured": ()}
 FLAGS = ("foreach", "fused")  # which of its implementations torch uses
 SCALES = "_step_supports_amp_scaling"  # torch's fused step unscales gradients itself, ours leaves that to GradScaler
 SCHEDULED = "_wrapped_by_lr_sched"  # marks the wrapper with which a scheduler notices steps
@@ -28,7 +28,7 @@ class SwappedOptimizer:
         self._step = vars(optimizer).get("step")
         if self._step is not None and not hasattr(self._step, SCHEDULED):
             raise ValueError("something wraps the optimizer's step: call apply() before")
-        for flag in ("amsgrad", "capturable", "differentiable"):
+        for flag in ("amsgrad", "differentiable"):
             if any(group[flag] for group in optimizer.param_groups):
                 raise ValueError(f"the optimizer has {flag}=True, which tilewright.AdamW does not support")
         self.optimizer = optimizer

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import importlib
-import inspect
 import pkgutil
-import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from tilewright.models import linears, replacements
+from tilewright.models.forward import Forward, is_foreign, is_replaced
 from tilewright.models.optimizer import SwappedOptimizer
 from tilewright.models.rebound import Rebound
 from tilewright.models.replacements import Replacement
@@ -24,23 +23,6 @@ from tilewright.models.replacements import Replacement
 KINDS = tuple(sorted(info.name for info in pkgutil.iter_modules(replacements.__path__)))
 
 SCRIPTED = "it is compiled by TorchScript, which leaves no forward function to replace"
-
-
-class Forward(functools.partial):
-    """A replacement bound to its module, with the signature of the original, which trainers and `generate` read."""
-
-    @property
-    def __func__(self) -> Callable[..., Any]:
-        """The same without a bound module, as methods have it: accelerate wraps that and binds it again."""
-        return lambda _, *args, **kwargs: self(*args, **kwargs)
-
-    def point_to(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        """Call another function from now on: for those who hold this one and will not look the module's up again."""
-        super().__setstate__((function, self.args, dict(options), None))  # type: ignore[misc]
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return inspect.signature(functools.partial(type(self.args[0]).forward, self.args[0]))
 
 
 @dataclass(frozen=True)
@@ -152,7 +134,7 @@ def apply(
         _require_parameters_of(model, optimizer)
     kinds = [kind for kind in KINDS if (include is None or kind in include) and kind not in exclude]
     quantized, left = ([], []) if linear is None else linears.quantize_linears(model, linear)
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):  # where stand-ins run
+    with _as_usual():
         sites, skipped = _search(model, kinds)
     skipped += [Skipped(name, "linear", reason) for name, reason in left]
     swapped = None if optimizer is None else SwappedOptimizer(optimizer, state_bits)
@@ -180,6 +162,19 @@ def revert(model: nn.Module) -> None:
     for module in model.modules():
         if is_replaced(module):
             del vars(module)["forward"]
+
+
+@contextlib.contextmanager
+def _as_usual() -> Iterator[None]:
+    """Run stand-ins on the CPU and in float32, in whatever context the caller is, and leave its random state alone."""
+    dtype = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.autocast("cpu", enabled=False):
+        torch.set_default_dtype(torch.float32)
+        try:
+            with torch.inference_mode(False):
+                yield
+        finally:
+            torch.set_default_dtype(dtype)
 
 
 def _search(model: nn.Module, kinds: list[str]) -> tuple[list[Site], list[Skipped]]:
@@ -222,11 +217,9 @@ def _joined(first: Forward, second: Any, module: nn.Module) -> Forward | None:
 
 def _obstacle(module: nn.Module) -> str | None:
     """Return why the forward function of a module may not be replaced."""
-    own = vars(module).get("forward")
     if is_replaced(module):
         return "it is patched already"
-    is_own = isinstance(own, types.MethodType) and own.__func__ is type(module).forward
-    return None if own is None or is_own else "something else has replaced its forward function"
+    return "something else has replaced its forward function" if is_foreign(module) else None
 
 
 def _is_on_top(site: Site) -> bool:
@@ -260,17 +253,14 @@ def _require_model(model: Any) -> None:
             "the model is on the meta device, or offloaded there: give it real weights first, with to_empty() or "
             "from_pretrained()"
         )
+    if any(is_lazy(p) for p in model.parameters()):
+        raise ValueError("the model has lazy modules without sizes: run it on a batch first")
 
 
 def _require_parameters_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     own = {id(p) for p in model.parameters()}
     if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
         raise ValueError("the optimizer has no parameter of this model: create it after the last change of parameters")
-
-
-def is_replaced(module: nn.Module) -> bool:
-    """Return whether this module has a replaced forward function."""
-    return isinstance(vars(module).get("forward"), Forward)
 
 
 def _require_kinds(kinds: Collection[str]) -> None:

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tilewright.models.forward import is_foreign
+
 SEED = 0
 TOLERANCE = 1e-5  # relative to the largest element: float32 rounding, but less than the two forms of GELU differ by
 BF16_TOLERANCE = 2.0**-5  # where values are rounded may differ; the dtype of the result may not
 LARGE = 100.0  # shows clamps, which no value near 1 does
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, dict, set)  # which a forward function may change
 
 
 def stand_in(
@@ -75,9 +77,10 @@ def computes(
     inputs: Iterable[Tensor],
     call: Callable[[Tensor], Any] | None = None,
 ) -> bool:
-    """Return whether a stand-in computes our form, in training and evaluation mode, and leaves its inputs alone.
+    """Return whether a stand-in computes our form, in training and evaluation mode, and changes nothing else.
 
-    In bfloat16 the results must have the same dtype, and values that rounding explains. `call` calls the stand-in.
+    Neither its inputs nor its own attributes and buffers may change. In bfloat16 the results must have the same dtype,
+    and values that rounding explains. `call` calls the stand-in.
     """
     made = [*inputs]
     runs = ((torch.float32, TOLERANCE, made), (torch.bfloat16, BF16_TOLERANCE, made[:1]))
@@ -94,7 +97,21 @@ def _run(copied: nn.Module, mode: bool, call: Callable[[Tensor], Any], x: Tensor
     # Not by its own methods, which FSDP and others replace in their classes.
     nn.Module.train(copied, mode)
     nn.Module._apply(copied, lambda t: t.to(x.dtype) if t.is_floating_point() else t)
-    return call(x)
+    before, versions = _contents(copied)
+    result = call(x)
+    after, now = _contents(copied)
+    return result if [*map(id, before)] == [*map(id, after)] and versions == now else None
+
+
+def _contents(module: nn.Module) -> tuple[list[Any], list[int]]:
+    """Return what a forward function may change: attributes and their elements, and the versions of buffers."""
+    values, versions = [], []
+    for one in nn.Module.modules(module):
+        versions += [buffer._version for buffer in one._buffers.values() if buffer is not None]
+        for value in vars(one).values():
+            elements = value.values() if isinstance(value, dict) else value if isinstance(value, _CONTAINERS) else ()
+            values += [value, *elements]
+    return values, versions
 
 
 def agree(theirs: Callable[[], Any], ours: Callable[[], Any], tolerance: float = TOLERANCE) -> bool:
@@ -139,8 +156,13 @@ def is_plain(*tensors: Any) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether calling a module would run hooks, so that its call may not be skipped."""
-    return any(getattr(module, name) for name in _HOOKS)
+    """Return whether calling a module would run hooks, its own or those of all modules."""
+    return any(getattr(module, name) for name in _HOOKS) or bool(nn.modules.module._has_any_global_hook())
+
+
+def may_be_skipped(module: nn.Module, owner: type[nn.Module]) -> bool:
+    """Return whether a kernel may compute what a class says instead of calling its module."""
+    return type(module) is owner and not has_hooks(module) and not is_foreign(module)
 
 
 def runs_as_written(module: nn.Module) -> bool:

@@ -4,11 +4,14 @@ import copy
 import io
 import itertools
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import tilewright as tw
 from tilewright.interpreter.arguments import SLOT_BITS, SLOT_ORIGIN
@@ -393,7 +396,7 @@ def test_an_address_table_reaches_the_same_tensors(coded, device):
             norm = two[1].float().norm()
             clip = torch.stack([(module.MAX_NORM / (norm + 1e-6)).clamp(max=1.0), norm])
         _adamw._launch_update(
-            (len(chunks),), *two[:6], clip, torch.tensor(rows), grads, chunks, 0, *module.STEP,
+            (len(chunks),), *two[:6], clip, torch.tensor(rows), grads, chunks, None, 0, *module.STEP,
             MAXIMIZE=False, ALIGNED=False, FP8=True, WIDTH=4, BLOCK=512, CHUNKS=2,
         )  # fmt: skip
     else:
@@ -605,6 +608,82 @@ def test_registered_operator(device):
     torch.library.opcheck(module.adamw_.registered, module.op.make(case, device))
 
 
+class Graph(TorchDispatchMode):
+    """Repeat the operators and launches of a block as a CUDA graph does, without what the host computed."""
+
+    WAITS = ("aten._local_scalar_dense.default", "aten.equal.default")  # the host reads their results
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.work, self.is_open = [], False
+        for name in ("_launch_update", "_launch_squares", "_launch_norm"):
+            monkeypatch.setattr(_adamw, name, partial(self.launch, getattr(_adamw, name)))
+        for place in (_adamw, module):
+            monkeypatch.setattr(place, "is_capturing", lambda: self.is_open)
+
+    def __enter__(self):
+        self.is_open = True
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        self.is_open = False
+        super().__exit__(*error)
+
+    def launch(self, launcher, *args, **options):
+        if self.is_open:
+            self.work.append((partial(launcher, *args, **options), None))
+        else:
+            launcher(*args, **options)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert str(func) not in self.WAITS
+        run = partial(func, *args, **(kwargs or {}))
+        out = run()
+        if func.namespace == "aten":  # and not the ranges of a profiler
+            self.work.append((run, out))
+        return out
+
+    def replay(self):
+        for run, out in self.work:
+            for old, new in zip(tree_leaves(out), tree_leaves(run()), strict=True):
+                if old is not None and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+@pytest.mark.parametrize("bits", [32, 8])
+def test_a_captured_step_counts_by_itself(bits, monkeypatch):
+    shapes, lr = [(70, 64), (5,), (33,)], torch.tensor(1e-2)
+    with tw.interpret():
+        ends = []
+        for captures in (False, True):
+            params = tensors("cpu", shapes)
+            groups = [{"params": params[:1], "betas": (0.6, 0.9)}, {"params": params[1:], "weight_decay": 0.2}]
+            rate: Any = lr.clone() if captures else 1e-2
+            options = {"max_grad_norm": 0.5, "state_bits": bits, "capturable": captures}
+            optimizer = tw.AdamW(groups, lr=rate, **options)
+            graph = Graph(monkeypatch)
+            run(lambda _, made=optimizer: made, params, 2)
+            if captures:
+                with graph:
+                    optimizer.step()  # which does not run: a capture only records
+                for p in optimizer.state:
+                    optimizer.state[p]["step"].fill_(2.0)
+                for _ in range(3):
+                    graph.replay()
+                rate.fill_(3e-2)  # a scheduler does that
+                graph.replay()
+            else:
+                for step in range(4):
+                    for group in optimizer.param_groups:
+                        group["lr"] = 3e-2 if step == 3 else 1e-2
+                    optimizer.step()
+            ends.append((params, optimizer))
+    (expected, other), (result, mine) = ends
+    assert_same(result, expected)
+    torch.testing.assert_close(mine.grad_norm, other.grad_norm)
+    assert [int(state["step"]) for state in mine.state_dict()["state"].values()] == [6, 6, 6]
+
+
 @pytest.mark.gpu
 def test_more_than_2_31_elements(device):
     p = torch.zeros(2**31 + 9, device=device, dtype=torch.bfloat16, requires_grad=True)
@@ -613,3 +692,63 @@ def test_more_than_2_31_elements(device):
     tw.AdamW([p], lr=0.5, state_bits=8, weight_decay=0.0).step()
     assert (p[-9:] == -0.5).all()
     assert not p[:-9].any()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tensors of the CPU go to torch there")
+def test_a_capture_copies_nothing_and_keeps_the_tables_that_it_reads(plans, monkeypatch):
+    monkeypatch.setattr(_adamw, "is_interpreted", lambda _: False)
+    sent = []
+    monkeypatch.setattr(_adamw, "_launch_update", lambda _, *args, **__: sent.append(args[7:10]))
+    params = tensors("cpu", [(30, 40), (7,)])
+    optimizer = tw.AdamW(params, capturable=True)
+    first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
+
+    def step(gradients, captures):
+        for p, g in zip(params, gradients, strict=True):
+            p.grad = g
+        with monkeypatch.context() as patch:
+            if captures:
+                patch.setattr(_adamw, "_to_device", lambda *_: pytest.fail("a copy from the host"))
+                patch.setattr(_adamw, "_stream", lambda _: 99)
+            for place in (_adamw, module):
+                patch.setattr(place, "is_capturing", lambda: captures)
+            optimizer.step()
+
+    with pytest.raises(RuntimeError, match=r"at the same addresses: call step\(\)"):
+        step(first, captures=True)
+    step(first, captures=False)
+    step(first, captures=True)
+    assert all(a is b for a, b in zip(sent[0], sent[1], strict=True))
+    with pytest.raises(RuntimeError, match="at the same addresses"):
+        step(second, captures=True)
+    read = [weakref.ref(table) for table in sent[1]]
+    sent.clear()
+    for caches in (_adamw._device_table, _adamw._chunk_table):
+        caches.cache_clear()
+    step(second, captures=False)
+    optimizer.add_param_group({"params": tensors("cpu", [(3,)])})  # which needs a new plan
+    step(second, captures=False)
+    assert all(table() is not None for table in read)
+    for group in optimizer.param_groups:
+        group["capturable"] = False
+    with pytest.raises(RuntimeError, match="create it with capturable=True"):
+        step(second, captures=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bits", [32, 8])
+def test_a_step_in_a_cuda_graph(bits, device):
+    ours, theirs = tensors(device, SHAPES[:3]), tensors(device, SHAPES[:3])
+    mine = run(lambda p: tw.AdamW(p, lr=0.01, state_bits=bits, max_grad_norm=1.0, capturable=True), ours, 1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mine.step()
+    graph.replay()
+    mine.step()  # outside of the graph, in between
+    graph.replay()
+    other = tw.AdamW(theirs, lr=0.01, state_bits=bits, max_grad_norm=1.0)
+    give_grads(theirs, 0)
+    for _ in range(4):
+        other.step()
+    assert_same(ours, theirs)
+    assert mine.state[ours[0]]["step"] == 4

@@ -31,7 +31,7 @@ class MLP(NamedTuple):
     projections: tuple[str, ...]  # gate and up, or one that holds both
     down: str
     is_swapped: bool = False  # the packed projection holds up, then the gate
-    others: tuple[str, ...] = ()  # children whose calls are part of the kernel
+    others: tuple[tuple[str, type[nn.Module]], ...] = ()  # children whose calls are part of the kernel
 
     def __call__(self, module: nn.Module, x: Tensor) -> Tensor:
         # The projections are called as modules, so that adapters, quantised layers and hooks keep working.
@@ -43,9 +43,14 @@ class MLP(NamedTuple):
 
 def forward(module: nn.Module, *args: Any, mlp: MLP, **kwargs: Any) -> Tensor:
     x = only(args, kwargs)
-    if x is None or not is_plain(x) or not all(runs_as_written(module.get_submodule(name)) for name in mlp.others):
+    if x is None or not is_plain(x) or not all(_is_part(module._modules.get(name), kind) for name, kind in mlp.others):
         return type(module).forward(module, *args, **kwargs)
     return mlp(module, x)
+
+
+def _is_part(child: Any, kind: type[nn.Module]) -> bool:
+    """Return whether a child still does what it did when its MLP was replaced: dropout, nothing."""
+    return type(child) is kind and runs_as_written(child) and not (isinstance(child, nn.Dropout) and child.p)
 
 
 def find(module: nn.Module) -> Replacement | str | None:
@@ -55,7 +60,7 @@ def find(module: nn.Module) -> Replacement | str | None:
         return None
     for stand, inputs, mlp in _hypotheses(module, linear, others):
         if computes(stand, partial(mlp, stand), inputs):
-            return Replacement(partial(forward, mlp=mlp), mlp.gated.partition(" ")[0], covers=mlp.others)
+            return Replacement(partial(forward, mlp=mlp), mlp.gated.partition(" ")[0], covers=tuple(others))
     without = {name: nn.Identity() if isinstance(child, nn.Dropout) else child for name, child in others.items()}
     if without != others and any(
         computes(stand, partial(mlp, stand), inputs) for stand, inputs, mlp in _hypotheses(module, linear, without)
@@ -78,7 +83,8 @@ def _hypotheses(
         stand = stand_in(module, children=shared | tiny)
         inputs = [random(1, 3, width, scale=scale) for scale in (1.0, LARGE)]
         for gated, is_swapped in itertools.product(GATED, (False, True) if is_packed else (False,)):
-            yield stand, inputs, MLP(gated, tuple(projections), down, is_swapped, tuple(others))
+            kinds = tuple((name, type(child)) for name, child in others.items())
+            yield stand, inputs, MLP(gated, tuple(projections), down, is_swapped, kinds)
 
 
 class Projection(nn.Linear):

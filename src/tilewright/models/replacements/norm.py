@@ -24,6 +24,7 @@ SIZE = 24  # elements per row of the stand-in of a norm without parameters
 class Norm(NamedTuple):
     """A norm over the last dimensions. RMS norms have no bias; `offset` is added to their weight."""
 
+    owner: type[nn.Module]  # the module's class
     is_rms: bool
     weight: str | None  # names of the module's parameters
     bias: str | None
@@ -101,8 +102,9 @@ def _hypotheses(module: nn.Module, weight: str | None, bias: str | None, dims: i
     floats = list(dict.fromkeys(value for value in numbers if type(value) is float and 0 <= value < LARGEST_EPS))
     eps: list[float | None] = [*floats, None]  # None: nn.RMSNorm's default
     offsets = (0.0, 1.0) if weight else (0.0,)
-    rms = [Norm(True, weight, None, e, offset, dims) for e in eps for offset in offsets] if bias is None else []
-    return rms + [Norm(False, weight, bias, e, dims=dims) for e in floats]
+    owner = type(module)
+    rms = [Norm(owner, True, weight, None, e, offset, dims) for e in eps for offset in offsets]
+    return (rms if bias is None else []) + [Norm(owner, False, weight, bias, e, dims=dims) for e in floats]
 
 
 def _constants(module: nn.Module) -> list[Any]:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from tilewright.models.probe import LARGE, Stub, computes, forward_parameters, has_hooks, random, stand_in
+from tilewright.models.forward import is_foreign
+from tilewright.models.probe import LARGE, Stub, computes, forward_parameters, may_be_skipped, random, stand_in
 from tilewright.models.replacements import Replacement
 from tilewright.models.replacements.norm import Norm, identify
 
@@ -37,7 +38,7 @@ def forward(module: nn.Module, *args: Any, layer: Layer, norm: Norm, **kwargs: A
         return type(module).forward(module, *args, **kwargs)
     x, residual = args
     y, last = layer.run(module, x), module.get_submodule(layer.norm)
-    if has_hooks(last) or y.shape != residual.shape or not norm.takes(last, y, residual):
+    if not may_be_skipped(last, norm.owner) or y.shape != residual.shape or not norm.takes(last, y, residual):
         return layer.plain(module, y, residual)
     return norm.add(last, y, residual)[0]
 
@@ -54,6 +55,8 @@ def find(module: nn.Module) -> Replacement | str | None:
     layer = Layer(blocks[0], dropouts[0] if dropouts else None, next(iter(norms)))
     if not _computes(module, layer):
         return "it is not norm(block(x) + residual)"
+    if is_foreign(children[layer.norm]):
+        return "something else has replaced the forward function of its norm"
     norm = norms[layer.norm]
     return Replacement(partial(forward, layer=layer, norm=norm), f"add_{norm.kernel}", fuses=(layer.norm,))
 

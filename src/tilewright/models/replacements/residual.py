@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from tilewright.models.probe import LARGE, Stub, computes, forward_parameters, has_hooks, random, stand_in
+from tilewright.models.forward import is_foreign
+from tilewright.models.probe import LARGE, Stub, computes, forward_parameters, may_be_skipped, random, stand_in
 from tilewright.models.replacements import Replacement
 from tilewright.models.replacements.norm import Norm, identify
 
@@ -111,7 +112,7 @@ def forward(
     x = options[signature.required[0]]
     attended = layer.attend(module, x, call, options, others)
     second: Any = module._modules[layer.before_mlp]
-    if has_hooks(second) or not norm.takes(second, attended, x):
+    if not may_be_skipped(second, norm.owner) or not norm.takes(second, attended, x):
         return layer.plain(module, x, attended)
     normed, total = norm.add(second, attended, x)
     return total + layer.feed_forward(module, normed)
@@ -127,6 +128,8 @@ def find(module: nn.Module) -> Replacement | str | None:
     for layer in _layers(blocks, list(norms), others):
         for returns_tuple in (True, False):
             found = _Probe(module, layer, returns_tuple).find()
+            if found is not None and is_foreign(children[layer.before_mlp]):
+                return "something else has replaced the forward function of its second norm"
             if found is not None:
                 call, signature = found
                 norm = norms[layer.before_mlp]

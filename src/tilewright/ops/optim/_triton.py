@@ -64,6 +64,24 @@ class Step(NamedTuple):
         seed = 2 * (int(step) % 2**29) + 3
         return cls(1 - lr * weight_decay, rate, root_scale, eps, 1 - beta1, beta2, 1 - beta2, seed)
 
+    @classmethod
+    def on_device(cls, step: Tensor, lr: Any, betas: tuple[Any, Any], eps: float, weight_decay: float) -> Step:
+        """Return the numbers as fp64 tensors, computed where the count of steps is: a CUDA graph repeats that."""
+        count = step.double()
+        lr, beta1, beta2 = (_on_device(number, step.device) for number in (lr, *betas))
+        rate, root_scale = lr / (1 - beta1**count), (1 - beta2**count) ** -0.5
+        seed = 2 * (count.long() % 2**29) + 3
+        found = 1 - lr * weight_decay, rate, root_scale, eps, 1 - beta1, beta2, 1 - beta2, seed
+        return cls(*[one if isinstance(one, Tensor) else torch.full_like(count, one) for one in found])  # type: ignore[arg-type]
+
+
+def _on_device(number: float | Tensor, device: torch.device) -> float | Tensor:
+    """Return a number that needs no copy from the host: a tensor there is as fixed as any other number in a graph."""
+    return number.double() if isinstance(number, Tensor) and number.device == device else float(number)
+
+
+NO_STEP = Step(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3)  # where the kernel reads the numbers from device memory
+
 
 def torch_adamw(p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
     """Return the new parameter and moments, in the moments' dtype, by torch."""
@@ -248,12 +266,24 @@ def _address(entry_ptr, like_ptr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _adamw(
-    p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, clip_ptr, table_ptr, grads_ptr, chunks_ptr, N, decay, rate,
-    root_scale, eps, alpha1, beta2, alpha2, seed,
+    p_ptr, g_ptr, m_ptr, v_ptr, m_scale_ptr, v_scale_ptr, clip_ptr, table_ptr, grads_ptr, chunks_ptr, numbers_ptr, N,
+    decay, rate, root_scale, eps, alpha1, beta2, alpha2, seed,
     MAXIMIZE: tl.constexpr, ALIGNED: tl.constexpr, FP8: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):  # fmt: skip
-    """Each program updates CHUNKS chunks. With a table, the pointers only carry the element types of its addresses."""
+    """Each program updates CHUNKS chunks. With a table, the pointers only carry the element types of its addresses.
+
+    The numbers of the step are arguments or, for a CUDA graph, in device memory.
+    """
+    if numbers_ptr is not None:
+        decay = tl.load(numbers_ptr).to(tl.float32)
+        rate = tl.load(numbers_ptr + 1).to(tl.float32)
+        root_scale = tl.load(numbers_ptr + 2).to(tl.float32)
+        eps = tl.load(numbers_ptr + 3).to(tl.float32)
+        alpha1 = tl.load(numbers_ptr + 4).to(tl.float32)
+        beta2 = tl.load(numbers_ptr + 5).to(tl.float32)
+        alpha2 = tl.load(numbers_ptr + 6).to(tl.float32)
+        seed = tl.load(numbers_ptr + 7).to(tl.int32)
     chunk = tl.program_id(0).to(tl.int64)
     if table_ptr is not None:
         entry = tl.load(chunks_ptr + chunk)
@@ -370,6 +400,11 @@ def _to_device(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
 
 
+def is_capturing() -> bool:
+    """Return whether a CUDA graph is being captured, which may not wait for the device or copy from the host."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def _stream(device: torch.device) -> int:
     """Return the current stream, by which tables are cached: a copy on another one may still be in flight."""
     return torch._C._cuda_getCurrentRawStream(device.index) if torch.cuda.is_initialized() else 0
@@ -408,6 +443,8 @@ class Batch:
         if not is_interpreted(params[0]):  # there are no addresses then, and every tensor has a launch of its own
             filled = [(*row, *[0] * (5 - len(row)), size, 0, 0) for row, size in zip(rows, self.sizes, strict=True)]
             self._table = _device_table(tuple(chain.from_iterable(filled)), self.device, _stream(self.device))
+        self._chunks: dict[int, Tensor] = {}  # tables by the size of a chunk
+        self._captured: list[Tensor] = []  # tables that CUDA graphs read
         self.set_gradients(addresses)
 
     def set_gradients(self, addresses: list[int]) -> None:
@@ -419,6 +456,14 @@ class Batch:
     def parts(self) -> int:
         return sum(cdiv(size, PART.value) for size in self.sizes)
 
+    def _chunk_table(self, chunk: int) -> Tensor:
+        """Return the table of chunks of that size; while a graph is captured, that of the step before."""
+        if not is_capturing():
+            self._chunks[chunk] = _chunk_table(self.sizes, chunk, self.device, _stream(self.device))
+        else:
+            self._captured += [self._grads, self._chunks[chunk]]
+        return self._chunks[chunk]
+
     def update(self, grads: list[Tensor], clip: Tensor | None, step: Step, maximize: bool) -> None:
         """Update all params and states. `clip` holds the factor of the gradients."""
         p, is_coded = self.params[0], len(self.states[0]) > 2
@@ -427,14 +472,17 @@ class Batch:
         constants = {"FP8": has_fp8(p.get_device()), "WIDTH": config["width"], "BLOCK": config["block"]}
         constants |= {"CHUNKS": config["chunks"], "MAXIMIZE": maximize, "num_warps": config["num_warps"]}
         none = () if is_coded else (None, None)
+        numbers = None
+        if isinstance(step.decay, Tensor):
+            numbers, step = torch.stack([one.double() for one in step]), NO_STEP  # type: ignore[union-attr]
         if self._table is not None:
-            chunks = _chunk_table(self.sizes, span, self.device, _stream(self.device))
+            chunks = self._chunk_table(span)
             like = (p, p, *self.states[0], *none)
-            args = (*like, clip, self._table, self._grads, chunks, 0, *step)
+            args = (*like, clip, self._table, self._grads, chunks, numbers, 0, *step)
             _launch_update((len(chunks),), *args, ALIGNED=self.is_aligned, **constants)
             return
         for p, g, state in zip(self.params, grads, self.states, strict=True):
-            args = (p, g, *state, *none, clip, None, None, None, p.numel(), *step)
+            args = (p, g, *state, *none, clip, None, None, None, numbers, p.numel(), *step)
             _launch_update((cdiv(p.numel(), span),), *args, ALIGNED=False, **constants)
 
     def sum_squares(self, grads: list[Tensor], partials: Tensor) -> None:
@@ -443,7 +491,7 @@ class Batch:
         config = CONFIG(like, "norm", like.element_size())
         constants = {"BLOCK": config["block"], "num_warps": config["num_warps"]}
         if self._table is not None:
-            chunks = _chunk_table(self.sizes, PART.value, self.device, _stream(self.device))
+            chunks = self._chunk_table(PART.value)
             args = (like, partials, self._table, self._grads, chunks, 0)
             _launch_squares((len(chunks),), *args, ALIGNED=self.is_aligned, **constants)
             return

@@ -26,6 +26,7 @@ from tilewright.ops.optim._triton import (
     decode,
     encode,
     group_scales,
+    is_capturing,
     make_batches,
     num_groups,
     torch_adamw,
@@ -195,6 +196,9 @@ class AdamW(torch.optim.AdamW):
     `torch.nn.utils.clip_grad_norm_`; the gradients themselves do not change, and `grad_norm` holds their norm. With
     state_bits=8 the moments of tensors of 4096 elements and more take one byte per element; `state_dict` has them in
     fp32, so that torch's optimizer can load it, and the other way round.
+
+    With capturable=True steps are counted on the GPU, and `step()` can be captured in a CUDA graph after a step outside
+    with gradients at the same addresses. A learning rate that is a tensor on the GPU is read at every replay.
     """
 
     def __init__(
@@ -208,23 +212,29 @@ class AdamW(torch.optim.AdamW):
         max_grad_norm: float | None = None,
         state_bits: int = 32,
         maximize: bool = False,
+        capturable: bool = False,
     ):
         if state_bits not in (8, 32):
             raise ValueError(f"state_bits must be 8 or 32, not {state_bits!r}")
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm must be positive or None, not {max_grad_norm!r}")
-        super().__init__(params, lr, betas, eps, weight_decay, maximize=maximize)
+        super().__init__(params, lr, betas, eps, weight_decay, maximize=maximize, capturable=capturable)
         self.max_grad_norm = max_grad_norm
         self.state_bits = state_bits
         self.grad_norm: Tensor | None = None  # in the last step that clipped
         self._plan: _Plan | None = None
+        self._captured: tuple[_Plan, ...] = ()  # whose tables CUDA graphs read
+
+    @property
+    def _is_capturable(self) -> bool:
+        return any(group["capturable"] for group in self.param_groups)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters. A closure computes the loss and its gradients; its result is returned."""
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        if is_capturing() and not self._is_capturable:
             raise RuntimeError(
-                "tilewright.AdamW cannot be captured in a CUDA graph: it counts steps on the host. Call step() outside."
+                "tilewright.AdamW counts steps on the host: create it with capturable=True to capture its step"
             )
         loss = None
         if closure is not None:
@@ -244,7 +254,13 @@ class AdamW(torch.optim.AdamW):
         if not grads:
             return
         key = _PlanKey.of(members, params, grads)
-        if self._plan is None or not self._plan.accepts(key):
+        if is_capturing():
+            if self._plan is None or not self._plan.is_prepared(key):
+                raise RuntimeError(
+                    "a step is captured after one with gradients at the same addresses: call step() once"
+                )
+            self._captured += (self._plan,)
+        elif self._plan is None or not self._plan.accepts(key):
             self._plan = _Plan(self, grads, key)
         self._plan.step(self, grads)
 
@@ -254,7 +270,7 @@ class AdamW(torch.optim.AdamW):
         if not state:
             is_coded = self.state_bits == 8 and _may_be_coded(p)
             wide = p.dtype if p.is_complex() else torch.promote_types(p.dtype, torch.float32)
-            state["step"] = torch.tensor(0.0)
+            state["step"] = torch.zeros((), device=p.device if self._is_capturable else "cpu")
             for name in MOMENTS:
                 state[name] = torch.zeros_like(p, dtype=torch.uint8 if is_coded else wide)
             for name in SCALES if is_coded else ():
@@ -271,10 +287,11 @@ class AdamW(torch.optim.AdamW):
         """Load a state of tilewright.AdamW or of torch's."""
         if any(group.get("amsgrad") for group in state_dict["param_groups"]):
             raise ValueError("tilewright.AdamW does not support amsgrad, with which this state was saved")
+        capturable = [group["capturable"] for group in self.param_groups]
         super().load_state_dict(state_dict)
         self._plan = None
-        for group in self.param_groups:  # which of its implementations torch used
-            group.update(foreach=None, fused=None, capturable=False, differentiable=False)
+        for group, mine in zip(self.param_groups, capturable, strict=True):  # which of its implementations torch used
+            group.update(foreach=None, fused=None, capturable=mine, differentiable=False)
         theirs = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         ours = chain.from_iterable(group["params"] for group in self.param_groups)
         for key, p in zip(theirs, ours, strict=True):
@@ -284,7 +301,7 @@ class AdamW(torch.optim.AdamW):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._plan = None
+        self._plan, self._captured = None, ()
 
     def __getstate__(self) -> dict[str, Any]:
         ours = {"max_grad_norm": self.max_grad_norm, "state_bits": self.state_bits, "grad_norm": self.grad_norm}
@@ -332,7 +349,7 @@ def _torch_state(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fill(state: dict[str, Tensor], saved: dict[str, Any]) -> None:
-    state["step"] = torch.tensor(float(saved["step"]))
+    state["step"].fill_(float(saved["step"]))
     if SCALES[0] not in state:
         for name in MOMENTS:
             state[name].copy_(saved[name])
@@ -343,6 +360,11 @@ def _fill(state: dict[str, Tensor], saved: dict[str, Any]) -> None:
 
 
 _dtype = attrgetter("dtype")
+_version = attrgetter("_version")
+
+
+def _versions(tensors: list[Tensor]) -> list[int]:
+    return [*map(_version, tensors)]
 
 
 Members = tuple[list[int], list[int], list[bool]]  # sizes of the groups; for all parameters: id, has a gradient
@@ -391,10 +413,18 @@ class _Plan:
         members = [(n, p) for n, group in enumerate(optimizer.param_groups) for p in group["params"]]
         members = [(n, p) for n, p in members if p.grad is not None]
         states = [optimizer._state_of(p) for _, p in members]
-        self._steps = torch.tensor([float(state["step"]) for state in states])
-        self._counts, counts = self._steps.clone(), self._steps.tolist()
-        for state, step in zip(states, self._steps.unbind(), strict=True):
-            state["step"] = step  # views of one tensor, which one operation increments
+        counts = [float(state["step"]) for state in states]
+        self._is_capturable = optimizer._is_capturable
+        if self._is_capturable:  # tensors of their own, to which graphs that were captured add
+            for state, (_, p) in zip(states, members, strict=True):
+                state["step"] = state["step"].to(p.device, torch.float32)
+            self._device_steps = [state["step"] for state in states]
+            self._versions = _versions(self._device_steps)
+        else:
+            self._steps = torch.tensor(counts)
+            self._counts = self._steps.clone()
+            for state, step in zip(states, self._steps.unbind(), strict=True):
+                state["step"] = step  # views of one tensor, which one operation increments
         self._states = states
         self._params = [p for _, p in members]
         self._batches: list[tuple[int, Batch, list[int]]] = []  # group, and the indices of its tensors
@@ -426,7 +456,7 @@ class _Plan:
     def accepts(self, key: _PlanKey | None) -> bool:
         """Return whether the plan is still valid; adopt new addresses of gradients."""
         known = self._key
-        if key is None or known is None or key != known or not torch.equal(self._steps, self._counts):
+        if key is None or known is None or key != known or self._counts_changed():
             return False
         if key.grads != known.grads:
             if key.aligned_grads() != known.aligned_grads():
@@ -436,9 +466,27 @@ class _Plan:
             self._key = key
         return True
 
+    def is_prepared(self, key: _PlanKey | None) -> bool:
+        """Return whether a step needs no table that it does not have."""
+        known = self._key
+        return key is not None and known is not None and key == known and key.grads == known.grads
+
+    def _counts_changed(self) -> bool:
+        """Return whether something else changed the counts of steps; without waiting for a device."""
+        if self._is_capturable:
+            return _versions(self._device_steps) != self._versions
+        return not torch.equal(self._steps, self._counts)
+
+    def _count(self) -> None:
+        if self._is_capturable:
+            torch._foreach_add_(self._device_steps, 1)
+            self._versions = _versions(self._device_steps)
+        else:
+            self._steps += 1
+            self._counts += 1
+
     def step(self, optimizer: AdamW, grads: list[Tensor]) -> None:
-        self._steps += 1
-        self._counts += 1
+        self._count()
         work = [(batch, [*map(grads.__getitem__, indices)]) for _, batch, indices in self._batches]
         clip = self._clip(optimizer, work, grads)
         for (group, batch, indices), (_, batch_grads) in zip(self._batches, work, strict=True):
@@ -454,6 +502,9 @@ class _Plan:
 
     def _step_of(self, optimizer: AdamW, group: int, n: int) -> tuple[Step, bool]:
         options = optimizer.param_groups[group]
+        if self._is_capturable:
+            numbers = options["lr"], options["betas"], options["eps"], options["weight_decay"]
+            return Step.on_device(self._device_steps[n], *numbers), options["maximize"]
         beta1, beta2 = map(float, options["betas"])
         numbers = float(options["lr"]), (beta1, beta2), options["eps"], options["weight_decay"]
         return Step.of(self._counts[n].item(), *numbers), options["maximize"]

@@ -97,13 +97,16 @@ class Job:
 
     def __str__(self) -> str:
         if self.diagnosis is None:
-            return f"no step was profiled: the loop marked {self._count} steps, and the first {self.warmup} are warm-up"
+            why = f"the loop marked {self._count} steps, and the first {self.warmup} are warm-up"
+            return f"no step was profiled: {why}. Call job.step() after each step."
         return str(self.diagnosis)
 
     def _arm(self) -> None:
         """Start the profiler once the warm-up is over."""
         if self._count != self.warmup or self.times is not None or self._profiler is not None:
             return
+        if torch.autograd._profiler_enabled():  # torch would end the process
+            raise RuntimeError("another profiler is running: end it before tilewright.job(), or leave one of them out")
         _synchronize()
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
         self._profiler = profile(activities=activities)

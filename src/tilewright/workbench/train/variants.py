@@ -116,7 +116,7 @@ def _plain(model: nn.Module) -> Callable[[Any], Tensor]:
 
 
 class _Captured:
-    """Forward and backward in a CUDA graph. The optimizer's step stays outside: it counts steps on the host."""
+    """Forward and backward in a CUDA graph. The optimizer's step stays outside."""
 
     def __init__(self, forward_backward: Callable[[Any], Tensor], optimizer: torch.optim.Optimizer):
         self._run = forward_backward
