@@ -542,6 +542,11 @@ class UnknownBoard(TilewrightError):
         super().__init__(f"{problem} has no board named '{name}'; {_nearest(name, known)}")
 
 
+class BadBoard(TilewrightError):
+    def __init__(self, name: str):
+        super().__init__(f"'{name}' is no name of a board; give a GPU such as h200, or 'h200 predicted'")
+
+
 class UnknownSubmission(TilewrightError):
     def __init__(self, number: object):
         super().__init__(f"this arena has no submission {number} that you may see; its first page lists the latest")

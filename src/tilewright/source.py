@@ -68,8 +68,8 @@ class OpSource:
         It lacks comments and docstrings. Of a dictionary of forms, only those that the registration names are reached.
         """
         root = self._kernels[kernel]
-        names = {node.value for node in ast.walk(root) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-        reached = self._reached([root], names)
+        constants = (node.value for node in ast.walk(root) if isinstance(node, ast.Constant))
+        reached = self._reached([root], {value for value in constants if isinstance(value, str)})
         return "\n\n\n".join(code for code, file in reversed(reached.items()) if file.is_relative_to(OPS))
 
     def _hash(self, roots: list[ast.stmt]) -> str:
@@ -100,9 +100,7 @@ class OpSource:
                 ):  # a function decorated by `torch` or `operator` does not belong to these names
                     self._definitions.setdefault(name, []).append(statement)
 
-    def _reach(
-        self, statement: ast.AST, reached: dict[str, Path], seen: set[tuple[int, str]], forms: Set[str]
-    ) -> None:
+    def _reach(self, statement: ast.AST, reached: dict[str, Path], seen: set[tuple[int, str]], forms: Set[str]) -> None:
         if forms and _registers_gradient(statement):
             return
         code, nodes = self._part(statement)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tilewright import hardware, source
 from tilewright.cost import Cost
 from tilewright.errors import (
+    BadBoard,
     BadDeadline,
     BadProblem,
     CannotAddProblem,
@@ -33,13 +34,22 @@ if TYPE_CHECKING:
     from tilewright.workbench.check.problems import Problem
 
 OP, OWN = "op", "own file"
+KINDS = {
+    OP: "operation of Tilewright",
+    OWN: "own problem",
+    "kernelbench": "KernelBench problem",
+    "gpu-mode": "gpu-mode task",
+    "flashinfer-bench": "flashinfer-bench definition",
+}
 RULES = ("geomean", "share", "fast_p")
 PREDICTED = " predicted"  # ends the name of a board without measurements
 ENTRY = "entry"  # the key, among the files, of the path to load
 MAX_BYTES = 2**22  # for all files of a problem
+MAX_BOARD_NAME = 80
 TIMED_CASES = 4  # timed by default if the problem is an Op
 IGNORED = ("__pycache__", ".git")
 NAME = re.compile(r"\w[\w.+-]{0,79}")  # part of addresses
+BOARD_NAME = re.compile(r"\w[\w.+-]*( [\w.+-]+)*")  # likewise
 # The part of an op file that stands before the kernels.
 OP_MATHEMATICS = re.compile(r"^def reference\(.*?^op = \w+\((?:[^\n]*\)$|.*?^\))", re.MULTILINE | re.DOTALL)
 FORMATS = (
@@ -236,6 +246,8 @@ def _traffic(run: Callable[[Sequence[Any]], tuple[Sequence[Any], Any]], args: Se
 
 
 def _known_board(name: str) -> Board:
+    if not BOARD_NAME.fullmatch(name) or len(name) > MAX_BOARD_NAME:
+        raise BadBoard(name)
     board = Board.parse(name)
     try:
         gpu = hardware.datasheet(board.gpu).name
@@ -316,4 +328,5 @@ def _description(found: Loaded) -> str:
         return summary or f"the function `{found.op.file.stem}`, like `reference`"
     if found.problem is None:
         return source.read(source.op_files()[found.op.name]).summary
-    return f"{found.problem.kind} problem with {len(found.cases)} case{'s' if len(found.cases) != 1 else ''}"
+    count = len(found.cases)
+    return f"A {KINDS[found.problem.kind]} with {count} {'case' if count == 1 else 'cases'}."
