@@ -187,7 +187,7 @@ def _own(path: Path, problem: Mapping[str, Any]) -> Loaded:
     cases = [Case.parse(text, like=op.bench[0]) for text in problem["cases"] if text] or _spread(op.bench)
     stated = op.cost
     results = lambda args: (args, op.reference(*args))
-    op.cost = lambda *args: stated(*args) if stated(*args).bytes else _traffic(results, args)
+    op.cost = lambda *args: cost if (cost := stated(*args)).bytes else _traffic(results, args)
     return Loaded(op, [case.with_dtype(dtype) for case in cases])
 
 
