@@ -49,7 +49,7 @@ def work(address: str, log: Path) -> None:
             file.write(f"{job['job']}\n")
         us = random.uniform(10.0, 1000.0)
         times = {"us": us, "low": us, "high": us}
-        case = {"case": "M=4,N=8", "dtype": "bfloat16", "floor_us": 5.0, "eager_us": 20.0, **times}
+        case = {"case": "M=4,N=8", "dtype": "bfloat16", "floor_us": 5.0, "eager_us": 20.0, "compile_us": None, **times}
         timing = {"kind": "predicted", "cases": [case], "share": 5.0 / us, "over_eager": 20.0 / us, **times}
         return {"ranked": True, "reason": "", "leader": None, "timing": timing | {"over_compile": None}}
 

@@ -14,7 +14,7 @@ import hashlib
 import io
 import re
 import tokenize
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 
 from tilewright.errors import FileBroken, FileMissing
@@ -63,19 +63,24 @@ class OpSource:
         return self._hash(roots)
 
     def kernel_code(self, kernel: str) -> str:
-        """Return the code in `ops/` that a kernel reaches, without comments and docstrings, definitions before uses."""
-        reached = self._reached([self._kernels[kernel]])
+        """Return the code in `ops/` that the forward pass of a kernel reaches, definitions before uses.
+
+        It lacks comments and docstrings. Of a dictionary of forms, only those that the registration names are reached.
+        """
+        root = self._kernels[kernel]
+        constants = (node.value for node in ast.walk(root) if isinstance(node, ast.Constant))
+        reached = self._reached([root], {value for value in constants if isinstance(value, str)})
         return "\n\n\n".join(code for code, file in reversed(reached.items()) if file.is_relative_to(OPS))
 
     def _hash(self, roots: list[ast.stmt]) -> str:
         return hashlib.sha256("\n".join(sorted(self._reached(roots))).encode()).hexdigest()[:16]
 
-    def _reached(self, roots: list[ast.stmt]) -> dict[str, Path]:
-        """Return the code that statements reach, each part with its file."""
+    def _reached(self, roots: list[ast.stmt], forms: Set[str] = frozenset()) -> dict[str, Path]:
+        """Return the code that statements reach, each part with its file; with `forms`, of the forward pass only."""
         reached: dict[str, Path] = {}
         seen: set[tuple[int, str]] = set()
         for root in roots:
-            self._reach(root, reached, seen)
+            self._reach(root, reached, seen, forms)
         return reached
 
     def _place(self, statement: ast.stmt) -> None:
@@ -95,9 +100,13 @@ class OpSource:
                 ):  # a function decorated by `torch` or `operator` does not belong to these names
                     self._definitions.setdefault(name, []).append(statement)
 
-    def _reach(self, statement: ast.AST, reached: dict[str, Path], seen: set[tuple[int, str]]) -> None:
+    def _reach(self, statement: ast.AST, reached: dict[str, Path], seen: set[tuple[int, str]], forms: Set[str]) -> None:
+        if forms and _registers_gradient(statement):
+            return
         code, nodes = self._part(statement)
         reached[code] = self._path
+        if chosen := _chosen(statement, forms):
+            nodes = [node for value in chosen for node in ast.walk(value)]
         for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 reached.update(_file_text(node.value))
@@ -105,19 +114,21 @@ class OpSource:
                 key = id(self), f"{node.value.id}.{node.attr}"
                 if key not in seen:
                     seen.add(key)
-                    self._follow(self._modules[node.value.id], node.attr, reached, seen)
+                    self._follow(self._modules[node.value.id], node.attr, reached, seen, forms)
             if not isinstance(node, ast.Name) or (id(self), node.id) in seen or node.id == "op":
                 continue
             seen.add((id(self), node.id))
             if node.id in self._imports:
-                self._follow(*self._imports[node.id], reached, seen)
+                self._follow(*self._imports[node.id], reached, seen, forms)
             for definition in self._definitions.get(node.id, []):
-                self._reach(definition, reached, seen)
+                self._reach(definition, reached, seen, forms)
 
-    def _follow(self, helper: Path, name: str, reached: dict[str, Path], seen: set[tuple[int, str]]) -> None:
+    def _follow(
+        self, helper: Path, name: str, reached: dict[str, Path], seen: set[tuple[int, str]], forms: Set[str]
+    ) -> None:
         module = read(helper)
         for definition in module._definitions.get(name, []):
-            module._reach(definition, reached, seen)
+            module._reach(definition, reached, seen, forms)
 
     def _part(self, statement: ast.AST) -> tuple[str, list[ast.AST]]:
         """Return the code of a statement, and the nodes that may lead to other code."""
@@ -230,6 +241,21 @@ def _registered_kernel(statement: ast.stmt) -> str | None:
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "op.kernel":
             return ast.literal_eval(call.args[0])
     return None
+
+
+def _registers_gradient(statement: ast.AST) -> bool:
+    """Return whether this is a call like `softmax_forward.differentiate(_save, _backward)`."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "differentiate"
+
+
+def _chosen(statement: ast.AST, forms: Set[str]) -> list[ast.expr]:
+    """Return the values of a dictionary like `FORMS = {"tile": _tile, …}` that stand for these forms."""
+    value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+    if not isinstance(value, ast.Dict):
+        return []
+    keys = [key.value if isinstance(key, ast.Constant) else None for key in value.keys]
+    return [one for key, one in zip(keys, value.values, strict=True) if key in forms]
 
 
 def _names_imported(statement: ast.stmt) -> Iterator[str]:

@@ -72,9 +72,10 @@ def test_a_submission_is_judged_with_progress_and_evidence(session, tmp_path):
 def test_an_empty_board_and_our_kernels_in_the_archive(session):
     board = session.result("read_board", problem="softmax")
     assert (board["board"], board["entries"], board["total"]) == (BOARD, [], 0)
-    (best,) = session.result("search_archive", problem="softmax", technique="triton", limit=1)["kernels"]
-    assert best["author"] == "tilewright"
-    assert "@triton.jit" in best["code"]
+    kernels = session.result("search_archive", problem="softmax", technique="triton")["kernels"]
+    assert {one["author"] for one in kernels} == {"tilewright"}
+    assert any("@triton.jit" in one["code"] for one in kernels)
+    assert all(len(one["code"]) < 21_000 for one in kernels)
     assert session.result("search_archive", problem="softmax", words="nosuchword")["kernels"] == []
 
 

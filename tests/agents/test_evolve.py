@@ -12,7 +12,7 @@ import pytest
 from tilewright.agents.answers import ProblemText
 from tilewright.agents.evolve import LOG, Judged, Run, summarize
 from tilewright.agents.generator import parse_command
-from tilewright.agents.prompt import KnownKernel
+from tilewright.agents.prompt import KnownKernel, shortened
 from tilewright.errors import GeneratorFails, RunOfAnotherProblem
 
 PROBLEM = ProblemText(
@@ -180,6 +180,13 @@ def test_an_error_of_the_judge_ends_every_job(tmp_path, script):
     with pytest.raises(OSError, match="gone"):
         run(arbiter, script(*["us = 5"] * 8), tmp_path / "run", jobs=2)
     assert arbiter.is_closed
+
+
+def test_of_long_code_the_last_definitions_are_shown():
+    far, header, near, kernel = "f" * 9_000, "h" * 15_000, "n" * 9_000, "k" * 100
+    shown = shortened("\n\n\n".join([far, header, near, kernel]))
+    assert shown == "\n\n\n".join(["# 15009 characters are left out", far, near, kernel])
+    assert shortened(header) == header
 
 
 def test_without_times_of_eager_fast_p_is_not_available():

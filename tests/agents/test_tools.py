@@ -3,7 +3,7 @@
 import pytest
 
 from tilewright import registry
-from tilewright.agents import tools
+from tilewright.agents import analysis, tools
 from tilewright.errors import OnlyForOperations
 from tilewright.spec import Cost
 from tilewright.workbench.bench import Timing
@@ -44,6 +44,14 @@ def test_bench_gives_measured_rows_with_the_speed_over_eager(tmp_path, monkeypat
         ).share_of_ceiling
         == 0.5
     )
+
+
+def test_a_kernel_without_a_prediction_names_arguments_of_the_tool(tmp_path):
+    (tmp_path / "mine.py").write_text("def add(x, y):\n    return x + y\n")
+    (row,) = analysis.predict("add", file=str(tmp_path / "mine.py"), case=["N=1024"])
+    assert row["us"] is None
+    assert "try another `case`" in row["reason"]
+    assert "--" not in row["reason"]
 
 
 def test_the_time_of_a_third_party_problem_cannot_be_predicted(tmp_path):

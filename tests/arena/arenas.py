@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from tilewright.arena.server import application, open_store
+from tilewright.arena.server import Protocol, application, open_store
 from tilewright.arena.service import Arena
 
 BOARD = "h200 predicted"
@@ -52,7 +52,7 @@ def running(folder: Path) -> Iterator[tuple[str, Arena]]:
     """Serve an arena with the problem `softmax` in a thread; yield its address and the arena."""
     arena = Arena(open_store(folder))
     arena.store.add_problem(problem_fields())
-    config = uvicorn.Config(application(arena), port=0, log_level="error", access_log=False, ws="none")
+    config = uvicorn.Config(application(arena), http=Protocol, port=0, log_level="error", access_log=False, ws="none")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from tilewright import source
 from tilewright.arena import problems
 from tilewright.arena.analysis import Analyst
-from tilewright.arena.errors import CannotAddProblem
+from tilewright.arena.errors import BadBoard, CannotAddProblem
 from tilewright.arena.judge import Judge
 from tilewright.cli import app
 from tilewright.worker.execute import flatten
@@ -242,6 +242,12 @@ def test_the_others_are_added(tmp_path):
     listed = CliRunner().invoke(app, ["arena", "problem", "list", *data])
     assert "kernelbench" in listed.stdout
     assert "own file" in listed.stdout
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "h200  predicted", " predicted", "<b>", "x" * 81])
+def test_a_board_has_a_name_that_fits_into_an_address(name):
+    with pytest.raises(BadBoard, match="is no name of a board"):
+        problems.describe("softmax", boards=[name])
 
 
 def test_a_board_of_an_unknown_gpu_is_named(tmp_path):

@@ -1,5 +1,6 @@
 """Pages and API: bad input is answered in one line, private things stay private, output is escaped."""
 
+import contextlib
 import csv
 import io
 import json
@@ -14,7 +15,8 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from arena.arenas import BOARD, CODE, judged, problem_fields, result, running
-from tilewright.arena import archive, auth, exchange, web
+from tilewright import source
+from tilewright.arena import archive, auth, exchange, server, web
 from tilewright.arena import tables as t
 from tilewright.arena.auth import RateLimit
 from tilewright.arena.errors import (
@@ -28,7 +30,7 @@ from tilewright.arena.errors import (
     UnknownProblem,
 )
 from tilewright.arena.server import application, locked, open_store, serve
-from tilewright.arena.service import MAX_CODE, Arena, techniques
+from tilewright.arena.service import MAX_CODE, Arena, named_techniques, techniques
 from tilewright.cli import app
 from tilewright.errors import CannotWrite
 
@@ -108,6 +110,37 @@ def test_a_hundred_megabytes_are_refused_before_they_are_read(tmp_path):
             raw.sendall(f"{head}Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
             assert b"411" in raw.recv(4096)
         assert arena.store.queue_length() == {}
+
+
+def test_a_client_that_sends_everything_first_reads_why_it_was_refused(tmp_path):
+    with running(tmp_path) as (address, _):
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as raw:
+            head = f"POST /api/problems/softmax/submissions HTTP/1.1\r\nHost: {host}:{port}\r\n"
+            raw.sendall(f"{head}Content-Length: {2**24}\r\n\r\n".encode() + b"x" * 2**24)
+            assert b"413" in raw.recv(4096)
+
+
+@pytest.mark.parametrize("sent", ["", "GET / HTTP/1.1\r\nHo", "POST /login HTTP/1.1\r\nContent-Length: 9\r\n\r\nx"])
+def test_a_client_too_slow_to_send_a_request_is_disconnected(tmp_path, monkeypatch, sent):
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.1)
+    with running(tmp_path) as (address, _):
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as raw:
+            raw.sendall(sent.encode())
+            received = [*iter(lambda: raw.recv(4096), b"")]  # until it is closed; the timeout would raise
+    assert not any(b"200 OK" in part for part in received)
+
+
+def test_connections_leave_files_for_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(server, "max_connections", lambda: 1)
+    with running(tmp_path) as (address, _):
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as first:
+            with socket.create_connection((host, int(port))) as second, contextlib.suppress(ConnectionResetError):
+                assert second.recv(4096) == b""
+            first.sendall(f"GET /api/status HTTP/1.1\r\nHost: {host}:{port}\r\n\r\n".encode())
+            assert b"200" in first.recv(4096)
 
 
 def test_a_client_that_disconnects_leaves_nothing_behind(tmp_path):
@@ -192,6 +225,7 @@ def test_a_bad_request_is_answered_in_one_line(client, method, address, body, st
         result(-1.0),
         result() | {"timing": result()["timing"] | {"cases": []}},
         result() | {"timing": result()["timing"] | {"against_leader": {"ratio": 0, "low": 0, "high": 0}}},
+        result() | {"timing": result()["timing"] | {"cases": [{"us": 1.0, "low": 1.0, "high": 1.0}]}},
     ],
 )
 def test_a_result_without_usable_figures_is_refused(client, arena, spoiled):
@@ -238,7 +272,12 @@ def test_pages_answer_errors_too(client):
     assert '<p class="error">Missing boundary' in unbounded.text
     large = client.post("/problems/softmax/submit", content=b"x" * 2**21)
     assert large.status_code == 413
-    assert '<p class="error">the request has 2097152 bytes' in large.text
+    assert '<p class="error">The request has 2097152 bytes' in large.text
+
+
+def test_a_page_beyond_the_last_is_the_last(client, arena):
+    judged(arena, "x = 1", name="mine.py")
+    assert "mine.py" in client.get(f"/problems/softmax/boards/{BOARD}?page=99").text
 
 
 def test_a_data_folder_is_closed_to_other_users(tmp_path):
@@ -438,6 +477,9 @@ def test_a_rate_limit_forgets():
 def test_a_closed_problem_takes_no_submissions(client, arena):
     arena.store.add_problem(problem_fields(deadline="2020-01-01T00:00:00+00:00"))
     assert "has taken no submissions" in one_line(post(client), 409)
+    page = client.get("/problems/softmax").text
+    assert "closed since 2020-01-01 00:00 UTC" in page
+    assert "<form" not in page
 
 
 def test_a_problem_with_submissions_stays_what_it_is(client, arena):
@@ -448,6 +490,18 @@ def test_a_problem_with_submissions_stays_what_it_is(client, arena):
     arena.store.add_problem(problem_fields(cases=["M=8,N=8"], rule="share", boards=[BOARD]))
     states = [(job["board"], job["state"]) for job in arena.store.states(number)]
     assert states == [(BOARD, "queued"), ("a100", "refused")]
+
+
+def test_the_advice_for_every_case_is_shown(client, arena):
+    post(client)
+    job = client.post("/api/jobs/lease", json={}).json()["job"]
+    about = {"case": "M=4,N=8", "dtype": "bfloat16", "bottleneck": "memory", "launches": []}
+    cases = [about | {"summary": ["Moves twice the bytes."], "advice": [word]} for word in ("cache rows", "use TMA")]
+    body = {"lease": job["lease"], "result": result() | {"analysis": {"cases": cases, "isolation": []}}}
+    assert client.post(f"/api/jobs/{job['job']}/result", json=body).json() == {"state": "ranked"}
+    page = client.get("/submissions/1").text
+    assert "Next: cache rows." in page
+    assert "Next: use TMA." in page
 
 
 EVIL = "<script>alert(1)</script>\"'"
@@ -512,6 +566,7 @@ def test_exports_and_imports(client, arena, tmp_path):
     for name, text, count in (("a.jsonl", lines, 2), ("b.jsonl", traces, 2), ("c.csv", "us,author\n3,eve\n", 1)):
         (tmp_path / name).write_text(text)
         assert exchange.import_entries(arena, problem, BOARD, tmp_path / name, "elsewhere") == count
+        assert exchange.import_entries(arena, problem, BOARD, tmp_path / name, "elsewhere") == 0, "each once"
     entries = client.get(f"/api/problems/softmax/boards/{BOARD}").json()["entries"]
     assert [(e["rank"], e["verified"]) for e in entries] == [(1, True), (2, True)] + [(None, False)] * 5
     assert arena.boards.leader(problem, BOARD)["us"] == 10.0
@@ -549,6 +604,16 @@ def test_the_archive_finds_kernels_by_problem_technique_and_share(client, arena)
     assert evidence["verdict"]["isolation"] == ["seccomp"]
     assert evidence["timing"][0]["us"] == 6.0
     assert one_line(client.get("/api/archive/99"), 404)
+
+
+def test_techniques_of_our_kernels_are_those_of_the_form_that_is_timed():
+    matmul = source.read(source.op_files()["matmul"])
+    found = {name: named_techniques(matmul.kernel_code(name)) for name in ("cuda-naive", "triton", "gluon-pingpong")}
+    assert "cuda" in found["cuda-naive"]
+    assert not {"triton", "gluon", "tensor cores", "TMA"} & {*found["cuda-naive"]}
+    assert "tensor cores" in found["triton"]
+    assert "TMA" not in found["triton"]
+    assert {"gluon", "tensor cores", "TMA"} <= {*found["gluon-pingpong"]}
 
 
 def test_techniques_are_those_of_the_code():

@@ -275,6 +275,9 @@ def test_the_client_explains_what_went_wrong(served, tmp_path):
     (tmp_path / "big.py").write_bytes(b"#" * 2**20)
     with pytest.raises(BadSubmission, match="too large"):
         read_code(tmp_path / "big.py")
+    (tmp_path / "secrets").write_text("x = 1\n")
+    with pytest.raises(BadSubmission, match=r"does not end in \.py"):
+        read_code(tmp_path / "secrets")
 
 
 BUSY = """

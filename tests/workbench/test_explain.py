@@ -3,9 +3,11 @@
 import functools
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from sample_records import timing_record
 from tilewright import record, registry, settings, source
@@ -208,6 +210,14 @@ def test_a_gemm_without_tensor_cores_is_reported():
     assert "the bfloat16 tensor cores are idle" in check(found, "better mathematics").facts[0].text
     assert found.prediction.us > 10 * found.floor_us
     assert not [unit for unit in found.prediction.terms if unit.startswith("tensor")]
+
+
+def test_torch_operators_beside_a_launch_are_other_work_if_asked_for():
+    op = registry.load("relu")
+    ours = op.kernels["triton"]
+    mixed = replace(ours, fn=lambda x: torch.softmax(ours.fn(x), -1))
+    assert "torch's _softmax" in collect_op(op, mixed, CASE, H200, [], operators=True).other_work
+    assert collect_op(op, ours, CASE, H200, [], operators=True).other_work == ""
 
 
 def test_errors_are_raised():

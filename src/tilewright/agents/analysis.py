@@ -21,7 +21,7 @@ from tilewright.agents.answers import (
     TensorTraffic,
 )
 from tilewright.arguments import parse_cases, parse_dtypes
-from tilewright.errors import ForwardOnlyFile, NoGradient, NothingAudited, NothingLaunched, UnsuitableCase
+from tilewright.errors import ForwardOnlyFile, NoGradient, NothingAudited, NothingLaunched, UnsuitableCase, as_arguments
 from tilewright.record import latest, read
 from tilewright.spec import Case, Kernel, Op
 from tilewright.workbench import audit as audit_tool
@@ -191,7 +191,7 @@ def predict(
         try:
             found = _diagnose(selection, loaded, [chosen], gpu, "forward")
         except NothingLaunched as error:
-            row.reason = str(error)
+            row.reason = as_arguments(error)
         else:
             times = _times(found)
             row.us, row.source = times["us"], times["us_source"]

@@ -231,7 +231,7 @@ class ArchivedKernel:
     share_of_ceiling: float | None
     speedup: float | None  # over eager
     derived_from: str | None
-    code: str
+    code: str  # the last definitions of a long file
 
 
 @dataclass

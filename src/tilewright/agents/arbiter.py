@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,19 @@ AUTHOR = "evolve.py"  # the name of its submissions
 
 def add_problem(folder: Path, target: str, board: str, cases: list[str]) -> str:
     """Add a problem to the arena of a data folder unless it is there, and return its name."""
-    store = open_store(folder)
-    try:
-        known = {one["name"] for one in store.problems({"id": 0, "role": "admin"})}
-        if target in known:
-            return target
-        fields = problems.describe(target, boards=[board], cases=cases)
-        if fields["name"] not in known:
+    known = _problem_names(folder) if folder.is_dir() else set()
+    if target in known:
+        return target
+    fields = problems.describe(target, boards=[board], cases=cases)  # before a folder is made
+    if fields["name"] not in known:
+        with contextlib.closing(open_store(folder)) as store:
             store.add_problem(fields)
-        return fields["name"]
-    finally:
-        store.close()
+    return fields["name"]
+
+
+def _problem_names(folder: Path) -> set[str]:
+    with contextlib.closing(open_store(folder)) as store:
+        return {one["name"] for one in store.problems({"id": 0, "role": "admin"})}
 
 
 class ArenaArbiter:

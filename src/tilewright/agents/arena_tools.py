@@ -22,6 +22,7 @@ from tilewright.agents.answers import (
     SubmissionAnswer,
 )
 from tilewright.agents.arenas import Arena, evidence, is_finished
+from tilewright.agents.prompt import shortened
 from tilewright.arena.client import Client, read_code
 from tilewright.errors import OneKernelNeeded
 
@@ -130,5 +131,6 @@ def _entry(one: dict[str, Any]) -> BoardEntry:
 
 
 def _archived(one: dict[str, Any]) -> ArchivedKernel:
-    same = ("id", "problem", "board", "author", "name", "techniques", "us", "derived_from", "code")
-    return ArchivedKernel(**{key: one[key] for key in same}, share_of_ceiling=one["share"], speedup=one["over_eager"])
+    same = ("id", "problem", "board", "author", "name", "techniques", "us", "derived_from")
+    figures = {"share_of_ceiling": one["share"], "speedup": one["over_eager"]}
+    return ArchivedKernel(**{key: one[key] for key in same}, **figures, code=shortened(one["code"]))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tilewright.agents.answers import ProblemText
 
 MAX_CODE = 20_000  # characters of one kernel
+BETWEEN = "\n\n\n"  # two definitions
 MAX_EVIDENCE = 6_000  # characters
 
 
@@ -46,5 +47,16 @@ def _items(lines: Sequence[str]) -> str:
 
 
 def _block(code: str) -> str:
-    cut = code[:MAX_CODE]
-    return f"```python\n{cut.rstrip()}\n```"
+    return f"```python\n{shortened(code).rstrip()}\n```"
+
+
+def shortened(code: str) -> str:
+    """Return code; of one longer than MAX_CODE the last definitions that fit, as a kernel stands after what it uses."""
+    if len(code) <= MAX_CODE:
+        return code
+    kept, left = [], MAX_CODE
+    for definition in reversed(code.split(BETWEEN)):
+        if len(definition) <= left:
+            kept.append(definition)
+            left -= len(definition)
+    return BETWEEN.join([f"# {len(code) - MAX_CODE + left} characters are left out", *reversed(kept)])

@@ -182,7 +182,7 @@ def _diagnosis(op: Any, kernel: Any, case: Any, gpu: Any, records: Any) -> dict[
     from tilewright.workbench.explain import diagnose
     from tilewright.workbench.explain.collect import collect_op
 
-    found = diagnose(collect_op(op, kernel, case, gpu, records))
+    found = diagnose(collect_op(op, kernel, case, gpu, records, operators=True))
     predicted, call = found.prediction, found.call
     audited = call.audited.audit if call.audited else None
     return {

@@ -112,6 +112,8 @@ def read_code(path: Path) -> str:
     """Return the code in a file, after the checks that the server makes."""
     if not path.is_file():
         raise FileMissing(path)
+    if path.suffix != ".py":
+        raise BadSubmission(f"the name of {path} does not end in .py")
     try:
         with path.open("rb") as file:
             data = file.read(MAX_READ)

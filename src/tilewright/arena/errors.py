@@ -70,6 +70,11 @@ class UnknownBoard(TilewrightError):
         super().__init__(f"{problem} has no board named '{name}'; {nearest(name, known)}")
 
 
+class BadBoard(TilewrightError):
+    def __init__(self, name: str):
+        super().__init__(f"no board can be named '{name}'; give a GPU such as h200, or 'h200 predicted'")
+
+
 class UnknownSubmission(TilewrightError):
     def __init__(self, number: object):
         super().__init__(

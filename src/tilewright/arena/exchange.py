@@ -39,7 +39,7 @@ def export(arena: Arena, problem: Row, board: str, form: str) -> Iterator[bytes]
 
 
 def import_entries(arena: Arena, problem: Row, board: str, path: Path, origin: str) -> int:
-    """Add the entries of a file to a board as unverified, all or none; return how many."""
+    """Add the entries of a file to a board as unverified, all or none; return how many were not there before."""
     try:
         if path.stat().st_size > MAX_IMPORT:
             raise CannotImport(path, 0, f"it has more than {MAX_IMPORT // 2**20} MiB")
@@ -49,9 +49,17 @@ def import_entries(arena: Arena, problem: Row, board: str, path: Path, origin: s
     rows = list(_read_csv(path, text) if path.suffix == ".csv" else _read_lines(path, text))
     common = {"problem": problem["id"], "board": board, "verified": False, "origin": printable(origin)[:80]}
     with arena.store.write() as connection:
-        for row in rows:
+        same_origin = sa.select(t.entries).where(*(t.entries.c[key] == value for key, value in common.items()))
+        known = {_identity(dict(row)) for row in connection.execute(same_origin).mappings()}
+        added = {_identity(row): row for row in rows if _identity(row) not in known}
+        for row in added.values():
             connection.execute(t.entries.insert().values(row | common))
-    return len(rows)
+    return len(added)
+
+
+def _identity(row: Row) -> tuple[Any, ...]:
+    """Return what tells an imported entry from others of the same origin. A file need not give dates."""
+    return tuple(row[key] for key in ("author", "name", "gpu", "us"))
 
 
 def _fields(row: Row) -> dict[str, Any]:
@@ -89,7 +97,7 @@ def _trace(problem: Row, board: str, row: Row, case: dict[str, Any]) -> dict[str
     sizes = dict(part.split("=", 1) for part in case["case"].split(",") if "=" in part)
     axes = {name: int(value) for name, value in sizes.items() if value.isdecimal()}
     verdict, eager = row["result"].get("verdict", {}), case.get("eager_us")
-    errors = [one["max_error"] for one in verdict.get("cases", []) if one["max_error"] is not None]
+    errors = [one["max_error"] for one in verdict.get("cases", []) if one.get("max_error") is not None]
     is_predicted = Board.parse(board).is_predicted
     return {
         "definition": problem["name"],

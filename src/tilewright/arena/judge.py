@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from tilewright import hardware
@@ -179,10 +178,9 @@ def predicted(found: Loaded, analysis: Mapping[str, Any], gpu: str) -> dict[str,
     for case, answer in zip(found.cases, analysis["cases"], strict=True):
         if answer["us"] is None or answer["other_work"]:
             raise Refused(f"no time can be predicted: {answer['other_work'] or 'its bytes are not known'}")
-        cost = found.op.cost(*found.op.make(case, "meta"))
-        if answer["us"] < IMPLAUSIBLE * cost.floor(rates)[1] * 1e6:
+        floor = found.op.cost(*found.op.make(case, "meta")).floor(rates)[1] * 1e6
+        if answer["us"] < IMPLAUSIBLE * floor:
             raise Refused(f"implausible: {answer['us']:.1f} us for {case} is less than the GPU's peak permits")
-        floor = cost.floor(rates)[1] * 1e6
         row = {"case": str(case), "dtype": case.dtype, "us": answer["us"], "low": answer["low"], "high": answer["high"]}
         row["floor_us"] = answer["floor_us"] or floor or None
         rows.append(row | _recorded_baselines(found.op.name, case, gpu))
@@ -268,7 +266,7 @@ def _recorded_baselines(op: str, case: Any, gpu: str) -> dict[str, float | None]
             if all(one.get(key) == value for key, value in wanted.items()) and not one.get("sized"):
                 key = f"{one['kernel']}_us"
                 if key in found and one["median_us"] and not record.is_stale(one):
-                    found[key] = median([one["median_us"]])
+                    found[key] = one["median_us"]
     return found
 
 

@@ -18,13 +18,12 @@ from tilewright.arena import archive, problems
 from tilewright.arena import tables as t
 from tilewright.arena.board import PAGE, chart
 from tilewright.arena.errors import ArenaRefused, TooManyRequests
-from tilewright.arena.service import TECHNIQUES
+from tilewright.arena.service import TECHNIQUES, is_closed
 from tilewright.arena.web import COOKIE, account, arena, call, new_session, number, set_cookie
 
 FOLDER = Path(__file__).parent
 SITE_CSS = FOLDER.parent / "report" / "site" / "page.css"
 RECENT = 20
-KINDS = {problems.OP: "operation of Tilewright", problems.OWN: "own problem"}
 RULES = {
     "geomean": "geometric mean of the times",
     "share": "share of the ceiling",
@@ -37,6 +36,7 @@ def _templates() -> jinja2.Environment:
     loader = jinja2.FileSystemLoader(FOLDER / "templates")
     environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.ChainableUndefined)
     environment.filters |= {"us": _microseconds, "share": _share, "times": _times, "day": lambda date: date[:10]}
+    environment.filters["minute"] = lambda date: t.parse_date(date).strftime("%Y-%m-%d %H:%M UTC")
     environment.filters |= {"figure": _figure, "sentence": lambda text: text[:1].upper() + text[1:]}
     return environment
 
@@ -78,7 +78,8 @@ async def problem(request: Request) -> Response:
     boards = [await _board_summary(request, found, board) for board in found["boards"]]
     statement = await call(problems.statement, found)
     values = {"problem": found, "rule": _rule(found), "boards": boards, "statement": statement}
-    values |= {"kind": KINDS.get(found["kind"], f"{found['kind']} problem"), "entry": problems.entry_point(found)}
+    values["is_closed"] = is_closed(found)
+    values |= {"kind": problems.KINDS[found["kind"]], "entry": problems.entry_point(found)}
     return await render(request, "problem.html", who=who, **values)
 
 
@@ -126,8 +127,8 @@ async def board(request: Request) -> Response:
     name = service.boards.require(found, request.path_params["board"])
     ranked = await call(service.boards.ranked, found, name)
     history = await call(service.boards.history, found, name)
-    page = max(1, number(request.query_params.get("page", "1"), "page"))
     pages = max(1, -(-len(ranked) // PAGE))
+    page = min(max(1, number(request.query_params.get("page", "1"), "page")), pages)
     shown = ranked[(page - 1) * PAGE : page * PAGE]
     published = await call(_published, request, [one.entry["submission"] for one in shown])
     values = {"problem": found, "board": name, "rule": _rule(found), "ranked": shown, "total": len(ranked)}

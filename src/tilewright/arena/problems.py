@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from tilewright import hardware, source
-from tilewright.arena.errors import BadDeadline, CannotAddProblem, UnknownRule
+from tilewright.arena.errors import BadBoard, BadDeadline, CannotAddProblem, UnknownRule
 from tilewright.cost import Cost
 from tilewright.errors import BadProblem, TilewrightError, UnknownGPU
 
@@ -27,13 +27,22 @@ if TYPE_CHECKING:
     from tilewright.workbench.check.problems import Problem
 
 OP, OWN = "op", "own file"
+KINDS = {
+    OP: "operation of Tilewright",
+    OWN: "own problem",
+    "kernelbench": "KernelBench problem",
+    "gpu-mode": "gpu-mode task",
+    "flashinfer-bench": "flashinfer-bench definition",
+}
 RULES = ("geomean", "share", "fast_p")
 PREDICTED = " predicted"  # ends the name of a board without measurements
 ENTRY = "entry"  # the key, among the files, of the path to load
 MAX_BYTES = 2**22  # for all files of a problem
+MAX_BOARD_NAME = 80
 TIMED_CASES = 4  # timed by default if the problem is an Op
 IGNORED = ("__pycache__", ".git")
 NAME = re.compile(r"\w[\w.+-]{0,79}")  # part of addresses
+BOARD_NAME = re.compile(r"\w[\w.+-]*( [\w.+-]+)*")  # likewise
 # The part of an op file that stands before the kernels.
 OP_MATHEMATICS = re.compile(r"^def reference\(.*?^op = \w+\((?:[^\n]*\)$|.*?^\))", re.MULTILINE | re.DOTALL)
 FORMATS = (
@@ -171,7 +180,7 @@ def _own(path: Path, problem: Mapping[str, Any]) -> Loaded:
     cases = [Case.parse(text, like=op.bench[0]) for text in problem["cases"] if text] or _spread(op.bench)
     stated = op.cost
     results = lambda args: (args, op.reference(*args))
-    op.cost = lambda *args: stated(*args) if stated(*args).bytes else _traffic(results, args)
+    op.cost = lambda *args: cost if (cost := stated(*args)).bytes else _traffic(results, args)
     return Loaded(op, [case.with_dtype(dtype) for case in cases])
 
 
@@ -230,6 +239,8 @@ def _traffic(run: Callable[[Sequence[Any]], tuple[Sequence[Any], Any]], args: Se
 
 
 def _known_board(name: str) -> Board:
+    if not BOARD_NAME.fullmatch(name) or len(name) > MAX_BOARD_NAME:
+        raise BadBoard(name)
     board = Board.parse(name)
     try:
         gpu = hardware.datasheet(board.gpu).name
@@ -310,4 +321,5 @@ def _description(found: Loaded) -> str:
         return summary or f"the function `{found.op.file.stem}`, like `reference`"
     if found.problem is None:
         return source.read(source.op_files()[found.op.name]).summary
-    return f"{found.problem.kind} problem with {len(found.cases)} case{'s' if len(found.cases) != 1 else ''}"
+    count = len(found.cases)
+    return f"A {KINDS[found.problem.kind]} with {count} {'case' if count == 1 else 'cases'}."

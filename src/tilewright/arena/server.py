@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import re
+import resource
 import secrets
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from tilewright import sandbox
 from tilewright.arena import api, archive, pages, web
@@ -32,7 +34,36 @@ from tilewright.arena.store import LEASE_SECONDS, Store, sqlite_url
 from tilewright.errors import CannotWrite, TilewrightError
 
 STATIC = Path(__file__).parent / "static"
+REQUEST_SECONDS = 60.0  # in which a request has to arrive
+OTHER_FILES = 256  # that this process opens beside its connections
 PASSWORD = re.compile(r"[^/]*//[^/@]*:[^/@]")  # begins the URL of a database
+
+
+class Protocol(H11Protocol):
+    """HTTP that ends connections whose request does not arrive in time, and refuses more than it has files for.
+
+    Otherwise slow clients would take every file that this process may open.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > max_connections():
+            transport.abort()
+        self.loop.call_later(REQUEST_SECONDS, self._end_if_slow, None)
+
+    def _end_if_slow(self, last: RequestResponseCycle | None) -> None:
+        """Close if no request has begun since the last one, and none is being answered."""
+        request: RequestResponseCycle | None = self.cycle
+        is_waiting = request is None or request.response_complete or request.more_body
+        if is_waiting and request is last:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            self.loop.call_later(REQUEST_SECONDS, self._end_if_slow, request)
+
+
+def max_connections() -> int:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(files // 2, files - OTHER_FILES)
 
 
 def application(arena: Arena) -> Starlette:
@@ -99,8 +130,8 @@ def serve(
             name = f"[{host}]" if ":" in host and "[" not in host else host
             print(f"The arena is at http://{name}:{listener.getsockname()[1]} (data in {folder})", flush=True)
             threading.Thread(target=archive.seeds, daemon=True).start()  # before the first reader waits for it
-            config = uvicorn.Config(application(arena), log_level="warning", access_log=False, server_header=False)
-            uvicorn.Server(config).run(sockets=[listener])
+            options: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False}
+            uvicorn.Server(uvicorn.Config(application(arena), http=Protocol, **options)).run(sockets=[listener])
         store.close()
 
 

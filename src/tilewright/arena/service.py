@@ -59,7 +59,7 @@ class Arena:
         """Accept a submission, or raise an error that says what to fix."""
         account = self.require(account, SUBMIT, "submitting")
         problem = self.store.problem(problem_name, account)
-        if problem["deadline"] and datetime.now(timezone.utc).isoformat() > problem["deadline"]:
+        if is_closed(problem):
             raise ProblemClosed(problem["name"], problem["deadline"])
         code = decoded(data)
         if account["role"] != ADMIN and (wait := self.submission_limit.wait_seconds(account["id"])):
@@ -188,17 +188,25 @@ class Arena:
         }
 
 
+def is_closed(problem: Mapping[str, Any]) -> bool:
+    """Return whether the deadline of a problem is over."""
+    return bool(problem["deadline"]) and datetime.now(timezone.utc) > t.parse_date(problem["deadline"])
+
+
 def _require_figures(result: Mapping[str, Any]) -> None:
     """Raise unless a result says what it has to say, in numbers that can be ranked."""
     try:
         valid = isinstance(result["ranked"], bool) and isinstance(result["reason"], str)
         if result["ranked"]:
-            timing = result["timing"]
-            times = [one[key] for one in (timing, *timing["cases"]) for key in ("us", "low", "high")]
+            timing, cases = result["timing"], result["timing"]["cases"]
+            names = [one[key] for one in cases for key in ("case", "dtype")]
+            times = [one[key] for one in (timing, *cases) for key in ("us", "low", "high")]
             others = [timing[key] for key in ("share", "over_eager", "over_compile")]
+            others += [one[key] for one in cases for key in ("floor_us", "eager_us", "compile_us")]
             others += [(timing.get("against_leader") or {}).get(key) for key in ("ratio", "low", "high")]
             figures = [*times, *(one for one in others if one is not None)]
-            valid = valid and bool(timing["cases"]) and all(0 < one < math.inf for one in figures)
+            valid = valid and bool(cases) and all(isinstance(name, str) for name in names)
+            valid = valid and all(0 < one < math.inf for one in figures)
     except (KeyError, TypeError, AttributeError):
         valid = False
     if not valid:
@@ -234,7 +242,7 @@ TECHNIQUES = {
     "cuda": ("load_inline", "__global__"),
     "torch.compile": ("torch.compile",),
     "autotune": ("triton.autotune",),
-    "tensor cores": ("tl.dot", "wgmma", "mma.sync", "mma_sync"),
+    "tensor cores": ("tl.dot", "wgmma", "warpgroup_mma", "tcgen05_mma", "mma.sync", "mma_sync"),
     "atomics": ("tl.atomic", "atomicAdd"),
     "persistent": ("num_programs", "persistent"),
     "split reduction": ("split_k", "SPLIT", "partials", "partial_"),

@@ -146,7 +146,9 @@ async def answer_error(request: Request, error: Exception) -> Response:
     headers = {"Retry-After": str(max(1, round(error.seconds)))} if isinstance(error, TooManyRequests) else None
     if request.url.path.startswith("/api/") or "pages" not in request.app.state._state:
         return JSONResponse({"error": line}, status, headers)
-    return await request.app.state.pages.error(request, status, line)
+    page = await request.app.state.pages.error(request, status, line)
+    page.headers.update(headers or {})
+    return page
 
 
 async def answer_storage_error(request: Request, error: Exception) -> Response:
@@ -179,8 +181,8 @@ class Gate:
         if refusal := await run_in_threadpool(self._refusal, request):
             status, line = refusal
             answer = await answer_error(request, ArenaRefused(line, status))
-            answer.headers["Connection"] = "close"  # the body was not read
-            await answer(scope, receive, send_with_headers)
+            answer.headers["Connection"] = "close"
+            await _answer_before_the_body(answer, scope, receive, send_with_headers)
         else:
             await self._app(scope, receive, send_with_headers)
 
@@ -199,6 +201,18 @@ class Gate:
         if int(length) > limit:
             return 413, f"the request has {int(length)} bytes, and the limit is {limit}; submit one Python file"
         return None
+
+
+async def _answer_before_the_body(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer at once, and drop the body. If the connection closed under it, most clients would not read the answer."""
+
+    async def send_unfinished(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+    await answer(scope, receive, send_unfinished)
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.body", "body": b""})
 
 
 def _is_local(host: str) -> bool:

@@ -212,7 +212,7 @@ def import_board(
     data: Data = DATA,
     database: Database = None,
 ) -> None:
-    """Add the results of another board. They are shown as unverified and have no rank."""
+    """Add the results of another board, each once. They are shown as unverified and have no rank."""
     from tilewright.arena import exchange
     from tilewright.arena.service import Arena
 
@@ -221,7 +221,7 @@ def import_board(
         found = store.problem(problem, ADMINISTRATOR)
         chosen = arena.boards.require(found, board_name)
         count = exchange.import_entries(arena, found, chosen, file, origin or file.name)
-    print(f"imported {count} {'entry' if count == 1 else 'entries'} as unverified")
+    print(f"imported {count} new {'entry' if count == 1 else 'entries'} as unverified")
 
 
 @problem_app.command("add", short_help="Add operations or problem files.", cls=Command)

@@ -16,12 +16,14 @@ NOT_MEASURED = "not measured"
 NAMES = ("problem", "solution", "problems")
 NUMBERS = ("count", "right", "cases", "seconds", "speedup", *(f"fast_{p:g}" for p in THRESHOLDS))
 STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:80rem;padding:0 1rem;color:#1a1a1a}"
+    ":root{color-scheme:light dark}"
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:80rem;padding:0 1rem}"
     "div{overflow-x:auto;margin:1rem 0}table{border-collapse:collapse;width:100%}"
-    "th,td{padding:.3rem .6rem;text-align:left;border-bottom:1px solid #ddd;vertical-align:top;white-space:nowrap}"
+    "th,td{padding:.3rem .6rem;text-align:left;border-bottom:1px solid #8884;vertical-align:top;white-space:nowrap}"
     ".number{text-align:right;font-variant-numeric:tabular-nums}.name{white-space:normal}"
     ".evidence{white-space:normal;overflow-wrap:anywhere;min-width:18rem}"
-    ".right{color:#067a2e}.bad{color:#b3261e}.unknown{color:#666}"
+    ".right{color:#067a2e}.bad{color:#b3261e}.unknown{color:#666}h1{line-height:1.2}"
+    "@media (prefers-color-scheme:dark){.right{color:#7cc9a0}.bad{color:#ff8a80}.unknown{color:#9aa2ad}}"
 )
 
 

@@ -31,7 +31,7 @@ from tilewright.workbench.explain.host_work import HostWork, record_host_work
 from tilewright.workbench.explain.traffic import AuditedTraffic, BytesMoved
 from tilewright.workbench.inspect import CompileFailure, Inspection, inspect_cuda_file, inspect_kernel, inspect_launch
 from tilewright.workbench.inspect.code import TritonCode
-from tilewright.workbench.inspect.launches import Launch
+from tilewright.workbench.inspect.launches import Launch, kernel_launches
 from tilewright.worker.execute import backward, flatten, forward
 
 CALCULATED, COMPILED, AUDITED, MEASURED, COUNTED = "calculated", "compiled", "audited", "measured", "counters"
@@ -123,16 +123,19 @@ def collect_op(
     file: Path | None = None,
     audits: Audits | None = None,
     words: Sequence[str] = (),
+    operators: bool = False,
 ) -> CallData:
     """Collect data on a kernel of an Op, in the user's file if there is one.
 
     `words` name an operation of the user's and its inputs on the command line. `audits` remembers the audits, which are
-    the same for all GPUs.
+    the same for all GPUs. With `operators`, torch operators between the launches count as other work.
     Raises CompilationFailed, or NothingLaunched if the case is not supported.
     """
     host_work = HostWork()
     recorded = replace(kernel, fn=record_host_work(kernel.fn, host_work))
     launches = _compiled(inspect_kernel(op, recorded, case, gpu, (direction,)), f"{op.name}, {kernel.name}, {case}")
+    if operators:
+        host_work.torch_ops = _torch_operators(op, kernel, case, gpu, direction)
     args = op.make(case, device="meta")
     cost = (op.cost if direction == "forward" else op.backward_cost or op.cost)(*args)
     point = {"case": dict(case.point), "dtype": case.dtype, "direction": direction}
@@ -160,6 +163,13 @@ def collect_op(
         arguments=arguments,
         unchecked="" if timing else _unchecked(records, op.name, kernel.name, file, named),
     )
+
+
+def _torch_operators(op: Op, kernel: Kernel, case: Case, gpu: GPU, direction: str) -> list[str]:
+    """Return the torch operators of a call. It is a call of its own, in which registered operators launch nothing."""
+    found = HostWork()
+    kernel_launches(op, replace(kernel, fn=record_host_work(kernel.fn, found, operators=True)), case, gpu, (direction,))
+    return found.torch_ops
 
 
 def collect_cases(
