@@ -32,7 +32,7 @@ from tilewright.runtime.pdl import dependent_launch, has_pdl
 from tilewright.runtime.sizes import cdiv, next_power_of_2, rows_per_program
 
 PROGRAMS_PER_SM = 32  # at most, at a time
-MAX_ROUNDS = 4  # of so many programs that a row may be split over
+MAX_ROUNDS = 4  # a row is split over at most this multiple of those
 ROWS_PER_SM = 8  # enough to fill the GPU; fewer rows are split
 MAX_TILE = 8192  # elements of a row that one program takes at once
 UNLIMITED = 2**31 - 1  # programs: one per tile
