@@ -10,6 +10,9 @@ from tilewright.errors import BadReference, FileBroken, NoInputs, NoReference, U
 from tilewright.own import kernels_of, load_operation
 from tilewright.spec import Cost
 from tilewright.workbench.check import OWN_INPUTS_ONLY, check
+from tilewright.workbench.check.cases import CheckCase
+from tilewright.workbench.check.expected import ReferenceRuns
+from tilewright.workbench.check.judge import InProcess, Judge
 
 
 @pytest.fixture
@@ -218,6 +221,25 @@ def test_ties_rounded_integers_and_none_are_no_errors(file, text, inputs):
 def test_integers_are_exact_but_for_numbers_close_to_a_half(file, reference, wrong):
     found = verdict(file(f"def reference(x): return {reference}\ndef f(x): return {wrong}"), inputs=["16x64"])
     assert found.verdict == "wrong", found
+
+
+@pytest.mark.parametrize(
+    ("reference", "kernel", "expected"),
+    [
+        ("torch.round(x)", "torch.floor(x + 0.5)", "wrong"),
+        ("torch.round(x)", "x.sign() * torch.floor(x.abs() + 0.5)", "wrong"),
+        ("torch.round(x)", "(x + 12582912.0) - 12582912.0", "right"),
+        ("torch.floor(x / 0.3)", "torch.floor(x * (1 / 0.3))", "right"),
+    ],
+)
+def test_rounding_keeps_its_rule_for_halves(file, reference, kernel, expected):
+    """And where torch itself rounds before, as in x / 0.3, an element near a step may lie on either side."""
+    text = f"def reference(x): return {reference}\ndef f(x):\n    x = x.detach()\n    return {kernel}"
+    op = load_operation(file(text), inputs=["16x64"])
+    run = ReferenceRuns(op, "cpu", 0)
+    judge = Judge(op, op.kernels["f"], InProcess(op.kernels["f"].fn, "cpu"), run, "cpu")
+    planned = [CheckCase(op.check[0], values) for values in ("normal", "halves")]
+    assert judge.judge(planned, lambda: None).verdict == expected
 
 
 def test_an_operation_of_ones_own_may_have_the_name_of_a_built_in_one(file):

@@ -96,6 +96,7 @@ def points(**axes: Sequence[Value]) -> list[Case]:
 VALUES = ("normal", "large", "tiny", "shifted", "integers", "constant rows", "one hot", "special", "repeated")
 # Values that a reference may refuse. They are so far from zero that exp is zero: a maximum that starts at 0 shows.
 FAR_BELOW = "far below zero"
+HALVES = "halves"  # between two integers: a reference that rounds has a rule for them
 _SPECIAL = (float("inf"), -float("inf"), float("nan"), -0.0, 1e-40)
 
 
@@ -149,6 +150,8 @@ class Draw:
             return -128 * (values.abs() + scale)  # unlike a shift, it leaves the values as far apart as they are large
         if self.values == "integers":
             return (values / scale).mul_(2).round_()
+        if self.values == HALVES:
+            return (values / scale).mul_(2).round_().add_(0.5)
         if self.values == "special":
             return self._with_specials(values)
         if not values.dim() or not values.numel():

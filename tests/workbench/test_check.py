@@ -12,7 +12,15 @@ from tilewright.errors import GPUUnusable
 from tilewright.spec import VALUES, Cost, Kernel, Op, grid, points
 from tilewright.workbench import check as checking
 from tilewright.workbench.check import cases, check, elements
-from tilewright.workbench.check.budget import Match, Mismatch, compare, expect, shows_nothing, tighten_for_integers
+from tilewright.workbench.check.budget import (
+    ExpectedTensor,
+    Match,
+    Mismatch,
+    compare,
+    expect,
+    shows_nothing,
+    tighten_for_integers,
+)
 from tilewright.workbench.check.cases import CheckCase
 from tilewright.workbench.check.expected import FIRST, HALF_REPLACED, ONE_REPLACED, ReferenceRuns
 from tilewright.workbench.check.judge import MAX_CRASHES, InProcess, Judge
@@ -126,6 +134,79 @@ def test_wrong_gradients_are_wrong_though_the_values_are_right():
     assert "gradient of x" in found.reason
 
 
+@pytest.mark.parametrize("loss", ["mse_loss", "l1_loss", "cross_entropy"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [100, 2000])
+def test_the_small_gradients_of_a_mean_must_be_computed(loss, dtype, size):
+    """The output is larger than its gradients by the number of elements, and does not loosen their budgets."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(64, size, generator=generator).to(dtype) for _ in range(2))
+    y = y.argmax(-1) if loss == "cross_entropy" else y
+    want = expect(getattr(torch.nn.functional, loss), [x, y], [torch.ones((), dtype=dtype)], {0: "x"})[1]
+    right = want.truth.to(dtype)
+    assert isinstance(compare(right, want), Match)
+    for wrong in (torch.zeros_like(right), right / 2, -right, right.masked_fill(right > 0, 0.0)):
+        assert isinstance(compare(wrong, want), Mismatch)
+
+
+class DeltaAttention(torch.autograd.Function):
+    """Attention with the backward pass of FlashAttention, which reads outputs that were rounded to the dtype."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        p = torch.softmax(q.float() @ k.float().mT * q.shape[-1] ** -0.5, -1)
+        out = (p @ v.float()).to(q.dtype)
+        ctx.save_for_backward(q, k, v, p, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v, p, out = (t.float() for t in ctx.saved_tensors)
+        delta = (do.float() * out).sum(-1, keepdim=True)
+        ds = p * (do.float() @ v.mT - delta) * q.shape[-1] ** -0.5
+        return (ds @ k).to(do.dtype), (ds.mT @ q).to(do.dtype), (p.mT @ do.float()).to(do.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_backward_pass_may_read_rounded_outputs(dtype):
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        args = [torch.randn(2, n, 16, generator=generator).mul(2).round().to(dtype) for n in (1, 17, 17)]
+        grad = torch.randn(2, 1, 16, generator=generator).to(dtype)
+        expected = expect(torch.nn.functional.scaled_dot_product_attention, args, [grad], {0: "q", 1: "k", 2: "v"})[1:]
+        leaves = [a.requires_grad_() for a in args]
+        got = torch.autograd.grad(DeltaAttention.apply(*leaves), leaves, grad)
+        for gradient, want in zip(got, expected, strict=True):
+            found = compare(gradient, want)
+            assert isinstance(found, Match), found
+
+
+def test_a_gradient_is_compared_far_below_zero_too():
+    """A backward pass may find the maximum once more, and start at 0."""
+
+    class Recomputed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, least):
+            ctx.save_for_backward(x)
+            ctx.least = least
+            return torch.softmax(x, -1)
+
+        @staticmethod
+        def backward(ctx, dy):
+            (x,) = ctx.saved_tensors
+            e = torch.exp(x - x.amax(-1, keepdim=True).clamp_min(ctx.least))
+            y = e / e.sum(-1, keepdim=True)
+            return y * (dy - (y * dy).sum(-1, keepdim=True)), None
+
+    (case,) = grid(M=(3,), N=(100,))
+    for least, right in ((-float("inf"), True), (0.0, False)):
+        kernel = Kernel("mine", lambda x, least=least: Recomputed.apply(x, least), "torch", lambda *_: True, True)
+        judge = Judge(SOFTMAX, kernel, InProcess(kernel.fn, "cpu"), ReferenceRuns(SOFTMAX, "cpu", 0), "cpu")
+        found = judge.judge([CheckCase(case), CheckCase(case, values="far below zero")], lambda: None)
+        assert found.right == right
+        assert right or "(far below zero) float32: gradient of x" in found.reason
+
+
 def through_the_maximum(x):
     """Softmax as first written by everyone: its gradient passes through the maximum too."""
     e = torch.exp(x - x.amax(-1, keepdim=True))
@@ -152,6 +233,17 @@ def test_the_maximum_may_take_the_rounding_errors_of_its_row(scale, fault, expec
     off = fault * x.grad.abs().amax(-1, keepdim=True)
     got = x.grad.scatter_add(-1, x.argmax(-1, keepdim=True), off)
     assert isinstance(compare(got, want), expected)
+
+
+@pytest.mark.parametrize(("missing", "expected"), [(0.05, Match), (0.11, Mismatch)])
+def test_a_missing_gradient_in_a_long_line_is_no_rounding_error(missing, expected):
+    """The rounding errors of 2**20 terms of 1 may add up to 1/8; each stays far smaller than a term."""
+    truth = torch.ones(2**20, dtype=torch.float64)
+    truth[1::2] = -1.0
+    want = ExpectedTensor("gradient of x", truth, 1e-6 * truth.abs(), torch.float32, True, terms=truth.abs)
+    truth[:2] *= missing
+    assert isinstance(compare(truth.float(), want), Match)
+    assert isinstance(compare(truth.float().index_fill(0, torch.tensor([0]), 0.0), want), expected)
 
 
 def test_products_may_be_added_one_after_the_other():

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tilewright.spec import FAR_BELOW, VALUES, Case, Op
+from tilewright.spec import FAR_BELOW, HALVES, VALUES, Case, Op
 from tilewright.variants import PROBLEM_VALUES
 from tilewright.worker.execute import COMPILED, OPCHECK, PLAIN, flatten
 
@@ -84,6 +84,7 @@ def plan_cases(
             # Unless the depth is full, each variant is checked in one dtype, and the dtypes take turns.
             variants = [] if is_problem else _variants(op, host, depth)
             variants += _problem_variants(host, depth) if op.file or not op.is_varied else []
+            variants += [CheckCase(host, HALVES)] if op.file and op.is_varied else []
             planned += [v for i, v in enumerate(variants) if depth == "full" or i % len(dtypes) == number]
         others = [] if depth == "quick" or is_problem else _other_sizes(op, small, hosts)
         planned += [replace(v, case=v.case.with_dtype(dtype)) for v in others[number :: len(dtypes)]]

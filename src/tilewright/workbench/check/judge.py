@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tilewright.errors import GPUUnusable, first_line
-from tilewright.spec import FAR_BELOW, Case, Kernel, Op
+from tilewright.spec import Case, Kernel, Op
 from tilewright.variants import PROBLEM_VALUES
 from tilewright.workbench.check.budget import (
     ExpectedTensor,
@@ -35,8 +35,8 @@ from tilewright.workbench.check.expected import (
     ReferenceFailed,
     ReferenceRun,
     ReferenceRuns,
-    operator_name,
 )
+from tilewright.workbench.check.operators import operator_name
 from tilewright.worker.execute import COMPILED, OPCHECK, PLAIN, TRACED, Executor, KernelFailed, Reply, Request, flatten
 from tilewright.worker.memory import GuardedTensor, free_memory, with_layout
 
@@ -402,10 +402,10 @@ class Judge:
     def _wants_gradients(self, case: CheckCase) -> bool:
         """Return whether gradients are compared.
 
-        Not for inputs far from zero, where they are lost in cancellation, nor for zeros, where they may be undefined,
-        nor for rows whose truth alone fills the memory.
+        Not for inputs far from zero and close to each other, where they are lost in cancellation, nor for zeros, where
+        they may be undefined, nor for rows whose truth alone fills the memory.
         """
-        is_suitable = case.values not in ("shifted", "zeros", FAR_BELOW) and not case.is_long
+        is_suitable = case.values not in ("shifted", "zeros") and not case.is_long
         return self._kernel.differentiable and self._has_gradient is not False and is_suitable
 
     def _ask_problem_check(self, found: CaseVerdict, run: ReferenceRun, outputs: list[Tensor]) -> None:

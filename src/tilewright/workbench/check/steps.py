@@ -27,15 +27,17 @@ class Steps:
     """The elements of an output that are near a step, and by how much each may be off for it.
 
     A result that is an integer may be off by one at a step: a larger change is another maximum, not a step. Where many
-    integers are at a step, they were rounded from exact ties, for which rounding has a rule.
+    integers are at a step, they were rounded from exact ties, for which rounding has a rule. `is_exact` says the same
+    of floats: they are integers, rounded from numbers that are exact in any precision.
     """
 
-    def __init__(self, truth: Tensor, dtype: torch.dtype):
+    def __init__(self, truth: Tensor, dtype: torch.dtype, is_exact: bool = False):
         self._dtype, self._is_integer = dtype, not dtype.is_floating_point
         self._truth = as_rows(truth)
         self._shape = truth.shape
         self._row = row_maximum(self._truth)
         self._least = 0.0 if self._is_integer else max(SMALLEST, 2 * torch.finfo(dtype).eps)
+        self._may_be_ties = self._is_integer or is_exact
         self._smooth = 0.0  # the largest change of an element that does not jump, relative to its row
         self.allowed: Tensor | None = None
 
@@ -44,7 +46,7 @@ class Steps:
         if not self._truth.numel():
             return
         errors, sensitivities = as_rows(error), as_rows(sensitivity)
-        limit = self._least if self._is_integer else max(self._least, OUTLIER * self._usual(errors, sensitivities))
+        limit = self._least if self._may_be_ties else max(self._least, OUTLIER * self._usual(errors, sensitivities))
         for at in tiles(*self._truth.shape):
             change = self._change(errors[at], sensitivities[at], at)
             relative = change / self._row[at[0]]
@@ -66,7 +68,7 @@ class Steps:
         if self.allowed is None:
             return budget
         at_steps, few = int((self.allowed > 0).sum()), max(1, budget.numel() // FEW_INTEGERS)
-        return budget if self._is_integer and at_steps > few else budget + self.allowed.reshape(self._shape)
+        return budget if self._may_be_ties and at_steps > few else budget + self.allowed.reshape(self._shape)
 
     def _change(self, error: Tensor, sensitivity: Tensor, at: tuple[slice, slice]) -> Tensor:
         if self._is_integer:
