@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from tilewright import settings, source
+from tilewright import files, settings, source
 from tilewright.cost import DIRECTIONS
 from tilewright.errors import CannotRead, CannotWrite
 
@@ -65,11 +65,8 @@ def append(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def replace_file(path: Path, records: list[dict[str, Any]]) -> None:
-    """Rewrite a file atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text("".join(json.dumps(record) + "\n" for record in records))
-    part.replace(path)
+    """Rewrite a file in one step."""
+    files.replace(path, "".join(json.dumps(record) + "\n" for record in records).encode())
 
 
 def add_fields(path: Path, fields: Mapping[str, dict[str, Any]], identity: Callable[[dict[str, Any]], str]) -> None:
@@ -84,9 +81,7 @@ def add_fields(path: Path, fields: Mapping[str, dict[str, Any]], identity: Calla
         more = fields.get(identity(found)) if isinstance(found, dict) else None
         changed.append(json.dumps(found | more) + "\n" if found and more else line)
     if changed != lines:
-        part = path.with_suffix(".part")
-        part.write_text("".join(changed))
-        part.replace(path)
+        files.replace(path, "".join(changed).encode())
 
 
 def require_writable(path: Path) -> None:

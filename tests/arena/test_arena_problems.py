@@ -246,7 +246,7 @@ def test_the_others_are_added(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "h200  predicted", " predicted", "<b>", "x" * 81])
 def test_a_board_has_a_name_that_fits_into_an_address(name):
-    with pytest.raises(BadBoard, match="is no name of a board"):
+    with pytest.raises(BadBoard, match="no board can be named"):
         problems.describe("softmax", boards=[name])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright import settings
+from tilewright import files, settings
 from tilewright.errors import MissingPackage
 
 FOLDER = Path(__file__).parent.parent / "ops"  # `.cu` files stand beside their operations
@@ -49,9 +49,8 @@ class CudaSource:
         if not symbols.exists():
             options = _core().ProgramOptions(name=str(FOLDER / self.file), arch=arch, **OPTIONS)
             compiled = _core().Program(text, "c++", options).compile("cubin", name_expressions=names)
-            folder.mkdir(parents=True, exist_ok=True)
-            _write(code, bytes(compiled.code))
-            _write(symbols, json.dumps({k: _text(v) for k, v in compiled.symbol_mapping.items()}).encode())
+            files.replace(code, bytes(compiled.code))
+            files.replace(symbols, json.dumps({k: _text(v) for k, v in compiled.symbol_mapping.items()}).encode())
         return code.read_bytes(), json.loads(symbols.read_text())
 
     @functools.lru_cache(4096, typed=True)  # noqa: B019  sources are module-level constants
@@ -228,10 +227,3 @@ def _config(grid: tuple[int, ...], block: int, shared: int, cluster: int) -> Any
 
 def _text(symbol: str | bytes) -> str:
     return symbol.decode() if isinstance(symbol, bytes) else symbol
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write atomically: another process may be reading."""
-    part = path.with_name(f"{path.name}.{hashlib.sha256(data).hexdigest()[:8]}.part")
-    part.write_bytes(data)
-    part.replace(path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pynvml
 
-from tilewright import hardware, settings
+from tilewright import files, hardware, settings
 from tilewright.timer import Timer
 from tilewright.workbench.bench import gpu_state, microbenchmarks
 
@@ -38,10 +38,7 @@ def current(timer: Timer, *, fresh: bool = False) -> Ceilings:
         rates = microbenchmarks.measure(timer)
     if not state.get("throttled"):
         with contextlib.suppress(OSError):  # without a writable cache they are measured every time
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps({"time": time.time(), "rates": rates}))
-            part.replace(path)
+            files.replace(path, json.dumps({"time": time.time(), "rates": rates}).encode())
     return Ceilings(rates, state)
 
 

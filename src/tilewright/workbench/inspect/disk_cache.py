@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 
-from tilewright import settings
+from tilewright import files, settings
 
 
 def cached(key: bytes, suffix: str, compute: Callable[[], bytes]) -> bytes:
@@ -16,8 +15,5 @@ def cached(key: bytes, suffix: str, compute: Callable[[], bytes]) -> bytes:
     if path.exists():
         return path.read_bytes()
     output = compute()
-    folder.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}.part")  # renamed when complete: another process may be reading
-    part.write_bytes(output)
-    part.replace(path)
+    files.replace(path, output)
     return output
