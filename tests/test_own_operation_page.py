@@ -1,13 +1,11 @@
 """The steps of docs/your-own-operation.md, followed literally."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 
 import pytest
 
+from cli.command import run as tilewright
 from test_contributing import ROOT, STEP, apply
 
 PAGE = (ROOT / "docs" / "your-own-operation.md").read_text()
@@ -21,14 +19,8 @@ def run(block: str, folder) -> None:
     for line in block.splitlines():
         (commands if line.startswith("$ ") else shown).append(line)
     for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", *shlex.split(command.removeprefix("$ "))],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "TILEWRIGHT_CACHE": str(folder / "cache")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        _, *args = shlex.split(command.removeprefix("$ "))
+        done = tilewright(*args, cwd=folder, TILEWRIGHT_CACHE=str(folder / "cache"))
         expected = next((code for words, code in CODES.items() if any(words in line for line in shown)), None)
         printed = done.stdout + done.stderr
         if "explain" in command or "inspect" in command:  # they exit with 1 if a point can be improved

@@ -1,7 +1,6 @@
 """Verdicts on kernels that are wrong in common ways, and on right ones that look odd."""
 
 import random
-from itertools import chain
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ import tilewright as tw
 from tilewright import registry, source
 from tilewright.errors import GPUUnusable
 from tilewright.spec import VALUES, Cost, Kernel, Op, grid, points
-from tilewright.workbench import check as checking
 from tilewright.workbench.check import cases, check, elements
 from tilewright.workbench.check.budget import (
     ExpectedTensor,
@@ -403,29 +401,38 @@ def _fits(op, kernel, dtype):
     return any(op.kernels[kernel].fits(*op.make(case.with_dtype(dtype))) for case in op.check)
 
 
-# One operation of each folder is checked in depth, since the others share its code.
-IN_DEPTH = {file.parent: name for name, file in reversed(source.op_files().items())}.values()
 COMPUTE_BOUND = ("attention", "attention_modes", "decode_attention", "linear", "matmul", "quantized_linear")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", source.op_files())
-def test_every_registered_kernel_that_can_run_here_is_right(name, device, monkeypatch):
-    op = registry.load(name)
-    references = ReferenceRuns(op, device, seed=0)
-    monkeypatch.setattr(checking, "ReferenceRuns", lambda *_: references)  # run once for both depths
-    is_thorough = "triton" in op.kernels and name in IN_DEPTH and name not in COMPUTE_BOUND
-    by_depth = {"default": [op.kernels["triton"]] if is_thorough else []}
-    by_depth["quick"] = [one for one in op.kernels.values() if one not in by_depth["default"]]
-    if name in COMPUTE_BOUND:  # steps of a ladder have tests of their own, of values and layouts
-        by_depth["quick"] = [one for one in by_depth["quick"] if one.name == "triton" or one.language == "torch"]
-    judged = (check(op, kernels, device=device, seed=0, depth=depth) for depth, kernels in by_depth.items())
-    for found in chain.from_iterable(judged):
+def _assert_right(op, kernels, device, depth):
+    for found in check(op, kernels, device=device, seed=0, depth=depth):
         assert found.verdict in ("right", "unsupported"), f"{found.kernel}: {found.reason}"
         if op.kernels[found.kernel].language == "triton":
             assert found.verdict == "right", f"{found.kernel}: {found.reason}"
             right = {case.dtype for case in found.cases if case.verdict == "right"}
             assert right == {dtype for dtype in op.dtypes if _fits(op, found.kernel, dtype)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", source.op_files())
+def test_every_registered_kernel_that_can_run_here_is_right(name, device):
+    op = registry.load(name)
+    kernels = [*op.kernels.values()]
+    if name in COMPUTE_BOUND:  # steps of a ladder have tests of their own, of values and layouts
+        kernels = [one for one in kernels if one.name == "triton" or one.language == "torch"]
+    _assert_right(op, kernels, device, "quick")
+
+
+# One operation of each folder is checked in depth, since the others share its code.
+FIRST_OF_FOLDER = {file.parent: name for name, file in reversed(source.op_files().items())}.values()
+IN_DEPTH = [one for one in FIRST_OF_FOLDER if "triton" in source.kernels(one) and one not in COMPUTE_BOUND]
+MARKED = [pytest.param(one, marks=pytest.mark.slow if one == "log_softmax" else pytest.mark.verify) for one in IN_DEPTH]
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_kernels_are_right_in_depth(name, device):
+    op = registry.load(name)
+    _assert_right(op, [op.kernels["triton"]], device, "default")
 
 
 OUT_OF_BOUNDS = """

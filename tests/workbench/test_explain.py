@@ -67,7 +67,11 @@ def test_there_are_ten_flaws():
     assert {path.name for path in FOLDER.iterdir() if path.suffix in (".py", ".cu")} == set(FLAWS)
 
 
-@pytest.mark.parametrize("file", FLAWS)
+SLOWEST = "low_occupancy.py"  # takes as long as four others
+MARKED = [pytest.param(file, marks=pytest.mark.verify) if file == SLOWEST else file for file in FLAWS]
+
+
+@pytest.mark.parametrize("file", MARKED)
 def test_slow_kernel_fails_the_check_and_its_fixed_version_passes(file):
     if file.endswith(".cu") and not shutil.which("nvcc"):
         pytest.skip("needs nvcc")
