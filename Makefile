@@ -1,4 +1,5 @@
 # Every target sets up .venv on first use.
+# Python compiles modules when they are first imported, and most of those installed never are: --no-compile saves a minute.
 # PY=python3 make … uses an existing environment instead, and installs nothing.
 
 VENV := .venv
@@ -84,6 +85,6 @@ $(VENV)/.ready-$(PLACE): requirements/common.txt requirements/$(PLACE).txt pypro
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Tilewright needs Python 3.10 or newer: make PYTHON=python3.11 …')"
 	@echo "Setting up $(VENV) from requirements/$(PLACE).txt; this takes a few minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/$(PLACE).txt
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements/$(PLACE).txt
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@

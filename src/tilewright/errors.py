@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def first_line(error: BaseException) -> str:
@@ -92,7 +93,8 @@ class BadCase(TilewrightError):
 
 class FileMissing(TilewrightError):
     def __init__(self, path: object, wanted: str = "a Python file with a kernel"):
-        super().__init__(f"no file at '{path}'; give the path of {wanted}")
+        found = f"'{path}' is a folder" if Path(str(path)).is_dir() else f"no file at '{path}'"
+        super().__init__(f"{found}; give the path of {wanted}")
 
 
 class DuplicateFileName(TilewrightError):

@@ -197,6 +197,7 @@ def test_an_invalid_file_is_one_line(file, text, words):
         ("check sofmax", ("did you mean 'softmax'",)),
         ("check softmax -k tritn", ("did you mean 'triton'",)),
         ("check softmax missing.py", ("no file at 'missing.py'",)),
+        ("check softmax /", ("'/' is a folder", "a Python file with a kernel")),
         ("check softmax --dtype float23", ("did you mean 'float32'",)),
         ("check softmax --case M=3", ("N is missing", "--case M=")),
         ("check softmax --case M=3,N=2,M=4", ("M is given twice",)),

@@ -18,11 +18,13 @@ from tilewright import record, registry, settings, source
 from tilewright.errors import InvalidKernelFile
 from tilewright.spec import Op
 from tilewright.workbench import check as checking
+from tilewright.workbench.check import judge
 from tilewright.workbench.check.expected import ReferenceRuns
 from tilewright.worker.parent import Worker
 
 FOLDER = Path(__file__).parent.parent / "submissions"
 SECONDS = {"timeout": 4.0, "right": 60.0}  # per reply, by expected verdict
+MAX_CRASHES = 2  # each starts another process
 LIMIT = 240  # seconds for a whole check, on a busy machine: a cheat that blocks the parent fails its test
 DTYPES = ["float32", "float16"]
 CASES = {  # indices into the Op's own cases
@@ -102,6 +104,7 @@ def test_a_submission_gets_its_verdict(path, device, tmp_path, monkeypatch):
     patient = functools.partial(Worker, seconds=SECONDS.get(named["EXPECTED"], 12.0))
     monkeypatch.setattr(checking, "Worker", patient)
     monkeypatch.setattr(checking, "ReferenceRuns", _references)
+    monkeypatch.setattr(judge, "MAX_CRASHES", MAX_CRASHES)
     op = _op(named["OP"])
     for file in (path, *path.parent.glob("_*.py")):
         shutil.copy(file, tmp_path)

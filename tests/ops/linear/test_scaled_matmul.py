@@ -53,6 +53,15 @@ def test_exact_on_integers_and_powers_of_two(out_dtype, formats, device):
         assert torch.equal(got, wanted)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("scales", SCALES)
+def test_a_sum_of_nothing_is_the_bias(scales, bias, device):
+    args = drawn(device, K=0, scales=scales, bias=bias)
+    wanted = module.reference(*args)
+    assert wanted.any() == bias
+    assert torch.equal(module.triton_scaled_matmul(*args), wanted)
+
+
 @pytest.mark.parametrize("scales", SCALES)
 def test_infinite_products_with_tiny_scales(scales, device):
     """The product of the scales is less than the smallest fp32 number; the infinities stay."""

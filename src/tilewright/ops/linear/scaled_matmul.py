@@ -348,8 +348,11 @@ def scaled_matmul_forward(
 
     The codes are uint8: torch's tools for operators have few functions of fp8.
     """
-    if a.shape[0] == 0 or b.shape[1] == 0:
-        return _product_like(a, b, out_dtype, form)
+    c = _product_like(a, b, out_dtype, form)
+    if c.numel() == 0:
+        return c
+    if a.shape[1] == 0:  # there may be no scales either
+        return c.zero_() if bias is None else c.copy_(bias)
     a, b = (codes.view(DTYPES[name]) for codes, name in zip((a, b), formats.split("-"), strict=True))
     return FORMS[form](a, b, scale_a, scale_b, bias, out_dtype)
 

@@ -89,7 +89,7 @@ def plan_cases(
         others = [] if depth == "quick" or is_problem else _other_sizes(op, small, hosts)
         planned += [replace(v, case=v.case.with_dtype(dtype)) for v in others[number :: len(dtypes)]]
         if not cases and op.is_varied:
-            others = draw_cases(op, own[0], RANDOM_CASES[depth], f"{seed} {dtype}")
+            others = draw_cases(op, own, RANDOM_CASES[depth], f"{seed} {dtype}")
             planned += [CheckCase(case.with_dtype(dtype)) for case in others]
     if device == "cuda" and depth != "quick" and not cases and op.is_varied:
         planned += _beyond_int32(op, small) + _long_rows(op, small)
@@ -178,16 +178,18 @@ def _long_rows(op: Op, small: list[Case]) -> list[CheckCase]:
     return [CheckCase(case, is_long=True)] if op.takes(case) else []
 
 
-def draw_cases(op: Op, like: Case, count: int, seed: str) -> Iterator[Case]:
+def draw_cases(op: Op, likes: Sequence[Case], count: int, seed: str) -> Iterator[Case]:
     """Yield random cases that the Op accepts and does not list, with sizes from SIZES and sometimes 0.
 
-    The first is never empty: it is the only one of a quick check, and an empty output is always right.
+    Modes that have names are those of one of the given cases. The first case is never empty: it is the only one of a
+    quick check, and an empty output is always right.
     """
     listed, requested = {case.point for case in op.check}, count
-    generator = random.Random(seed)
+    generator, modes = random.Random(seed), random.Random(f"{seed} modes")
     for _ in range(20 * count):
         if count == 0:
             return
+        like = modes.choice(likes)
         point = [(name, _random_size(value, generator)) for name, value in like.point]
         case = Case(tuple(point), like.dtype)
         is_new = case.point not in listed and (count < requested or 0 not in dict(point).values())
