@@ -738,3 +738,20 @@ def test_draws_replace_one_element_or_half_of_them():
     first, one, half = (runs(case, False, draw).args[0] for draw in (FIRST, ONE_REPLACED, HALF_REPLACED))
     assert int((first != one).sum()) == 1
     assert abs(int((first != half).sum()) - first.numel() / 2) < 120  # each is replaced with a probability of a half
+
+
+def test_a_backward_pass_may_subtract_rounded_probabilities():
+    """With one class the probability is 1, and all but the gradient of the second term cancels."""
+
+    def loss(x, target):
+        nll = torch.nn.functional.cross_entropy(x, target)
+        return nll + 0.01 * torch.logsumexp(x, -1).square().mean()
+
+    for seed in range(8):
+        x = torch.randn(127, 1, generator=torch.Generator().manual_seed(seed))
+        target = torch.zeros(127, dtype=torch.int64)
+        _, gradient = expect(loss, [x, target], [torch.ones(())], {0: "x"})
+        fused = (torch.softmax(x, -1) * (1 + 0.02 * torch.logsumexp(x, -1, keepdim=True)) - 1) / 127
+        assert isinstance(compare(fused, gradient), Match)
+        assert isinstance(compare(fused * 0.5, gradient), Mismatch)
+        assert isinstance(compare(torch.zeros_like(x), gradient), Mismatch)
