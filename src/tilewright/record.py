@@ -20,7 +20,8 @@ from tilewright.errors import CannotRead, CannotWrite
 
 SCHEMA = 2  # 1: timings without intervals, host time, memory and the GPU's state
 SWEEP = Path(__file__).parent / "workbench" / "bench" / "sweep.py"  # the program of a record of kind "sweep"
-TRAINING = ("models", "workbench/train")  # the folders whose code a record of kind "train_step" measures
+TRAIN_STEP = "train_step"  # the kind of a record of a training step
+TRAINING = ("models", "workbench/train")  # the folders whose code such a record measures
 CHECK = "check"  # the call of a verdict: all of its cases
 FINGERPRINTS = "fingerprints.jsonl"  # the current code's, in the folder of each GPU
 REQUIRED = ("schema", "kind", "op", "kernel", "date", "source")
@@ -250,7 +251,7 @@ def stale_reason(record: Mapping[str, Any]) -> str | None:
     called = SWEEP if record["kind"] == "sweep" else record.get("call", {}).get("file") or record.get("file")
     if called:
         return f"{called} changed" if _has_changed(Path(called), record) else None
-    if record["kind"] == "train_step":
+    if record["kind"] == TRAIN_STEP:
         is_ours = record["kernel"].startswith("ours")
         return "the source changed" if is_ours and record["source"] != source.tree_hash(TRAINING) else None
     if record["op"] not in source.op_files():

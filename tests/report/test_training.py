@@ -91,6 +91,11 @@ def test_the_page_has_bars_on_one_scale(tmp_path):
     assert [json.loads(line)["kernel"] for line in files["training.jsonl"].splitlines()] == ["eager", "ours", "compile"]
 
 
+def test_a_site_of_training_steps_alone(tmp_path):
+    names = {path.name for path in site.build(RECORDS, tmp_path)}
+    assert {"index.html", "training.html", "training.jsonl"} <= names
+
+
 def test_the_recorded_steps_fill_the_docs():
     found = record.latest(record.read(settings.results_dir() / "h200" / "train_step.jsonl").records)
     filled = markdown.fill("<!-- records: train-steps -->\n<!-- end -->", list(found))

@@ -595,6 +595,13 @@ def test_drawn_cases_are_not_listed_and_the_first_is_not_empty():
         assert not listed & {case.point for case in (first, *others)}
 
 
+def test_drawn_cases_have_the_modes_of_any_listed_case():
+    op = registry.load("layer_norm")
+    drawn = {case["affine"] for case in cases.draw_cases(op, op.check, 40, "0")}
+    assert drawn == {case["affine"] for case in op.check}
+    assert len(drawn) > 1
+
+
 def test_the_incoming_gradient_of_a_scalar_is_one_only_in_training():
     total = registry.load("dot")
     case = CheckCase(total.check[-1])

@@ -13,6 +13,7 @@ from tilewright import settings
 from tilewright.cli.options import AsJson
 from tilewright.cli.shared import newest_records, one_line, read_records, say_next
 from tilewright.errors import CannotWrite, FileMissing, InvalidPageBlock, NoTimings
+from tilewright.record import TRAIN_STEP
 
 
 def report(
@@ -31,7 +32,7 @@ def report(
     with nullcontext(_read(records)) if records else newest_records() as found:
         if fill:
             _fill(fill, found, as_json)
-        elif any(r["kind"] in ("timing", "sweep") for r in found):
+        elif any(r["kind"] in ("timing", "sweep", TRAIN_STEP) for r in found):
             _build(found, out, as_json)
         else:
             raise NoTimings(records[0] if records else settings.results_dir() / "timings.jsonl")

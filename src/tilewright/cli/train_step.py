@@ -150,11 +150,11 @@ def _predict(work: Workload, sheet: GPU, as_json: bool) -> None:
 
 def _recorded(work: Workload) -> list[Record]:
     """Return the newest records of this job in the results folder."""
-    from tilewright.record import latest
-    from tilewright.workbench.train.results import FILE, KIND
+    from tilewright.record import TRAIN_STEP, latest
+    from tilewright.workbench.train.results import FILE
 
     files = sorted(Path(settings.results_dir()).glob(f"*/{FILE}"))
-    found = [r for file in files for r in read_records(file) if r["kind"] == KIND and r["op"] == work.name]
+    found = [r for file in files for r in read_records(file) if r["kind"] == TRAIN_STEP and r["op"] == work.name]
     return [r for r in latest(found) if r["case"] == work.case and r["dtype"] == work.dtype]
 
 

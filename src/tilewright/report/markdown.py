@@ -16,7 +16,7 @@ from typing import Any
 from tilewright import source
 from tilewright.cost import DIRECTIONS
 from tilewright.counters import Counters
-from tilewright.record import is_stale, spelled
+from tilewright.record import TRAIN_STEP, is_stale, spelled
 from tilewright.report import portability, prediction_accuracy, regressions, training
 from tilewright.report.formatting import STALE, STALE_NOTE, digits, op_label, percent, provenance, table
 from tilewright.report.timings import TimingRow, timing_rows
@@ -351,7 +351,7 @@ BLOCKS: dict[str, tuple[Callable[[dict[str, Any], str], bool], Callable[[Records
     "sizes": (lambda r, _: r["kind"] == "timing" and bool(r.get("sized")), _sizes),
     "slower": (lambda r, _: r["kind"] == "timing", regressions.table),
     "submissions": (lambda r, _: r["kind"] == "verdict" and "file" in r, _verdicts),
-    "train-steps": (lambda r, _: r["kind"] == training.KIND, training.markdown),
+    "train-steps": (lambda r, _: r["kind"] == TRAIN_STEP, training.markdown),
     "traps": (lambda r, _: r["kind"] == "trap", _traps),
     "verdicts": (lambda r, _: r["kind"] == "verdict" and "file" not in r, _verdicts),
 }

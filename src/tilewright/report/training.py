@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.record import is_stale
+from tilewright.record import TRAIN_STEP, is_stale
 from tilewright.report.formatting import STALE, STALE_NOTE, digits, provenance, table
 from tilewright.workbench.train.kinds import kinds
 from tilewright.workbench.train.trace import StepTimes
 
-KIND = "train_step"
 GB, MS = 1e9, 1e3
 MEMORY = ("parameters", "gradients", "optimizer", "activations", "rest", "peak")
 IDLE = "idle"
@@ -77,7 +76,7 @@ def jobs(records: Iterable[Record]) -> list[TrainingJob]:
     """Return the measured training steps of these records, in their order."""
     found: dict[str, list[Record]] = {}
     for r in records:
-        if r["kind"] == KIND and r.get("median_us"):
+        if r["kind"] == TRAIN_STEP and r.get("median_us"):
             found.setdefault(repr((r["op"], r["case"], r["dtype"], r["device"]["gpu"])), []).append(r)
     return [TrainingJob(of_job) for of_job in found.values()]
 

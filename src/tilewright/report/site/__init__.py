@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tilewright.errors import MissingPackage
+from tilewright.record import TRAIN_STEP
 from tilewright.report.site import index_page, op_page, random_page, roofline_page, training_page
 from tilewright.report.site.components import Page
 from tilewright.report.timings import timing_rows
@@ -33,7 +34,7 @@ def build(records: list[dict[str, Any]], folder: Path) -> list[Path]:
     drawn = [r for r in records if r["kind"] == "random"]
     if drawn:
         links["random.html"] = "Random shapes"
-    trained = [r for r in records if r["kind"] == "train_step"]
+    trained = [r for r in records if r["kind"] == TRAIN_STEP]
     if trained:
         links["training.html"] = "Training"
 

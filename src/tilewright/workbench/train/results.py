@@ -7,14 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from tilewright import hardware, source
-from tilewright.record import TRAINING, stamp
+from tilewright.record import TRAIN_STEP, TRAINING, stamp
 from tilewright.workbench.train.diagnosis import diagnose
 from tilewright.workbench.train.kinds import MATRIX
 from tilewright.workbench.train.rounds import Measurement
 from tilewright.workbench.train.work import Step
 from tilewright.workbench.train.workloads import Workload
 
-KIND = "train_step"
 FILE = "train_step.jsonl"
 
 
@@ -24,7 +23,7 @@ def as_record(
     """Return the record of a measurement. `step` is the work of a step, or why it is not known."""
     about = {"case": work.case, "dtype": one.dtype, "direction": "both", "reason": one.reason}
     where = {"ceilings": dict(ceilings), "device": dict(device), "versions": hardware.versions()}
-    made = stamp(KIND, work.name, one.variant, source.tree_hash(TRAINING), **about, **where)
+    made = stamp(TRAIN_STEP, work.name, one.variant, source.tree_hash(TRAINING), **about, **where)
     if not one.samples_us or one.times is None or one.memory is None:
         return made
     sheet = hardware.DATASHEETS.get(str(device.get("gpu")))
